@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from types import SimpleNamespace
+from math import inf
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,6 +30,7 @@ import kombu_couchdb
 from kombu_couchdb import errors
 from kombu_couchdb.admin import jobs
 from kombu_couchdb.consumer import io_thread, pending_writes, removed
+from kombu_couchdb.consumer.attention import Attention
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.consumer.mailbox import Mailbox
 from kombu_couchdb.consumer.rate import Rate
@@ -59,16 +61,17 @@ _KEPT = 1e8
 
 #: The modules of the product whose clocks must be the world's: with one that is not, the model would prove nothing.
 TIMED = {
+    'attention',
+    'bell',
     'candidates',
     'conflicts',
     'cycle',
     'delivery',
-    'ending',
     'io_thread',
     'janitor',
     'lease',
     'pace',
-    'probes',
+    'paging',
     'purge',
     'shelf',
     'slots',
@@ -169,13 +172,8 @@ class World:
     def in_place(self) -> Iterator[None]:
         """Patch the clocks, threads and identities in the modules of the product with those of this world."""
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - START)
-        modules = [
-            import_module(found.name)
-            for found in pkgutil.walk_packages(kombu_couchdb.__path__, 'kombu_couchdb.')
-            if not found.name.endswith('.__main__')
-        ]
         fakes: list[tuple[Any, str, Any]] = [
-            (io_thread, 'threading', SimpleNamespace(Thread=_Thread, Event=_Event)),
+            (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
             (pending_writes, 'Wakeup', _Wakeup),
             # Nobody works at a rate here: the consumers claim ahead as if they did.
@@ -190,11 +188,7 @@ class World:
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}'))),
         ]
         with ExitStack() as stack:
-            timed = [module for module in modules if getattr(module, 'time', None) is time]
-            assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, (
-                'the list TIMED names a module that does not import time'
-            )
-            for module, name, fake in [*fakes, *((module, 'time', clock) for module in timed)]:
+            for module, name, fake in [*fakes, *((module, 'time', clock) for module in product_modules())]:
                 stack.enter_context(mock.patch.object(module, name, fake))
             yield
 
@@ -489,27 +483,29 @@ class _ModelClient(Client):
         # In a cluster, the decision about an unproven claim may write a claim once more.
         if self.topology is not None and self.topology.paused and self.replicas == 1:
             assert not any(doc.get('claimed') for doc in docs or ()), 'an item of a paused queue was claimed'
-        answer = _wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
+        answer = wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
         self.clock.observe()
         assert shape(answer), f'the response of the model to {path} has a shape that CouchDB never sends: {answer}'
         return answer
 
 
 class _SilentNotifier:
-    """A notifier without changes: the consumer reads its queues in each pass."""
+    """A notifier without changes: the consumer reads its queues in each pass, and no bell is heard."""
 
     def __init__(self, world: World, topology: Topology) -> None:
         self._world, self._topology, self.peers = world, topology, Peers()
+        self.attention = Attention(self.peers)
         self.listener = SimpleNamespace(binds=False)
+        self.broadcasts = SimpleNamespace(ring=lambda queue: None)
 
-    def take(self, candidates: Mapping[str, Any], eager: set[str]) -> tuple[list[Any], list[Any]]:
+    def take(self, own: str, candidates: Mapping[str, Any], with_credit: set[str]) -> tuple[list[Any], list[Any]]:
         for queue_candidates in candidates.values():
             queue_candidates.clear()
         self._topology.paused = frozenset({QUEUE} if self._world.paused else ())
         return [], []
 
-    def due_at(self) -> float | None:
-        return None
+    def due_at(self) -> float:
+        return inf
 
     def start(self, on_change: Callable[[], None]) -> None:
         pass
@@ -517,11 +513,25 @@ class _SilentNotifier:
     close = on_outage = lambda self: None
 
 
-def _wait(what: Request | Sleep) -> Any:
+def wait(what: Request | Sleep) -> Any:
     return getcurrent().parent.switch(what)
 
 
-class _Thread:
+def product_modules() -> list[ModuleType]:
+    """Return the modules of the product that import `time`."""
+    modules = [
+        import_module(found.name)
+        for found in pkgutil.walk_packages(kombu_couchdb.__path__, 'kombu_couchdb.')
+        if not found.name.endswith('.__main__')
+    ]
+    timed = [module for module in modules if vars(module).get('time') is time]
+    assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, (
+        'the list TIMED names a module that does not import time'
+    )
+    return timed
+
+
+class ThreadOfModel:
     def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
         self.greenlet = greenlet(target)
 
@@ -532,7 +542,7 @@ class _Thread:
         return not self.greenlet.dead
 
 
-class _Event:
+class SilentEvent:
     def __init__(self) -> None:
         self._set = False
 
@@ -543,7 +553,7 @@ class _Event:
         return self._set
 
     def wait(self, timeout: float) -> None:
-        _wait(Sleep(timeout))
+        wait(Sleep(timeout))
 
 
 class _Wakeup:
@@ -551,4 +561,4 @@ class _Wakeup:
         pass
 
     def wait(self, timeout: float) -> None:
-        _wait(Sleep(timeout))
+        wait(Sleep(timeout))

@@ -1,0 +1,171 @@
+"""A fleet: no message waits for long while a consumer with credit lives, and nobody works for nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from kombu_couchdb.consumer.attention import Attention
+from kombu_couchdb.consumer.bell import Bell
+from kombu_couchdb.consumer.broadcast_feed import BroadcastFeed
+from kombu_couchdb.consumer.cycle import Cycle
+from kombu_couchdb.consumer.notifier import Notifier
+from kombu_couchdb.leases.peers import Peers
+
+from .fleet import LEASE, MAX_SECONDS, Fleet, Member
+from .test_mutations import examples_until_found, put_in
+from .test_protocol import MORE
+
+WHO = st.integers(0, 9)
+
+#: The most consumers at the same time.
+MOST = 7
+
+#: How long tasks take, in seconds.
+TASKS = st.sampled_from([0.0, 0.05, 1.0, 8.0, 40.0])
+
+
+class Events(RuleBasedStateMachine):
+    """Consumers of one queue. Each rule is one event that may happen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self._fleet: Fleet | None = None
+        logging.disable(logging.CRITICAL)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet, which `begin` makes."""
+        assert self._fleet is not None
+        return self._fleet
+
+    @initialize(seed=st.integers(0, 999), size=st.integers(1, 5), limit=st.integers(1, 3), pause=st.sampled_from([1, 10]))
+    def begin(self, seed: int, size: int, limit: int, pause: int) -> None:
+        self._fleet = Fleet(seed, float(pause))
+        self.stack.enter_context(self.fleet.in_place())
+        for _ in range(size):
+            self.fleet.join(limit)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 15.0, 2 * LEASE]))
+    def tick(self, seconds: float) -> None:
+        """Time passes."""
+        self.fleet.pass_time(seconds)
+
+    @rule(seconds=TASKS, count=st.sampled_from([1, 1, 2, 7, 30]))
+    def publish(self, seconds: float, count: int) -> None:
+        """Messages are published."""
+        for _ in range(count if seconds < 8.0 else min(count, 7)):
+            self.fleet.publish(seconds)
+        self.fleet.pass_time(0.3)
+
+    @rule(seconds=TASKS, due_in=st.sampled_from([0.5, 4.0, 7.0, 30.0]))
+    def plan(self, seconds: float, due_in: float) -> None:
+        """A message is published that is due later."""
+        self.fleet.publish(seconds, due_in)
+
+    @rule(limit=st.integers(1, 3))
+    @precondition(lambda self: len(self.fleet.living) < MOST)
+    def join(self, limit: int) -> None:
+        """A consumer starts."""
+        self.fleet.join(limit)
+
+    @rule(who=WHO)
+    @precondition(lambda self: len(self.fleet.living) > 1)
+    def kill(self, who: int) -> None:
+        """A consumer is killed."""
+        self.one(who).kill()
+
+    @rule()
+    @precondition(lambda self: len(self.fleet.living) > len(self.fleet.listeners))
+    def kill_listeners(self) -> None:
+        """All listeners are killed at once."""
+        for member in self.fleet.listeners:
+            member.kill()
+
+    @rule(who=WHO)
+    @precondition(lambda self: len(self.fleet.living) > 1)
+    def stop(self, who: int) -> None:
+        """A consumer ends in order."""
+        self.one(who).stop()
+
+    @rule(who=WHO, seconds=st.sampled_from([0.5, 3.0, 15.0, 1.5 * LEASE]))
+    @precondition(lambda self: len(self.fleet.living) > 1)
+    def pause(self, who: int, seconds: float) -> None:
+        """A process is not run for some time."""
+        self.one(who).paused_until = self.fleet.elapsed + seconds
+
+    @rule(who=WHO, is_cut_off=st.booleans())
+    def cut_off(self, who: int, is_cut_off: bool) -> None:
+        """A consumer loses its access to the broadcasts database, or gets it back."""
+        self.one(who).is_cut_off = is_cut_off
+
+    @rule(is_locked=st.booleans())
+    def lock(self, is_locked: bool) -> None:
+        """All consumers lose their access to the broadcasts database, or get it back."""
+        self.fleet.is_locked = is_locked
+
+    @rule(seconds=st.sampled_from([0.0, 0.2, 2.0]))
+    def delay(self, seconds: float) -> None:
+        """What the broadcasts database reports arrives late from now on."""
+        self.fleet.feed_delay = seconds
+
+    @rule(who=WHO, other=WHO)
+    def forget(self, who: int, other: int) -> None:
+        """A consumer does not know of another one, and computes other ranks."""
+        if self.one(who) is not self.one(other):
+            self.one(who).notifier.peers.seen({'_id': self.one(other).id, '_deleted': True})
+
+    @rule(who=WHO, limit=st.integers(1, 3))
+    def set_limit(self, who: int, limit: int) -> None:
+        """The prefetch count is set."""
+        self.one(who).set_limit(limit)
+
+    def one(self, number: int) -> Member:
+        living = self.fleet.living
+        return living[number % len(living)]
+
+    def teardown(self) -> None:
+        try:
+            if self._fleet:
+                self.heal()
+                self.fleet.pass_time(3 * LEASE)
+                self.all_gets_done()
+        finally:
+            if self._fleet:
+                self.fleet.close()
+            self.stack.close()
+            logging.disable(logging.NOTSET)
+
+    def heal(self) -> None:
+        self.fleet.is_locked, self.fleet.feed_delay = False, 0.0
+        for member in self.fleet.members:
+            member.is_cut_off = False
+
+    def all_gets_done(self) -> None:
+        """Check that everything gets done, as long as tasks take."""
+        for _ in range(60):
+            self.fleet.waiting()
+            if not self.fleet.messages:
+                return
+            self.fleet.pass_time(LEASE)
+        raise AssertionError(f'in the end these wait: {self.fleet.waiting()}, of {[*self.fleet.messages]}')
+
+
+TestFleet = Events.TestCase
+TestFleet.settings = settings(
+    max_examples=60 * max(1, MORE),
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    derandomize=not MORE,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
