@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from heapq import heappop, heappush
 from math import inf
 from random import Random
@@ -40,7 +41,7 @@ from kombu_couchdb.couchdb.changes import LIMIT
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.documents.ids import CONSUMER
+from kombu_couchdb.documents.ids import BROADCAST, CONSUMER
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.options import Options
@@ -272,12 +273,15 @@ class Member:
         topology = Topology(client, broadcasts)
         feed = broadcast_feed.BroadcastFeed(broadcasts, 'model')
         listener = Listener()
-        listener.bind('news', f'news-{number}')
+        listener.bind('news', 'news')
         self.notifier = notifier.Notifier(client, topology, listener, feed, 'model')
         options = Options(visibility_timeout=LEASE)
         self.consumer = io_thread.Consumer(client, options, self._mailbox, self.notifier, topology, 'model')
         self.unacked = self.consumer.unacked
         self.unacked.wakeup.on_set = self._on_set  # type: ignore[attr-defined]
+        #: The broadcasts that it has received.
+        self.heard: set[str] = set()
+        self.unacked.broadcast = self._hear  # type: ignore[method-assign]
         self._subscription = Subscription(QUEUE, Credit(limit))
         self.unacked.subscribe(self._subscription)
         self._thread = self.consumer._thread.greenlet  # type: ignore[attr-defined]
@@ -286,6 +290,9 @@ class Member:
         self.cycles = 0
         self._ran_at = -inf
         self.resume(0)
+
+    def _hear(self, queue: str, message: Document) -> None:
+        self.heard.add(message['body'])
 
     def refused(self) -> Exception | None:
         """Return the error of a request to the broadcasts database; None if the server carries it out."""
@@ -334,11 +341,7 @@ class Member:
                 raise AssertionError('the consumer has given up') from found
             if found is None or not self.unacked.deliver(found):
                 continue
-            if 'news' in found.doc.get('queue', ''):
-                self.fleet.heard[found.doc['_id']].add(self.number)
-                self.unacked.ack(found.tag)
-            else:
-                self.fleet.after(self.fleet.messages[found.doc['_id']].seconds, self._ack_of(found))
+            self.fleet.after(self.fleet.messages[found.doc['_id']].seconds, self._ack_of(found))
 
     def _ack_of(self, delivery: Delivery) -> Callable[[], None]:
         def ack() -> None:
@@ -404,8 +407,6 @@ class Fleet:
         self.broker, self.broadcasts = Database(self), Database(self)
         self.members: list[Member] = []
         self.messages: dict[str, Message] = {}
-        #: The members that have received each broadcast.
-        self.heard: dict[str, set[int]] = {}
         self.loses_bells = False
         self.feed_delay = 0.0
         #: Whether nobody has access to the broadcasts database.
@@ -453,6 +454,15 @@ class Fleet:
         self.messages[doc['_id']] = Message(seconds, self.elapsed + (due_in or 0.0))
         self.broker.store([doc])
         return name
+
+    def broadcast(self) -> str:
+        """Store a broadcast, and return what it says."""
+        body = f'n{next(self._serial):05x}'
+        message = {'body': body, 'headers': {}, 'properties': {'delivery_tag': body}}
+        doc = {'_id': BROADCAST + body, 'type': 'Broadcast', 'exchange': 'news', 'publisher': body, 'number': 1}
+        database = self.broker if self.is_locked else self.broadcasts
+        database.store([{**doc, 'date': self.now, 'expires': self.now + 60.0, 'message': message}])
+        return body
 
     @property
     def living(self) -> list[Member]:
@@ -535,6 +545,4 @@ class Fleet:
 
 
 def _iso(at: float) -> str:
-    from datetime import datetime, timezone
-
     return datetime.fromtimestamp(at, timezone.utc).isoformat()

@@ -123,6 +123,20 @@ class Events(RuleBasedStateMachine):
         if self.one(who) is not self.one(other):
             self.one(who).notifier.peers.seen({'_id': self.one(other).id, '_deleted': True})
 
+    @rule()
+    @precondition(lambda self: not self.fleet.is_locked)
+    def broadcast(self) -> None:
+        """A broadcast is published. Consumers that were there before, and are not disturbed, receive it soon."""
+        able = [member for member in self.settled() if member.notifier.broadcasts.is_followed]
+        news = self.fleet.broadcast()
+        self.fleet.pass_time(1.0 + self.fleet.feed_delay)
+        for member in able:
+            assert news in member.heard, f'consumer {member.number} misses a broadcast'
+
+    def settled(self) -> list[Member]:
+        """Return the consumers that are in no trouble."""
+        return [member for member in self.fleet.living if not member.is_cut_off]
+
     @rule(who=WHO, limit=st.integers(1, 3))
     def set_limit(self, who: int, limit: int) -> None:
         """The prefetch count is set."""
@@ -169,3 +183,97 @@ TestFleet.settings = settings(
     print_blob=False,
     suppress_health_check=list(HealthCheck),
 )
+
+
+@contextmanager
+def settled(size: int, seconds: float = 30.0, pause: float = 10.0) -> Iterator[Fleet]:
+    """A fleet of idle consumers with a prefetch count of 1 that know of each other."""
+    fleet = Fleet(1, pause)
+    with fleet.in_place():
+        try:
+            for _ in range(size):
+                fleet.join()
+            fleet.pass_time(seconds)
+            yield fleet
+        finally:
+            fleet.close()
+
+
+def test_idle_fleet_listens_with_few_and_looks_rarely() -> None:
+    with settled(12) as fleet:
+        assert 1 <= len(fleet.listeners) <= 3
+        fleet.requests.clear()
+        fleet.pass_time(60.0)
+        # Each that rests looks once in 7.5 s at most; what else it does is written down in `coordination` and `sweeper`.
+        assert fleet.requests['waiting'] <= 10 * 60.0 / 7.5 + 3
+        assert sum(fleet.requests.values()) <= 12 * 60.0
+
+
+def test_burst_wakes_everybody() -> None:
+    with settled(12) as fleet:
+        for _ in range(12):
+            fleet.publish(seconds=10.0)
+        fleet.pass_time(1.5)
+        assert not any(member.is_free for member in fleet.members)
+
+
+def test_message_for_the_only_free_consumer_is_found_soon() -> None:
+    with settled(8) as fleet:
+        for _ in range(7):
+            fleet.publish(seconds=1000.0)
+        fleet.pass_time(60.0)
+        for _ in range(20):
+            fleet.publish(seconds=0.0)
+            fleet.pass_time(1.5)
+            assert not fleet.waiting()
+
+
+class Fault(NamedTuple):
+    """A replacement of `good` by `bad` in the source of the method `function` of `owner`."""
+
+    name: str
+    owner: Any
+    function: str
+    good: str
+    bad: str
+
+
+FAULTS = [
+    Fault('nobody looks', Attention, 'update', 'before or (with_credit and now >= self._look_at)', 'before'),
+    Fault(
+        'looks that nothing causes',
+        Attention,
+        'look_at',
+        'inf if self.listens or not self._with_credit else self._look_at',
+        'inf',
+    ),
+    Fault('the bell never rings', Bell, 'check', 'now < waiting.ring_at', 'True'),
+    Fault('a consumer that rests does not hear the bell', Attention, 'heard', 'self._rung.add(queue)', 'return'),
+    Fault('who is cut off from bells rests', Notifier, '_attend', 'self.broadcasts.is_followed', 'True'),
+    Fault('nobody looks when credit returns', Attention, 'update', 'return with_credit - had_credit', 'return set()'),
+    Fault(
+        'each process computes ranks of its own, and nobody looks',
+        Peers,
+        'listeners',
+        'crc32(name.encode())',
+        'crc32(f"{name}{id(self)}".encode())',
+    ),
+    Fault(
+        'rests without having looked',
+        Attention,
+        'update',
+        'return set(with_credit)',
+        'return set() if before else set(with_credit)',
+    ),
+    Fault(
+        'a consumer that rests misses broadcasts',
+        Notifier,
+        'take',
+        'self.broadcasts.take()',
+        '(self.broadcasts.take(), [])[not self.attention.listens]',
+    ),
+    Fault('a listener without credit does not know what waits', Cycle, '_ring', 'bell.waits(', '(lambda *a: None)('),
+    Fault('the feed of broadcasts ends', BroadcastFeed, 'take', 'self._watch(last)', 'pass'),
+    Fault('a listener reads without a wait', Bell, 'check', 'now + min(self._reads_every, waiting.pause)', 'now'),
+    Fault('the first ranks are those of consumers without the queue', Peers, 'listeners', 'count[queue] > 1', 'False'),
+]
