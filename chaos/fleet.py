@@ -41,6 +41,9 @@ FAULTS = ('listeners killed', 'listeners paused', 'consumer killed', 'broadcasts
 #: How long listeners are paused, at least and at most, in seconds: less than a lease, which is not the question here.
 _PAUSED = (2.0, 5.0)
 
+#: The ids of messages begin so: they begin with the time.
+_MESSAGES = '0'
+
 #: How many consumers a process has.
 _EACH = 5
 
@@ -175,7 +178,7 @@ def run(site: Site, faults: Sequence[str], seed: int, patience: float, tell: Cal
     def is_done() -> bool:
         events.extend(site.ledger.new_events())
         return not (site.published.keys() - {event['key'] for event in events if event['event'] == 'end'}) and not len(
-            site.client.id_range('', to='b', limit=1)
+            site.client.id_range(_MESSAGES, limit=1)
         )
 
     _wait_until(is_done, patience)
@@ -238,7 +241,7 @@ def _verdict(site: Site, events: Sequence[dict[str, object]]) -> Verdict:
         len(site.published),
         sorted(site.published.keys() - ended),
         sorted(repeated - excused),
-        len([row for row in site.client.id_range('') if row['id'][:1].isdigit()]),
+        len(site.client.id_range(_MESSAGES)),
         len(repeated & excused),
         max((first[key] - at for key, at in calm.items() if key in first), default=0.0),
     )

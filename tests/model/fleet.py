@@ -51,20 +51,20 @@ from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
 
 from .couchdb import CouchDB, Write, seen
-from .world import QUEUE, START, ModelClock, Sleep, SilentEvent, ThreadOfModel, product_modules, wait
+from .world import QUEUE, START, ModelClock, SilentEvent, Sleep, ThreadOfModel, product_modules, wait
 
 #: The lease in seconds.
 LEASE = 20.0
 
-#: How long a message may wait, in seconds, while a consumer with credit lives: if a listener lives that all know of, and
-#: in any case. Resting consumers look every 12 seconds at most.
+#: How long a message may wait, in seconds, while a consumer with credit lives: if a listener lives that all know of,
+#: and in any case. Resting consumers look every 12 seconds at least.
 SERVED_SECONDS, MAX_SECONDS = 5.0, 13.0
 
 #: A consumer that has been one of the first ranks for so long, in seconds, knows that it is a listener.
 KNOWN_SECONDS = 12.0
 
-#: The most cycles of one consumer in a second; and the most at one moment.
-MAX_CYCLES, MAX_AT_ONCE = 150, 20
+#: The most cycles of one consumer in a second.
+MAX_CYCLES = 200
 
 #: How often the promises are checked, in seconds.
 _TICK = 0.25
@@ -285,10 +285,8 @@ class Member:
         self._subscription = Subscription(QUEUE, Credit(limit))
         self.unacked.subscribe(self._subscription)
         self._thread = self.consumer._thread.greenlet  # type: ignore[attr-defined]
-        #: How many cycles began at this moment, and in this second.
-        self._at_once = 0
+        #: How many cycles began in this second.
         self.cycles = 0
-        self._ran_at = -inf
         self.resume(0)
 
     def _hear(self, queue: str, message: Document) -> None:
@@ -329,10 +327,8 @@ class Member:
             self.fleet.after(seconds + _ROUNDED, lambda: self.resume(turn))
 
     def _count(self) -> None:
-        self._at_once = self._at_once + 1 if self.fleet.elapsed == self._ran_at else 0
-        self._ran_at = self.fleet.elapsed
         self.cycles += 1
-        assert self._at_once < MAX_AT_ONCE, f'consumer {self.number} loops without a wait'
+        assert self.cycles <= MAX_CYCLES, f'consumer {self.number} has {self.cycles} cycles within a second'
 
     def _receive(self) -> None:
         while len(self._mailbox):
@@ -396,14 +392,17 @@ class Message:
 
 
 class Fleet:
-    """The databases, the consumers and the time. `pause` is the least pause between two looks, in seconds."""
+    """The databases, the consumers and the time.
+
+    Each consumer looks, listens and wakes as rarely as in a fleet that is `scale` times as large.
+    """
 
     _numbers = itertools.count()
 
-    def __init__(self, seed: int = 0, pause: float = 10.0) -> None:
+    def __init__(self, seed: int = 0, scale: float = 20.0) -> None:
         self.number = next(self._numbers)
         self.elapsed, self.wrong, self.set_at = 0.0, 0.0, -inf
-        self.dice, self._pause = Random(seed), pause
+        self.dice, self._scale = Random(seed), scale
         self.broker, self.broadcasts = Database(self), Database(self)
         self.members: list[Member] = []
         self.messages: dict[str, Message] = {}
@@ -440,6 +439,11 @@ class Fleet:
                 self.check(tick - self._checked_at)
                 self._checked_at = tick
 
+    def check_feeds(self) -> None:
+        """Let the feeds of the broadcasts database learn whether they have access."""
+        for feed in self.broadcasts.feeds:
+            self.after(_LATENCY, feed.check)
+
     def join(self, limit: int = 1) -> Member:
         """Start a consumer."""
         self.members.append(Member(self, len(self.members), limit))
@@ -451,7 +455,7 @@ class Fleet:
         eta = {} if due_in is None else {'eta': _iso(self.now + due_in)}
         message = {'body': '', 'headers': {'id': name, **eta}, 'properties': {'delivery_tag': name}}
         doc = {**workitem.new(name, QUEUE, message, self.now)}
-        self.messages[doc['_id']] = Message(seconds, self.elapsed + (due_in or 0.0))
+        self.messages[name] = Message(seconds, self.elapsed + (due_in or 0.0))
         self.broker.store([doc])
         return name
 
@@ -501,7 +505,6 @@ class Fleet:
                 message.waited = message.served = 0.0
         if self.elapsed - self._counted_at >= 1.0:
             for member in self.members:
-                assert member.cycles <= MAX_CYCLES, f'consumer {member.number} has {member.cycles} cycles in a second'
                 member.cycles = 0
             self._counted_at = self.elapsed
 
@@ -529,7 +532,9 @@ class Fleet:
             (pending_writes, 'Wakeup', lambda: Wakeup(self)),
             (notifier, 'ContinuousFeed', Feed),
             (broadcast_feed, 'ContinuousFeed', Feed),
-            (attention, '_MIN_SECONDS', self._pause),
+            (attention, '_FLEET_SECONDS', attention._FLEET_SECONDS * self._scale),
+            (attention, '_WAKE_SECONDS', attention._WAKE_SECONDS * self._scale),
+            (attention, '_FREE_SHARE', attention._FREE_SHARE / self._scale),
             (lease, 'socket', SimpleNamespace(gethostname=lambda: 'host')),
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{self.dice.getrandbits(64):016x}'))),
             *(

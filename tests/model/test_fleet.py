@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,14 +20,15 @@ from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.notifier import Notifier
 from kombu_couchdb.leases.peers import Peers
 
-from .fleet import LEASE, MAX_SECONDS, Fleet, Member
-from .test_mutations import examples_until_found, put_in
+from .fleet import LEASE, Fleet, Member
+from .test_mutations import MOST as MOST_EXAMPLES
+from .test_mutations import Fault, examples_until_found, put_in
 from .test_protocol import MORE
 
 WHO = st.integers(0, 9)
 
 #: The most consumers at the same time.
-MOST = 7
+MOST = 9
 
 #: How long tasks take, in seconds.
 TASKS = st.sampled_from([0.0, 0.05, 1.0, 8.0, 40.0])
@@ -47,9 +49,11 @@ class Events(RuleBasedStateMachine):
         assert self._fleet is not None
         return self._fleet
 
-    @initialize(seed=st.integers(0, 999), size=st.integers(1, 5), limit=st.integers(1, 3), pause=st.sampled_from([1, 10]))
-    def begin(self, seed: int, size: int, limit: int, pause: int) -> None:
-        self._fleet = Fleet(seed, float(pause))
+    @initialize(
+        seed=st.integers(0, 999), size=st.integers(1, 8), limit=st.integers(1, 2), scale=st.sampled_from([1, 20, 20])
+    )
+    def begin(self, seed: int, size: int, limit: int, scale: int) -> None:
+        self._fleet = Fleet(seed, scale)
         self.stack.enter_context(self.fleet.in_place())
         for _ in range(size):
             self.fleet.join(limit)
@@ -65,6 +69,15 @@ class Events(RuleBasedStateMachine):
         for _ in range(count if seconds < 8.0 else min(count, 7)):
             self.fleet.publish(seconds)
         self.fleet.pass_time(0.3)
+
+    @rule(seconds=st.sampled_from([8.0, 40.0]))
+    def occupy(self, seconds: float) -> None:
+        """As many long tasks come, one by one, as there are listeners; and then a message for one of the others."""
+        for _ in range(sum(member.is_free for member in self.fleet.listeners)):
+            self.fleet.publish(seconds)
+            self.fleet.pass_time(0.5)
+        self.fleet.publish(0.0)
+        self.fleet.pass_time(0.5)
 
     @rule(seconds=TASKS, due_in=st.sampled_from([0.5, 4.0, 7.0, 30.0]))
     def plan(self, seconds: float, due_in: float) -> None:
@@ -106,11 +119,13 @@ class Events(RuleBasedStateMachine):
     def cut_off(self, who: int, is_cut_off: bool) -> None:
         """A consumer loses its access to the broadcasts database, or gets it back."""
         self.one(who).is_cut_off = is_cut_off
+        self.fleet.check_feeds()
 
     @rule(is_locked=st.booleans())
     def lock(self, is_locked: bool) -> None:
         """All consumers lose their access to the broadcasts database, or get it back."""
         self.fleet.is_locked = is_locked
+        self.fleet.check_feeds()
 
     @rule(seconds=st.sampled_from([0.0, 0.2, 2.0]))
     def delay(self, seconds: float) -> None:
@@ -129,7 +144,7 @@ class Events(RuleBasedStateMachine):
         """A broadcast is published. Consumers that were there before, and are not disturbed, receive it soon."""
         able = [member for member in self.settled() if member.notifier.broadcasts.is_followed]
         news = self.fleet.broadcast()
-        self.fleet.pass_time(1.0 + self.fleet.feed_delay)
+        self.fleet.pass_time(1.0 + 2 * self.fleet.feed_delay)
         for member in able:
             assert news in member.heard, f'consumer {member.number} misses a broadcast'
 
@@ -186,9 +201,9 @@ TestFleet.settings = settings(
 
 
 @contextmanager
-def settled(size: int, seconds: float = 30.0, pause: float = 10.0) -> Iterator[Fleet]:
+def settled(size: int, seconds: float = 30.0) -> Iterator[Fleet]:
     """A fleet of idle consumers with a prefetch count of 1 that know of each other."""
-    fleet = Fleet(1, pause)
+    fleet = Fleet(1)
     with fleet.in_place():
         try:
             for _ in range(size):
@@ -204,7 +219,7 @@ def test_idle_fleet_listens_with_few_and_looks_rarely() -> None:
         assert 1 <= len(fleet.listeners) <= 3
         fleet.requests.clear()
         fleet.pass_time(60.0)
-        # Each that rests looks once in 7.5 s at most; what else it does is written down in `coordination` and `sweeper`.
+        # Each that rests looks once in 7.5 s at most.
         assert fleet.requests['waiting'] <= 10 * 60.0 / 7.5 + 3
         assert sum(fleet.requests.values()) <= 12 * 60.0
 
@@ -228,31 +243,24 @@ def test_message_for_the_only_free_consumer_is_found_soon() -> None:
             assert not fleet.waiting()
 
 
-class Fault(NamedTuple):
-    """A replacement of `good` by `bad` in the source of the method `function` of `owner`."""
-
-    name: str
-    owner: Any
-    function: str
-    good: str
-    bad: str
-
-
 FAULTS = [
-    Fault('nobody looks', Attention, 'update', 'before or (with_credit and now >= self._look_at)', 'before'),
+    Fault('nobody looks now and then', Events, Attention, '_pause', 'random.uniform(0.75, 1.0) * seconds', 'inf'),
+    Fault('the bell never rings', Events, Bell, 'check', 'now < waiting.ring_at', 'True'),
     Fault(
-        'looks that nothing causes',
-        Attention,
-        'look_at',
-        'inf if self.listens or not self._with_credit else self._look_at',
-        'inf',
+        'a consumer that rests does not hear the bell', Events, Attention, 'heard', 'self._rung.add(queue)', 'return'
     ),
-    Fault('the bell never rings', Bell, 'check', 'now < waiting.ring_at', 'True'),
-    Fault('a consumer that rests does not hear the bell', Attention, 'heard', 'self._rung.add(queue)', 'return'),
-    Fault('who is cut off from bells rests', Notifier, '_attend', 'self.broadcasts.is_followed', 'True'),
-    Fault('nobody looks when credit returns', Attention, 'update', 'return with_credit - had_credit', 'return set()'),
+    Fault('who is cut off from bells rests', Events, Notifier, '_attend', 'self.broadcasts.is_followed', 'True'),
+    Fault(
+        'nobody looks when credit returns',
+        Events,
+        Attention,
+        'update',
+        'return with_credit - had_credit',
+        'return set()',
+    ),
     Fault(
         'each process computes ranks of its own, and nobody looks',
+        Events,
         Peers,
         'listeners',
         'crc32(name.encode())',
@@ -260,6 +268,7 @@ FAULTS = [
     ),
     Fault(
         'rests without having looked',
+        Events,
         Attention,
         'update',
         'return set(with_credit)',
@@ -267,13 +276,40 @@ FAULTS = [
     ),
     Fault(
         'a consumer that rests misses broadcasts',
+        Events,
         Notifier,
         'take',
         'self.broadcasts.take()',
         '(self.broadcasts.take(), [])[not self.attention.listens]',
     ),
-    Fault('a listener without credit does not know what waits', Cycle, '_ring', 'bell.waits(', '(lambda *a: None)('),
-    Fault('the feed of broadcasts ends', BroadcastFeed, 'take', 'self._watch(last)', 'pass'),
-    Fault('a listener reads without a wait', Bell, 'check', 'now + min(self._reads_every, waiting.pause)', 'now'),
-    Fault('the first ranks are those of consumers without the queue', Peers, 'listeners', 'count[queue] > 1', 'False'),
+    Fault(
+        'a listener without credit does not know what waits',
+        Events,
+        Cycle,
+        '_ring',
+        'bell.waits(',
+        '(lambda *a: None)(',
+    ),
+    Fault('the feed of broadcasts ends', Events, BroadcastFeed, 'take', 'self._watch(last)', 'pass'),
+    Fault(
+        'a listener reads without a wait', Events, Bell, 'check', 'now + min(self._reads_every, waiting.pause)', 'now'
+    ),
+    Fault(
+        'the first ranks are those of consumers without the queue',
+        Events,
+        Peers,
+        'listeners',
+        'count[queue] > 1',
+        'False',
+    ),
 ]
+
+
+@pytest.mark.skipif('MODEL_EXAMPLES' not in os.environ, reason='takes minutes: make model')
+@pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.name)
+def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+    put_in(fault, monkeypatch)
+    tried = examples_until_found(fault.machine, MOST_EXAMPLES)
+    record_property('examples', tried)
+    print(f'{fault.name}: {tried}')
+    assert tried

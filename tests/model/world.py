@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from math import inf
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from greenlet import getcurrent, greenlet
@@ -46,6 +46,9 @@ from kombu_couchdb.options import Options
 from kombu_couchdb.queues.topology import Topology
 
 from .couchdb import CouchDB, Write
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
 
 Document = dict[str, Any]
 
@@ -438,7 +441,7 @@ class Results:
 class ModelClock:
     """The clock of a process, as `ServerClock` has it: the server's time at the last response, and the time since."""
 
-    def __init__(self, world: World, skew: float) -> None:
+    def __init__(self, world: World | Fleet, skew: float) -> None:
         #: `skew` is the error in seconds that no response reveals.
         self._world, self._skew, self._began = world, skew, world.now
         #: The error of the local clock in seconds.
@@ -513,7 +516,8 @@ class _SilentNotifier:
     close = on_outage = lambda self: None
 
 
-def wait(what: Request | Sleep) -> Any:
+def wait(what: object) -> Any:
+    """Stop this thread until what it waits for has come; return that."""
     return getcurrent().parent.switch(what)
 
 
