@@ -278,9 +278,11 @@ def main(
     seed = random.randrange(1_000_000) if seed is None else seed
     dice, folder = random.Random(seed), output / f'fleet-{seed}-{time.strftime("%H%M%S")}'
     kinds = [FAULTS[0], *FAULTS, *(['server killed'] if kill_server else [])]
+    planned = (kinds * faults)[:faults]
+    dice.shuffle(planned)
     click.echo(f'seed {seed}; logs are in {folder}', err=True)
     with Site(Server(os.environ['COUCHDB_URL'], start_server, killing=kill_server), folder, consumers) as site:
-        verdict = run(site, dice.choices(kinds, k=faults), seed, patience, lambda text: click.echo(text, err=True))
+        verdict = run(site, planned, seed, patience, lambda text: click.echo(text, err=True))
     click.echo(verdict)
     sys.exit(not verdict.holds)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,7 +19,7 @@ from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.notifier import Notifier
 from kombu_couchdb.leases.peers import Peers
 
-from .fleet import LEASE, Fleet, Member
+from .fleet import LEASE, MAX_SECONDS, Fleet, Member
 from .test_mutations import MOST as MOST_EXAMPLES
 from .test_mutations import Fault, examples_until_found, put_in
 from .test_protocol import MORE
@@ -243,6 +242,57 @@ def test_message_for_the_only_free_consumer_is_found_soon() -> None:
             assert not fleet.waiting()
 
 
+def test_last_free_consumer_finds_messages_though_it_hears_no_bell() -> None:
+    with settled(8) as fleet:
+        for _ in range(7):
+            fleet.publish(seconds=1000.0)
+        fleet.pass_time(60.0)
+        [last] = [member for member in fleet.members if member.is_free]
+        last.is_cut_off = True
+        fleet.check_feeds()
+        for _ in range(5):
+            fleet.pass_time(20.0)
+            fleet.publish(seconds=0.0)
+            fleet.pass_time(6.0)  # checks that nothing waits for longer than 5 s
+
+
+def test_message_is_found_when_all_listeners_were_killed() -> None:
+    with settled(8) as fleet:
+        for member in fleet.listeners:
+            member.kill()
+        fleet.publish(seconds=0.0)
+        fleet.pass_time(MAX_SECONDS + 1.0)
+        assert not fleet.waiting()
+
+
+def test_busy_fleet_waits() -> None:
+    with settled(8) as fleet:
+        for _ in range(30):
+            fleet.publish(seconds=1000.0)
+        fleet.pass_time(30.0)
+        fleet.requests.clear()
+        fleet.pass_time(60.0)
+        assert sum(fleet.requests.values()) <= 8 * 60.0
+
+
+def test_everybody_receives_broadcasts() -> None:
+    with settled(8) as fleet:
+        news = fleet.broadcast()
+        fleet.pass_time(1.0)
+        assert all(news in member.heard for member in fleet.members)
+
+
+#: The tests above, each of a state that the events may reach, but not soon.
+STATES = (
+    test_burst_wakes_everybody,
+    test_message_for_the_only_free_consumer_is_found_soon,
+    test_last_free_consumer_finds_messages_though_it_hears_no_bell,
+    test_message_is_found_when_all_listeners_were_killed,
+    test_busy_fleet_waits,
+    test_everybody_receives_broadcasts,
+)
+
+
 FAULTS = [
     Fault('nobody looks now and then', Events, Attention, '_pause', 'random.uniform(0.75, 1.0) * seconds', 'inf'),
     Fault('the bell never rings', Events, Bell, 'check', 'now < waiting.ring_at', 'True'),
@@ -251,20 +301,12 @@ FAULTS = [
     ),
     Fault('who is cut off from bells rests', Events, Notifier, '_attend', 'self.broadcasts.is_followed', 'True'),
     Fault(
-        'nobody looks when credit returns',
-        Events,
-        Attention,
-        'update',
-        'return with_credit - had_credit',
-        'return set()',
-    ),
-    Fault(
         'each process computes ranks of its own, and nobody looks',
         Events,
         Peers,
         'listeners',
         'crc32(name.encode())',
-        'crc32(f"{name}{id(self)}".encode())',
+        '-list(self._queues).index(name)',
     ),
     Fault(
         'rests without having looked',
@@ -307,9 +349,15 @@ FAULTS = [
 
 @pytest.mark.skipif('MODEL_EXAMPLES' not in os.environ, reason='takes minutes: make model')
 @pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.name)
-def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(fault, monkeypatch)
-    tried = examples_until_found(fault.machine, MOST_EXAMPLES)
-    record_property('examples', tried)
-    print(f'{fault.name}: {tried}')
-    assert tried
+    assert any(map(fails, STATES)) or examples_until_found(fault.machine, MOST_EXAMPLES)
+
+
+def fails(test: Callable[[], None]) -> bool:
+    """Tell whether a test fails."""
+    try:
+        test()
+    except AssertionError:
+        return True
+    return False
