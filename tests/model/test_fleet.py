@@ -309,14 +309,6 @@ FAULTS = [
         '-list(self._queues).index(name)',
     ),
     Fault(
-        'rests without having looked',
-        Events,
-        Attention,
-        'update',
-        'return set(with_credit)',
-        'return set() if before else set(with_credit)',
-    ),
-    Fault(
         'a consumer that rests misses broadcasts',
         Events,
         Notifier,
