@@ -21,7 +21,7 @@ __all__ = ['Bell']
 _RANK_SECONDS, _LAST_RANK = 0.1, 10
 
 #: The pause after a bell in seconds; while the same messages wait, it doubles each time, up to the second number.
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 30.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 30.0
 
 #: How often a listener reads a queue of which it knows that messages wait, in seconds: when it finds that they are
 #: gone, it listens again.

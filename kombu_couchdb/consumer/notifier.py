@@ -181,17 +181,19 @@ class Notifier:
         }
         for queue, queue_candidates in candidates.items():
             queue_candidates.next_due = None  # the listeners wait for that date
-            if queue in unread and len(queue_candidates):
+            if queue in unread and self.attention.hurries(queue):
+                queue_candidates.mark_stale()
+                queue_candidates.hurries = True
+                unread = unread - {queue}
+            elif queue in unread and len(queue_candidates):
                 queue_candidates.mark_stale()  # first claim what is known to wait
             elif now - self._credit_at[queue] > _KEEP_SECONDS:
                 queue_candidates.clear()
         if unread := {queue for queue in unread if not len(candidates[queue])}:
             until = self._client.clock.now() + waiting.HORIZON_SECONDS
             for queue, ids in waiting.first_due(self._client, sorted(unread), until).items():
-                hurries = self.attention.hurries(queue)
                 if ids:
                     candidates[queue].mark_stale()
-                    candidates[queue].hurries = hurries
                 else:
                     candidates[queue].found_empty()
 

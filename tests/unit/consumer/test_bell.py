@@ -110,7 +110,7 @@ def test_pauses_double_while_the_same_messages_wait(clock: Clock) -> None:
     bell = Bell()
     bell.waits('q', None, ['a'])
     pauses = [after - before for before, after in pairwise(rings(bell, clock, 200.0))]
-    assert pauses[:7] == pytest.approx([1.1, 2.2, 4.4, 8.8, 17.6, 33.0, 33.0], abs=0.01)
+    assert pauses[:6] == pytest.approx([2.2, 4.4, 8.8, 17.6, 33.0, 33.0], abs=0.01)
 
 
 def test_listener_rings_when_it_reads(clock: Clock) -> None:
@@ -118,7 +118,7 @@ def test_listener_rings_when_it_reads(clock: Clock) -> None:
     bell = Bell()
     bell.waits('q', 0, ['a'])
     pauses = [after - before for before, after in pairwise(rings(bell, clock, 200.0))]
-    assert pauses[:7] == pytest.approx([1.1, 4.0, 6.0, 10.0, 18.0, 34.0, 34.0], abs=0.01)
+    assert pauses[:6] == pytest.approx([4.0, 6.0, 10.0, 18.0, 34.0, 34.0], abs=0.01)
 
 
 def test_pauses_begin_anew_with_other_messages(clock: Clock) -> None:
@@ -127,7 +127,7 @@ def test_pauses_begin_anew_with_other_messages(clock: Clock) -> None:
     rings(bell, clock, 20.0)
     assert rings(bell, clock, 5.0, 'xyz') == []
     bell.waits('q', 0, ['x'])
-    assert rings(bell, clock, 3.0, 'x') == pytest.approx([0.1, 1.2])
+    assert rings(bell, clock, 5.0, 'x') == pytest.approx([0.1, 4.1])
 
 
 @pytest.mark.parametrize('rank', [0, 3, None])
@@ -136,8 +136,8 @@ def test_bell_of_another_consumer_postpones_the_own(clock: Clock, rank: int | No
     bell.waits('q', rank, ['a'])
     clock.now += 0.05
     bell.heard('q')
-    assert rings(bell, clock, 1.0) == []
-    assert len(rings(bell, clock, 0.2)) == 1
+    assert rings(bell, clock, 2.0) == []
+    assert len(rings(bell, clock, 2.1)) == 1
 
 
 def test_bell_just_before_the_messages_postpones_the_own(clock: Clock) -> None:
@@ -148,7 +148,7 @@ def test_bell_just_before_the_messages_postpones_the_own(clock: Clock) -> None:
     bell.waits('r', 0, ['b'])
     assert bell.due_at == pytest.approx(clock.now + 0.1)  # another queue
     bell.forget('r')
-    assert bell.due_at == pytest.approx(clock.now + 0.7)
+    assert bell.due_at == pytest.approx(clock.now + 1.7)
 
 
 @pytest.mark.parametrize('age', [0.0, 5.0, 60.0])
@@ -166,11 +166,11 @@ def test_consumer_that_is_no_listener_reads_only_to_ring(clock: Clock) -> None:
     bell = Bell()
     bell.waits('q', None, ['a'])
     bell.heard('q')
-    assert bell.due_at == pytest.approx(clock.now + 1.1)
-    bell.heard('q')
     assert bell.due_at == pytest.approx(clock.now + 2.2)
     bell.heard('q')
     assert bell.due_at == pytest.approx(clock.now + 4.4)
+    bell.heard('q')
+    assert bell.due_at == pytest.approx(clock.now + 8.8)
 
 
 def test_bell_that_was_not_stored_rings_again(clock: Clock) -> None:
