@@ -20,15 +20,16 @@ from .bell import Bell
 
 __all__ = ['Attention']
 
-#: All resting consumers of a queue together look about once in this time, in seconds; but each at least once in the
-#: second and at most once in the first of these numbers of seconds.
+#: All resting consumers of a database together look about once in this time, in seconds; but each at least once in the
+#: last and at most once in the second of these numbers of seconds.
 _FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.1, 1.0, 12.0
 
 #: After a bell the consumers look one after the other, about once in this time, in seconds.
-_WAKE_SECONDS = 0.005
+_WAKE_SECONDS = 0.008
 
-#: How long a consumer that claimed a message while it rested listens after that, not counting the time without credit.
-_ACTIVE_SECONDS = 10.0
+#: How long a consumer that claimed a message while it rested listens after that, not counting the time without credit;
+#: and the shortest time for which it pays to begin to listen: three requests.
+_ACTIVE_SECONDS, _MIN_ACTIVE_SECONDS = 10.0, 0.25
 
 #: About how many of the consumers that a bell wakes listen then.
 _ACTIVE_SHARE = 2.0
@@ -75,7 +76,8 @@ class Attention:
             if not self._with_credit:
                 # The longer tasks take, the longer this consumer listens: so a few of those that are free do.
                 seconds = _FREE_SHARE * (now - self._credit_at) / self._consumers
-                self._active_until = max(self._active_until, now + min(seconds, _ACTIVE_SECONDS))
+                if seconds >= _MIN_ACTIVE_SECONDS:
+                    self._active_until = max(self._active_until, now + min(seconds, _ACTIVE_SECONDS))
             self._credit_at = now
         elif self.is_active:
             self._active_until = now + _ACTIVE_SECONDS
@@ -134,5 +136,5 @@ class Attention:
             self._active_until = -inf
 
     def _pause(self) -> float:
-        seconds = min(max(_MIN_SECONDS, _FLEET_SECONDS * self._consumers), _MAX_SECONDS)
+        seconds = min(max(_MIN_SECONDS, _FLEET_SECONDS * len(self._peers)), _MAX_SECONDS)
         return random.uniform(0.75, 1.0) * seconds

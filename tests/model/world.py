@@ -499,6 +499,7 @@ class _SilentNotifier:
         self._world, self._topology, self.peers = world, topology, Peers()
         self.attention = Attention(self.peers)
         self.listener = SimpleNamespace(binds=False)
+        self.coordination = SimpleNamespace(know=lambda living: [])
         self.broadcasts = SimpleNamespace(ring=lambda queue: None)
 
     def take(self, own: str, candidates: Mapping[str, Any], with_credit: set[str]) -> tuple[list[Any], list[Any]]:
