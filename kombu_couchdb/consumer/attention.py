@@ -25,7 +25,7 @@ __all__ = ['Attention']
 _FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.1, 1.0, 12.0
 
 #: After a bell the consumers look one after the other, about once in this time, in seconds.
-_WAKE_SECONDS = 0.008
+_WAKE_SECONDS = 0.005
 
 #: How long a consumer that claimed a message while it rested listens after that, not counting the time without credit;
 #: and the shortest time for which it pays to begin to listen: three requests.
@@ -64,11 +64,14 @@ class Attention:
         self._with_credit: set[str] = set()
         self._consumers = 1
 
-    def update(self, own: str, queues: Collection[str], with_credit: set[str], *, may_rest: bool) -> set[str]:
+    def update(
+        self, own: str, queues: Collection[str], with_credit: set[str], *, quiet: Collection[str] = (), may_rest: bool
+    ) -> set[str]:
         """Decide anew; return the queues that must be read now, because what happened in them was not followed.
 
-        `own` is the id of this consumer, `queues` are its queues (not those that receive only broadcasts), and
-        `with_credit` are those for which it could claim messages. `may_rest` is false if it must listen in any case.
+        `own` is the id of this consumer, `queues` are its queues, `quiet` those of them that hardly ever receive
+        anything but broadcasts, and `with_credit` those for which it could claim messages. `may_rest` is false if it
+        must listen in any case.
         """
         now = time.monotonic()
         self._consumers = max((len(self._peers.of(queue, own)) for queue in queues), default=1)
@@ -83,7 +86,7 @@ class Attention:
             self._active_until = now + _ACTIVE_SECONDS
         listeners = self._peers.listeners
         self.rank = listeners.index(own) if own in listeners else None
-        if not may_rest or any(not self._peers.is_shared(queue, own) for queue in queues):
+        if not may_rest or any(not self._peers.is_shared(queue, own) for queue in queues if queue not in quiet):
             self.rank = self.rank or 0  # nobody else would listen
         before, had_credit = self.listens, self._with_credit
         self.followed, self._with_credit = set(with_credit), set(with_credit)

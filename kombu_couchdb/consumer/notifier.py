@@ -116,9 +116,6 @@ class Notifier:
         `own` is the id of this consumer, and `with_credit` names the queues for which a message could be claimed now.
         *Raises* the error that ended the feed.
         """
-        # Queues for broadcasts alone, as each worker has one for remote control, need no attention.
-        candidates = {queue: each for queue, each in candidates.items() if not self._is_quiet(queue)}
-        with_credit = with_credit & candidates.keys()
         docs = self._take_received(candidates)
         broadcasts = self.broadcasts.take()
         for queue in self.broadcasts.rung():
@@ -168,7 +165,8 @@ class Notifier:
         self.peers.set_own(own, candidates)
         # The messages of a paused queue wait in any case. A long one would keep the consumer from following the feed.
         queues = candidates.keys() - self._topology.paused
-        unread = self.attention.update(own, queues, with_credit, may_rest=self.broadcasts.is_followed)
+        quiet = set(filter(self._is_quiet, queues))
+        unread = self.attention.update(own, queues, with_credit, quiet=quiet, may_rest=self.broadcasts.is_followed)
         if self.attention.listens:
             if unread:
                 self._checkpoint = None
@@ -198,6 +196,7 @@ class Notifier:
                     candidates[queue].found_empty()
 
     def _is_quiet(self, queue: str) -> bool:
+        """Tell whether a queue is there for broadcasts: each worker has one for remote control."""
         return self.listener.receives(queue) and self._topology.declarations.is_temporary(queue)
 
     def _take_received(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:

@@ -298,7 +298,7 @@ def test_bell_lets_it_look_and_hurry(
     heads['q'] = ['a']
     notifier.broadcasts.bells = {'q'}  # type: ignore[attr-defined]
     take(notifier, resting, 'q')
-    assert notifier.due_at() <= now.seconds + 0.08
+    assert notifier.due_at() <= now.seconds + 0.05
     now.seconds = notifier.due_at()
     take(notifier, resting, 'q')
     assert resting['q'].is_stale
