@@ -29,6 +29,10 @@ _ALONE_SECONDS, _QUEUES_SECONDS = 0.25, 1.0
 #: is more, the seconds for each consumer of the database: all together read ten times a second, and once in two.
 _PEERS_SECONDS, _ALL_SECONDS = (1.0, 0.1), (10.0, 2.0)
 
+#: In a cluster, everything is read again after this time, in seconds: the node that was asked may have learned of the
+#: notice before it learned of the change.
+_CLUSTER_SECONDS = 2.0
+
 #: Of how many consumers that are known the queues are read again each time: they change rarely.
 _SAMPLE = 10
 
@@ -47,6 +51,7 @@ class Coordination:
         #: The exchanges whose bindings are in `_revs`.
         self._exchanges: set[str] = set()
         self._read_at = self._read_all_at = self._read_queues_at = -math.inf
+        self._again_at = math.inf
 
     def forget(self) -> None:
         """Forget what was read: CouchDB did not respond, or the database may be a new one."""
@@ -63,7 +68,7 @@ class Coordination:
         """
         if not is_announced:
             return self._read_at + _ALONE_SECONDS
-        everything = self._read_all_at + self._pause(*_ALL_SECONDS)
+        everything = min(self._again_at, self._read_all_at + self._pause(*_ALL_SECONDS))
         return min(everything, self._read_at + self._pause(*_PEERS_SECONDS)) if counts_peers else everything
 
     def read(self, queues: Iterable[str], *, is_announced: bool, everything: bool = False) -> list[Document]:
@@ -72,7 +77,9 @@ class Coordination:
         If changes are announced, this reads only the ids of other consumers, unless `everything` is true or due.
         """
         self._read_at = time.monotonic()
-        everything |= not is_announced or self._read_at >= self._read_all_at + self._pause(*_ALL_SECONDS)
+        again = self._read_at >= self._again_at
+        self._again_at = self._read_at + _CLUSTER_SECONDS if everything and self._client.replicas > 1 else math.inf
+        everything |= again or not is_announced or self._read_at >= self._read_all_at + self._pause(*_ALL_SECONDS)
         docs = self._read_all(queues, is_announced) if everything else []
         ids = [row['id'] for row in self._client.id_range(CONSUMER)]
         # Listeners learn from the feed that the queues of a consumer have changed.

@@ -13,6 +13,7 @@ If it is missing or locked, broadcasts are stored in the broker's database, and 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ T = TypeVar('T')
 
 #: How long a missing or locked database is not used before a process tries again, in seconds: less than broadcasts are
 #: kept, so that a consumer receives those that others have stored meanwhile.
-LOOK_SECONDS = 30.0
+LOOK_SECONDS = 10.0
 
 
 class BroadcastsDatabase:
@@ -100,7 +101,7 @@ class BroadcastsDatabase:
     def notify(self) -> None:
         """Let all consumers read what is declared: it has changed, and the change is stored.
 
-        An error is only logged: they read it every few seconds anyway.
+        An error is only logged: they read it from time to time anyway, the more rarely the more of them there are.
         """
         self._overwrite({'_id': NOTICE, 'type': 'Notice'})
 
@@ -123,7 +124,10 @@ class BroadcastsDatabase:
         try:
             self.ask(write, create=False)  # nobody follows a missing database
         except CouchDBError as exc:
-            logger.debug('%s was not stored: %s', doc['_id'], exc)
+            level = logging.WARNING if doc['_id'] == NOTICE else logging.DEBUG
+            logger.log(
+                level, 'consumers learn late of a change, because the document %s was not stored: %s', doc['_id'], exc
+            )
 
     def _make(self) -> None:
         self.client.create()

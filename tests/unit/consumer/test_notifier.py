@@ -40,6 +40,8 @@ class QueueCandidates:
 class Server:
     """A server whose update sequence is the number of times that it was read."""
 
+    replicas = 1
+
     def __init__(self) -> None:
         self.points = 0
         #: The other consumers of the queue `q`.
