@@ -24,7 +24,7 @@ from .systems import NAMES, reachable
     epilog='The URLs of the servers come from COUCHDB_URL, REDIS_URL, POSTGRES_URL and RABBITMQ_URL; the default is '
     'localhost. REDIS_ALWAYS_URL is a Redis with the settings `appendonly yes` and `appendfsync always`.'
 )
-@click.option('--quick', 'size', flag_value='quick', help='A check that everything works; about a minute.')
+@click.option('--quick', 'size', flag_value='quick', help='A check that everything works; about two minutes.')
 @click.option('--full', 'size', flag_value='full', help='Large backlogs and more rounds; takes hours.')
 @click.option(
     '--rounds',

@@ -29,6 +29,7 @@ class Case:
 
     `run` *raises* `NotMeasured` if the case does not apply to the system. `rounds` limits the number of rounds.
     `headline` cases are shown in the plot, and in a README that has the marker lines of the report.
+    Cases that differ in one number only, which is `at`, are points of lines: each figure is a line.
     """
 
     measure: str
@@ -37,6 +38,7 @@ class Case:
     run: Callable[[System], Sequence[float | None]]
     rounds: int | None = None
     headline: bool = False
+    at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,15 @@ class Row:
     unit: str
     more_is_better: bool
     headline: bool = False
+    #: The name of the figure and the number of the case, if it is a point of a line.
+    point: tuple[str, int] | None = None
 
     @classmethod
     def of(cls, case: Case, figure: Figure) -> Row:
         """Return the row for a figure of a case."""
         label = ', '.join(part for part in (case.label, figure.name) if part)
-        return cls(case.measure, label, figure.unit, figure.more_is_better, case.headline)
+        point = None if case.at is None else (figure.name, case.at)
+        return cls(case.measure, label, figure.unit, figure.more_is_better, case.headline, point)
 
 
 @dataclass
@@ -63,6 +68,13 @@ class Results:
     values: dict[Row, dict[str, list[float]]] = field(default_factory=dict)
     #: One reason for each measure and system.
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def of(self, measure: str) -> dict[Row, dict[str, list[float]]]:
+        """Return the rows of a measure in the order of their cases, but the points of a line together."""
+        rows = [row for row in self.values if row.measure == measure]
+        lines = list(dict.fromkeys(row.point[0] for row in rows if row.point))
+        rows.sort(key=lambda row: lines.index(row.point[0]) if row.point else -1)
+        return {row: self.values[row] for row in rows}
 
     def add(self, case: Case, system: str, values: Sequence[float | None]) -> None:
         """Add the values of a case on a system."""

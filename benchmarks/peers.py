@@ -16,17 +16,19 @@ from . import loops
 from .systems import Place
 from .worker import app_of
 
-__all__ = ['consume', 'listening', 'loading', 'storing']
+__all__ = ['PATIENCE', 'answer', 'consume', 'context', 'listening', 'loading', 'running', 'storing', 'waiting']
 
 #: Spawned, not forked: the children must not inherit connections and threads of this process.
-_context = multiprocessing.get_context('spawn')
+context = multiprocessing.get_context('spawn')
 
 #: How long a process may take to start or to send its result, in seconds.
-_PATIENCE = 300.0
+PATIENCE = 300.0
 #: How often a waiting process checks whether the other processes have finished the work, in seconds.
 _LOOK = 0.1
 #: How long Celery waits for events in one call, in seconds. Transports that poll sleep at most this long.
 _DRAIN = 2.0
+#: The first results that a program waits for are not counted: its connections are still being opened.
+_FIRST = 2
 #: When a result is stored, in seconds: by then the program waits for it.
 _SOON = (0.05, 0.1)
 
@@ -38,13 +40,13 @@ def consume(places: Sequence[Place], prefetch: int, take: int, *, whole: bool) -
     its connection, which writes its acknowledgements. Otherwise the time ends with the last message, because closing
     also releases the prefetched messages.
     """
-    taken, gate, ended = _context.Value('q', 0), _context.Barrier(len(places) + 1), _context.Event()
-    answers = _context.Queue()
+    taken, gate, ended = context.Value('q', 0), context.Barrier(len(places) + 1), context.Event()
+    answers = context.Queue()
     calls = [(_consume, (place, prefetch, take, whole, taken, gate, ended, answers)) for place in places]
-    with _running(gate, calls) as processes:
-        gate.wait(_PATIENCE)
+    with running(gate, calls) as processes:
+        gate.wait(PATIENCE)
         started = time.time()
-        end: float = _answer(answers, processes)
+        end: float = answer(answers, processes)
         ended.set()
     return end - started
 
@@ -62,16 +64,16 @@ def _consume(
                 end = time.time()
 
     taker = loops.taker(place, prefetch, on_body)
-    gate.wait(_PATIENCE)
+    gate.wait(PATIENCE)
     taker.start()
-    loops.wait_until(lambda: taken.value >= take, lambda: taker.take(_LOOK), _PATIENCE)
+    loops.wait_until(lambda: taken.value >= take, lambda: taker.take(_LOOK), PATIENCE)
     if end and whole:
         taker.close()
         answers.put(time.time())
         return
     if end:
         answers.put(end)
-    ended.wait(_PATIENCE)
+    ended.wait(PATIENCE)
     taker.close()
 
 
@@ -83,10 +85,10 @@ def listening(place: Place, prefetch: int, probes: int, work: float) -> Iterator
 
     Yield a function that waits until all probes have arrived and returns their delays in seconds.
     """
-    gate, answers = _context.Barrier(2), _context.Queue()
-    with _running(gate, [(_listen, (place, prefetch, probes, work, gate, answers))]) as processes:
-        gate.wait(_PATIENCE)
-        yield lambda: list(_answer(answers, processes))
+    gate, answers = context.Barrier(2), context.Queue()
+    with running(gate, [(_listen, (place, prefetch, probes, work, gate, answers))]) as processes:
+        gate.wait(PATIENCE)
+        yield lambda: list(answer(answers, processes))
 
 
 def _listen(place: Place, prefetch: int, probes: int, work: float, gate: Any, answers: Any) -> None:
@@ -100,8 +102,8 @@ def _listen(place: Place, prefetch: int, probes: int, work: float, gate: Any, an
 
     taker = loops.taker(place, prefetch, on_body)
     taker.start()
-    gate.wait(_PATIENCE)
-    loops.wait_until(lambda: len(delays) >= probes, lambda: taker.take(_DRAIN), _PATIENCE)
+    gate.wait(PATIENCE)
+    loops.wait_until(lambda: len(delays) >= probes, lambda: taker.take(_DRAIN), PATIENCE)
     answers.put(delays)
     taker.close()
 
@@ -113,21 +115,21 @@ def storing(place: Place) -> Iterator[tuple[Callable[[str], None], Callable[[], 
     Yield a function that makes it store a result in a moment, and one that ends it and returns for each result the
     times before and after it was stored (`time.time()`).
     """
-    gate, ids, answers = _context.Barrier(2), _context.Queue(), _context.Queue()
-    with _running(gate, [(_store, (place, gate, ids, answers))]) as processes:
-        gate.wait(_PATIENCE)
+    gate, ids, answers = context.Barrier(2), context.Queue(), context.Queue()
+    with running(gate, [(_store, (place, gate, ids, answers))]) as processes:
+        gate.wait(PATIENCE)
 
         def times() -> list[tuple[float, float]]:
             ids.put(None)
-            return list(_answer(answers, processes))
+            return list(answer(answers, processes))
 
         yield ids.put, times
 
 
 def _store(place: Place, gate: Any, ids: Any, answers: Any) -> None:
     app, times = app_of(place), []
-    gate.wait(_PATIENCE)
-    while (task_id := ids.get(timeout=_PATIENCE)) is not None:
+    gate.wait(PATIENCE)
+    while (task_id := ids.get(timeout=PATIENCE)) is not None:
         time.sleep(random.uniform(*_SOON))
         before = time.time()
         app.backend.store_result(task_id, 1, 'SUCCESS')
@@ -137,11 +139,46 @@ def _store(place: Place, gate: Any, ids: Any, answers: Any) -> None:
 
 
 @contextmanager
+def waiting(
+    place: Place, processes: int, tasks: int, seconds: float
+) -> Iterator[Callable[[], tuple[list[float], float]]]:
+    """Run programs that send `tasks` tasks of `seconds` each, and wait for each result before they send the next.
+
+    Yield a function that starts them, waits until they have ended, and returns how long they waited for each result
+    and how long all that took, in seconds.
+    """
+    gate, answers = context.Barrier(processes + 1), context.Queue()
+    calls = [(_wait, (place, tasks, seconds, gate, answers))] * processes
+    with running(gate, calls) as programs:
+
+        def result() -> tuple[list[float], float]:
+            gate.wait(PATIENCE)
+            started = time.monotonic()
+            waits = [wait for _ in programs for wait in answer(answers, programs)]
+            return waits, time.monotonic() - started
+
+        yield result
+
+
+def _wait(place: Place, tasks: int, seconds: float, gate: Any, answers: Any) -> None:
+    app, waits = app_of(place), []
+    nap = app.signature('nap', (seconds,))
+    for number in range(tasks + _FIRST):
+        if number == _FIRST:
+            gate.wait(PATIENCE)
+        started = time.monotonic()
+        nap.apply_async().get(timeout=PATIENCE)
+        waits.append(time.monotonic() - started)
+    answers.put(waits[_FIRST:])
+    app.close()
+
+
+@contextmanager
 def loading(place: Place, size: int, rate: float) -> Iterator[None]:
     """Run a publisher that sends `rate` messages per second."""
-    gate, ended = _context.Barrier(2), _context.Event()
-    with _running(gate, [(_load, (place, size, rate, gate, ended))]):
-        gate.wait(_PATIENCE)
+    gate, ended = context.Barrier(2), context.Event()
+    with running(gate, [(_load, (place, size, rate, gate, ended))]):
+        gate.wait(PATIENCE)
         try:
             yield
         finally:
@@ -151,7 +188,7 @@ def loading(place: Place, size: int, rate: float) -> Iterator[None]:
 def _load(place: Place, size: int, rate: float, gate: Any, ended: Any) -> None:
     sending, body = loops.sender(place), loops.body_of(size)
     sending.send(body)
-    gate.wait(_PATIENCE)
+    gate.wait(PATIENCE)
     due = time.monotonic()
     while not ended.wait(max(0.0, due - time.monotonic())):
         sending.send(body)
@@ -160,14 +197,15 @@ def _load(place: Place, size: int, rate: float, gate: Any, ended: Any) -> None:
 
 
 @contextmanager
-def _running(gate: Any, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]]) -> Iterator[list[SpawnProcess]]:
-    processes = [_context.Process(target=_run, args=(gate, *call), daemon=True) for call in calls]
+def running(gate: Any, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]]) -> Iterator[list[SpawnProcess]]:
+    """Run a process for each function with its arguments. One that fails breaks the barrier `gate`."""
+    processes = [context.Process(target=_run, args=(gate, *call), daemon=True) for call in calls]
     for process in processes:
         process.start()
     try:
         yield processes
         for process in processes:
-            process.join(_PATIENCE)
+            process.join(PATIENCE)
     finally:
         for process in processes:
             if process.is_alive():
@@ -184,8 +222,9 @@ def _run(gate: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> 
         raise
 
 
-def _answer(answers: Any, processes: Sequence[SpawnProcess]) -> Any:
-    deadline = time.monotonic() + _PATIENCE
+def answer(answers: Any, processes: Sequence[SpawnProcess]) -> Any:
+    """Return the next item of a queue; *raises* `RuntimeError` after five minutes, or if a process has failed."""
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not any(process.exitcode for process in processes):
         try:
             return answers.get(timeout=1.0)

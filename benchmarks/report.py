@@ -1,4 +1,4 @@
-"""The report: a page in reStructuredText with a table for each measure, and a plot."""
+"""The report: a page in reStructuredText with a table for each measure, and plots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from .cases import Results, Row
-from .plot import plot
+from .plot import lines, plot
 from .sizes import count
 from .systems import TITLES
 from .table import simple_table, table_of
@@ -19,9 +19,12 @@ __all__ = ['Run', 'inserted', 'page', 'write']
 #: The benchmark writes what is between these two lines of a page, and leaves the rest alone.
 _BEGIN, _END = '.. benchmark begins: `make bench` writes everything below', '.. benchmark ends'
 _PLOT = 'performance.svg'
+_BARS = 'The most important figures of the last run as bars'
 
-#: The sections of a report: their titles and texts. The last one ends where the plot begins.
-_SECTION = re.compile(r'^([^\n]+)\n-{3,}\n(.*?)(?=^[^\n]+\n-{3,}\n|^\.\. image|\Z)', re.MULTILINE | re.DOTALL)
+#: The sections of a report: their titles and texts. The last one ends where the plot of the whole report begins.
+_SECTION = re.compile(
+    rf'^([^\n]+)\n-{{3,}}\n(.*?)(?=^[^\n]+\n-{{3,}}\n|^\.\. image:: {re.escape(_PLOT)}|\Z)', re.MULTILINE | re.DOTALL
+)
 
 EXPLAINED = """\
 Each figure is the median of the rounds. In a round the systems take turns on each case. A figure is followed by its
@@ -31,7 +34,13 @@ when the server has the message: CouchDB, PostgreSQL and *redis-always* have it 
 it, and *redis* has it in memory. Consuming begins with an open connection and a full queue. A delay is that of one
 queue with one consumer; the busy consumer gets 50 other messages a second and works 5 ms on each. kombu's SQLAlchemy
 transport asks for messages once a second. The number of requests includes those of connecting. The processor time of a
-server is all that it uses, its housekeeping and other programs' requests included."""
+server is all that it uses, its housekeeping and other programs' requests included.
+
+The consumers of a fleet take one message at a time and run ten in a process. They are idle, or all but one are busy,
+which means that each holds a message until the end. In both cases the messages whose delay is measured are sent one at
+a time, and the processor time of a message is what the server needs beyond that of the idle fleet. In a burst, as many
+messages as consumers are sent at once. A backlog is consumed with a prefetch count of 64. Processor time is counted in
+ticks of 10 ms, so 0 ms for a message means that there was less to count."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,12 @@ def page(run: Run, results: Results, existing: str = '') -> str:
     kept = dict(_SECTION.findall(existing))
     parts = [EXPLAINED, simple_table([['Column', 'System'], *([name, title] for name, title in TITLES.items())])]
     for measure, title in run.titles.items():
-        rows = {row: values for row, values in results.values.items() if row.measure == measure}
+        rows = results.of(measure)
         if text := section(run, results, measure, rows) if rows else kept.get(title, '').strip():
             parts.append(f'{title}\n{"-" * len(title)}\n\n{text}')
-    return '\n\n'.join([*parts, image(_PLOT)])
+    if _PLOT in existing or any(not row.point for row in results.values):
+        parts.append(image(_PLOT, _BARS))
+    return '\n\n'.join(parts)
 
 
 def section(run: Run, results: Results, measure: str, rows: Mapping[Row, Mapping[str, Sequence[float]]]) -> str:
@@ -75,6 +86,8 @@ def section(run: Run, results: Results, measure: str, rows: Mapping[Row, Mapping
     ]
     if without:
         parts.append(f'Not measured: {"; ".join(without)}.')
+    if any(row.point for row in rows):
+        parts.append(image(f'{measure}.svg', f'{run.titles[measure]}: each figure as a line'))
     return '\n\n'.join(parts)
 
 
@@ -82,12 +95,12 @@ def summary(run: Run, results: Results, folder: str) -> str:
     """Return the text for a README: the headlines in one table, and the plot in `folder`."""
     rows = {row: values for row, values in results.values.items() if row.headline and any(values.values())}
     named = {replace(row, label=f'{run.titles[row.measure]}: {row.label}'): values for row, values in rows.items()}
-    return '\n\n'.join([measured(run), table_of(named, list(run.systems)), image(f'{folder}/{_PLOT}')])
+    return '\n\n'.join([measured(run), table_of(named, list(run.systems)), image(f'{folder}/{_PLOT}', _BARS)])
 
 
-def image(path: str) -> str:
-    """Return the directive that shows the plot."""
-    return f'.. image:: {path}\n   :alt: The most important figures of the last run as bars'
+def image(path: str, alt: str) -> str:
+    """Return the directive that shows a plot."""
+    return f'.. image:: {path}\n   :alt: {alt}'
 
 
 def measured(run: Run) -> str:
@@ -111,21 +124,29 @@ def inserted(existing: str, report: str) -> str:
 
 
 def write(run: Run, results: Results, folder: Path) -> list[Path]:
-    """Write page and plot into a folder and return their paths.
+    """Write page and plots into a folder and return their paths.
 
     Of an existing page only the benchmark's part changes, and of that only the sections that this run measured.
 
     If a README beside the folder has the marker lines, the headlines are written there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text, drawing = folder / 'performance.rst', folder / _PLOT
+    text = folder / 'performance.rst'
     existing = text.read_text('utf-8') if text.exists() else ''
     report = existing.partition(_BEGIN)[2].partition(_END)[0]
     text.write_text(inserted(existing, page(run, results, report)), 'utf-8')
-    headlines = {row: values for row, values in results.values.items() if row.headline}
-    drawing.write_text(plot(headlines or results.values, list(run.systems), run.titles), 'utf-8')
+    written = [text]
+    systems = list(run.systems)
+    bars = {row: values for row, values in results.values.items() if not row.point}
+    if bars:
+        written.append(folder / _PLOT)
+        headlines = {row: values for row, values in bars.items() if row.headline}
+        written[-1].write_text(plot(headlines or bars, systems, run.titles), 'utf-8')
+    for measure in dict.fromkeys(row.measure for row in results.values if row.point):
+        written.append(folder / f'{measure}.svg')
+        written[-1].write_text(lines(results.of(measure), systems), 'utf-8')
     readme = folder.parent / 'README.rst'
     if not readme.exists() or _BEGIN not in readme.read_text('utf-8'):
-        return [text, drawing]
+        return written
     readme.write_text(inserted(readme.read_text('utf-8'), summary(run, results, folder.name)), 'utf-8')
-    return [text, drawing, readme]
+    return [*written, readme]

@@ -1,11 +1,11 @@
-"""Sizes of a run: quick (about a minute), default (about ten minutes) and full (hours)."""
+"""Sizes of a run: quick (about two minutes), default (about half an hour) and full (hours)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ['SIZES', 'Load', 'Size', 'amount', 'count']
+__all__ = ['SIZES', 'Fleets', 'Load', 'Size', 'amount', 'count']
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,18 @@ class Load:
     body: int = 200
     backlog: int = 1000
     take: int = 1000
+
+
+@dataclass(frozen=True)
+class Fleets:
+    """Fleets of consumers: their sizes, and the amounts for each."""
+
+    sizes: tuple[int, ...] = (1, 10, 30, 100)
+    #: The number of messages whose delay is measured, while the fleet is idle and while it is busy.
+    probes: int = 40
+    #: How long an idle fleet is observed, in seconds. It settles for a quarter of this before.
+    idle: float = 20.0
+    backlog: int = 6000
 
 
 @dataclass(frozen=True)
@@ -41,12 +53,15 @@ class Size:
     steady: float
     #: The number of results to store and get.
     results: int
+    #: The number of tasks that each program sends and waits for, by the number of programs.
+    waiting: Mapping[int, int]
     #: The number of scheduled tasks while the memory of a worker is measured, with and without batches.
     planned: Mapping[bool, int]
     #: The number of messages whose requests are counted.
     counted: int
     #: How long an idle worker is observed, in seconds.
     idle: float
+    fleets: Fleets
     #: The number of rounds for what takes long (idle worker, Celery job, large backlogs) or hardly varies (requests),
     #: unless the command line gives the number of rounds.
     long_rounds: int
@@ -75,9 +90,11 @@ SIZES = {
         chains=5,
         steady=3.0,
         results=50,
+        waiting={1: 10, 10: 5},
         planned={True: 500, False: 100},
         counted=200,
         idle=3.0,
+        fleets=Fleets((1, 10), probes=6, idle=2.0, backlog=300),
         long_rounds=1,
         skipped=frozenset({'idle', 'memory'}),
     ),
@@ -93,9 +110,11 @@ SIZES = {
         chains=50,
         steady=10.0,
         results=100,
+        waiting={1: 60, 10: 40, 40: 40},
         planned={True: 20_000, False: 2000},
         counted=500,
         idle=15.0,
+        fleets=Fleets(),
         long_rounds=1,
     ),
     'full': Size(
@@ -110,9 +129,11 @@ SIZES = {
         chains=50,
         steady=30.0,
         results=1000,
+        waiting={1: 200, 10: 100, 40: 100},
         planned={True: 1_000_000, False: 10_000},
         counted=2000,
         idle=60.0,
+        fleets=Fleets(probes=200, idle=60.0),
         long_rounds=3,
     ),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +26,12 @@ if path := os.environ.get('BENCHMARK_REQUESTS'):
 def add(x: int, y: int) -> int:
     """Return the sum."""
     return x + y
+
+
+@app.task(name='nap')
+def nap(seconds: float) -> None:
+    """Take some time."""
+    time.sleep(seconds)
 
 
 @app.task(name='total')

@@ -46,9 +46,9 @@ def app_of(place: Place) -> Celery:
 
 @contextmanager
 def working(
-    place: Place, app: Celery, concurrency: int = 2, requests: Path | None = None
+    place: Place, app: Celery, concurrency: int = 2, requests: Path | None = None, pool: str = 'prefork'
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker with a prefork pool that has run some tasks; *raises* `RuntimeError` if it runs none.
+    """Run a worker with a pool that has run some tasks; *raises* `RuntimeError` if it runs none.
 
     It records its HTTP requests in the file `requests`, if that is given: see `counting`.
     """
@@ -66,7 +66,7 @@ def working(
                 'benchmarks.tasks',
                 'worker',
                 '--pool',
-                'prefork',
+                pool,
                 '--concurrency',
                 str(concurrency),
                 '-l',

@@ -13,6 +13,7 @@ from typing import Any
 
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.errors import DatabaseMissing, NotFound
+from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 
 from .crew import POOLS, Listener, Place, Publisher, Settings
 from .ledger import Ledger
@@ -126,7 +127,7 @@ class Site:
         for proxy in [self.proxy, *(place.proxy for place in self.places)]:
             with proxy:
                 pass
-        for client in (self.client, self.result_client):
+        for client in (self.client, broadcasts_of(self.client), self.result_client):
             try:
                 client.delete()
             except (NotFound, DatabaseMissing):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import consume, delay, idle, job, memory, publish, requests, results, steady
+from . import consume, delay, fleet, idle, job, memory, publish, requests, results, steady, waiting
 
 __all__ = ['MEASURES']
 
@@ -12,9 +12,11 @@ MEASURES: dict[str, ModuleType] = {
     'publish': publish,
     'consume': consume,
     'delay': delay,
+    'fleet': fleet,
     'job': job,
     'steady': steady,
     'results': results,
+    'waiting': waiting,
     'requests': requests,
     'idle': idle,
     'memory': memory,

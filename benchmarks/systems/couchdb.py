@@ -60,7 +60,7 @@ class CouchDB(System):
         try:
             yield Place(self.url_of('couchdb', name), 'bench', backend=self.url_of('couchdb', f'{name}-results'))
         finally:
-            self._delete(name, f'{name}-results')
+            self._delete(name, f'{name}-broadcasts', f'{name}-results')
 
     def requests(self) -> int | None:
         """Return CouchDB's own count, which only administrators may read."""

@@ -9,7 +9,7 @@ import click
 from celery.utils.nodenames import default_nodename, gethostname, host_format, nodesplit
 
 import kombu_couchdb.design
-from kombu_couchdb.admin.check import Finding, check_backlog, check_database, check_worker
+from kombu_couchdb.admin.check import Finding, check_backlog, check_broadcasts, check_database, check_worker
 from kombu_couchdb.couchdb.client import Client
 
 from .. import design
@@ -52,7 +52,8 @@ def command(
     """Check the databases, a worker or queues, for probes and service managers.
 
     The exit status is 0 if all checks pass, otherwise 1, with one sentence on stderr. Always checked: CouchDB responds,
-    and the databases of broker and results exist with their design documents. This takes one request for each database.
+    and the databases of broker and results exist with their design documents. This takes one request for each database,
+    and one for that of broadcasts, which may be missing.
 
     NAME of a worker is the name that it got as --hostname, such as "shop@%h". The check shows that the worker runs and
     reaches CouchDB, not that its tasks make progress. It takes one more request; --max-ready and --max-oldest together
@@ -85,6 +86,7 @@ def _check_databases(broker: Client, results: Client | None) -> Iterator[Finding
     yield from check_database(broker, [*designs, design.NAME] if shared else designs)
     if results and not shared:
         yield from check_database(results, [design.NAME])
+    yield from check_broadcasts(broker)
 
 
 def _worker_location(app: Any, name: str) -> tuple[str | None, str]:

@@ -110,8 +110,8 @@ def _queues(queues: dict[str, Queue], found: Status) -> Iterator[Metric]:
 
 
 def _databases(found: Status) -> Iterator[Metric]:
-    results = found['results']
-    databases: dict[str, Any] = {'broker': found['database'], **({'results': results} if results else {})}
+    given = {'broker': found['database'], 'broadcasts': found['broadcasts'], 'results': found['results']}
+    databases = {role: database for role, database in given.items() if database is not None}
     for name, text, member in (
         ('documents', 'Documents in the database.', 'documents'),
         ('tombstones', 'Deleted documents that CouchDB keeps a record of.', 'tombstones'),
@@ -120,6 +120,7 @@ def _databases(found: Status) -> Iterator[Metric]:
     ):
         family = GaugeMetricFamily(f'celery_couchdb_database_{name}', text, labels=['database', 'role'])
         for role, database in databases.items():
-            if (value := database[member]) is not None:
+            value: Any = database.get(member)
+            if value is not None:
                 family.add_metric([printable(database['name']), role], value)
         yield family

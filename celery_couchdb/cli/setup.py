@@ -11,6 +11,7 @@ import click
 import kombu_couchdb.design
 from kombu_couchdb.admin.devices import device_plan
 from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
+from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 from kombu_couchdb.queues.database import REVS_LIMIT
 from kombu_couchdb.transport import Transport
 
@@ -59,7 +60,7 @@ def command(
     dry_run: bool,
     admin: Admin,
 ) -> None:
-    """Create or update the databases for the broker, for results and for parcels.
+    """Create or update the databases for the broker, for broadcasts, for results and for parcels.
 
     The database of parcels is set up if the transport option "parcels" names one. The command creates missing
     databases, updates design documents and sets the rights. With --admin, the app's user, from the URL or from the
@@ -80,7 +81,7 @@ def command(
     # Make all plans before the first change, so that an error leaves everything as it was.
     plans = [
         (wanted.client.address.url, plan(wanted, living))
-        for wanted in [*_merged(broker, results), *([parcels] if parcels else [])]
+        for wanted in [*_merged(broker, results), *_broadcasts(broker), *([parcels] if parcels else [])]
     ]
     own = parcels_of(app) if devices else None
     if parcels and own:
@@ -120,6 +121,13 @@ def _broker(app: Any, members: tuple[str, ...], admin: Admin, *, needed: bool) -
         return None  # the app uses CouchDB for results only
     client, user = broker_of(app, admin), broker_of(app).user
     return Wanted(client, kombu_couchdb.design.documents(), members_of(user, members, admin), not user, REVS_LIMIT)
+
+
+def _broadcasts(broker: Wanted | None) -> list[Wanted]:
+    """Return the wanted state of the broadcasts database, if the broker is CouchDB."""
+    if not broker:
+        return []
+    return [replace(broker, client=broadcasts_of(broker.client), documents=[], users_of=broker.client)]
 
 
 def wanted_results(app: Any, members: tuple[str, ...], admin: Admin) -> Wanted | None:

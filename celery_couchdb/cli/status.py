@@ -111,6 +111,10 @@ def _format(found: Status, now: float, max_width: int) -> str:
     if found['leaders']:
         parts.append(_leaders(found['leaders'], max_width))
     parts.append(_databases(found, max_width))
+    if not found['broadcasts']:
+        parts.append(
+            click.style('No database of broadcasts, or none that you may read: run "couchdb setup".', fg='yellow')
+        )
     return '\n\n'.join(parts)
 
 
@@ -213,7 +217,7 @@ def _ago(seconds: float | None, *, is_alive: bool) -> Cell:
 
 def _databases(found: Status, max_width: int) -> str:
     results = found['results']
-    shown: list[Database] = [found['database']]
+    shown: list[Database] = [found['database'], *([found['broadcasts']] if found['broadcasts'] else [])]
     if results and results['name'] != found['database']['name']:
         shown.append(results)
     columns = [

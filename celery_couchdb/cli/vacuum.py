@@ -18,6 +18,7 @@ from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, mark, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.region import database
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
+from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 
 from .databases import (
     admin_option,
@@ -78,7 +79,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     app = app_of(ctx)
     broker = broker_of(app, admin)
     parcels = parcels_of(app, admin)
-    clients = _distinct(broker, results_of(app, admin), parcels)
+    clients = _distinct(broker, broadcasts_of(broker), results_of(app, admin), parcels)
     options = options_of(app)
     sources = [Parcels(parcels)] if parcels else []
     if options.region and options.regions:

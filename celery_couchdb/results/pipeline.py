@@ -33,10 +33,10 @@ logger = get_logger(__name__)
 #: While results come quickly, they share a request until none comes for the first number of seconds, or for up to the
 #: second number. A worker that has more tasks waiting than running gathers for longer.
 _QUIET_SECONDS, _GATHER_SECONDS = 0.004, 0.01
-_BUSY_QUIET_SECONDS, _BUSY_GATHER_SECONDS = 0.02, 0.08
+_BUSY_QUIET_SECONDS, _BUSY_GATHER_SECONDS = 0.02, 0.16
 
 #: The number of results for which a request costs so little for each that it does not wait for more.
-_ENOUGH = 64
+_ENOUGH = 128
 
 #: The first and the longest pause while CouchDB does not respond, in seconds.
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0

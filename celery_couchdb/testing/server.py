@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -13,6 +13,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
 from kombu_couchdb.errors import DatabaseMissing, NotFound
+from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 
 __all__ = ['Server', 'fresh_name', 'running_server']
 
@@ -52,14 +53,11 @@ class Server:
         )
 
     def delete(self, database: str) -> None:
-        """Delete a database, if it exists."""
+        """Delete a database, if it exists, and the broadcasts database that belongs to it."""
         client = self.client(database)
-        try:
-            client.delete()
-        except (NotFound, DatabaseMissing):
-            pass
-        finally:
-            client.close()
+        for each in (client, broadcasts_of(client)):
+            with closing(each), suppress(NotFound, DatabaseMissing):
+                each.delete()
 
     @contextmanager
     def fresh_database(self) -> Iterator[str]:

@@ -183,7 +183,7 @@ class PushMixin:
         try:
             with _time_limit(timeout):
                 if len(awaited) == 1 and not before and self._is_covered(next(iter(awaited)), timeout):
-                    pass  # the subscriber has read it, and delivers every change
+                    pass  # the subscriber has read it or will read it in time, and delivers every change
                 elif len(awaited) == 1:  # earlier tasks matter only if this result is not ready
                     found = [doc := self.read_ahead.read(next(iter(awaited)))]
                     if before and not is_final(doc or {}):
@@ -237,7 +237,9 @@ class PushMixin:
 
     def _is_covered(self, doc_id: str, timeout: float | None) -> bool:
         """Tell whether the subscriber would deliver a result long before `timeout` if it were stored already."""
-        return (timeout is None or timeout >= _MIN_TIMEOUT_SECONDS) and self.subscriber.covers(doc_id)
+        return (timeout is None or timeout >= _MIN_TIMEOUT_SECONDS) and (
+            self.subscriber.covers(doc_id) or self.subscriber.expects_later(self.read_ahead.sent_ago(doc_id))
+        )
 
 
 def _time_limit(seconds: float | None) -> AbstractContextManager[None]:

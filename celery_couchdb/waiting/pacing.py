@@ -11,9 +11,6 @@ __all__ = ['Pacing']
 #: most `_MAX_PAUSE_SECONDS`, and there is none if fewer than one result would come in that time.
 _MAX_PAUSE_SECONDS, _RESULTS_PER_LOOK = 0.04, 10
 
-#: The pause after changes of other documents, in seconds for each document that a thread waits for.
-_PAUSE_PER_DOC_SECONDS = 1 / 20_000
-
 
 class Pacing:
     """Measures how quickly results come. A single result is never delayed."""
@@ -22,11 +19,11 @@ class Pacing:
         #: When the last response with results came, and the mean seconds from one result to the next.
         self._last, self._gap = float('-inf'), 1.0
 
-    def pause(self, count: int, others: int, waiting: int, now: float) -> float:
+    def pause(self, count: int, others: int, now: float) -> float:
         """Return the pause in seconds after a response at the time `now`.
 
-        The response had `count` results. `waiting` documents are still watched for waiting threads. `others` is how
-        many documents are watched besides one for each waiting thread.
+        The response had `count` results. `others` is how many documents are watched besides one for each waiting
+        thread.
         """
         if count:
             gap, self._last = (now - self._last) / count, now
@@ -34,4 +31,4 @@ class Pacing:
             self._gap = (self._gap + gap) / 2 if gap < self._gap else min(1.0, gap)
         if others > 1 and self._gap <= _MAX_PAUSE_SECONDS:
             return min(_MAX_PAUSE_SECONDS, min(_RESULTS_PER_LOOK, others) * self._gap)
-        return 0.0 if count else min(_MAX_PAUSE_SECONDS, waiting * _PAUSE_PER_DOC_SECONDS)
+        return 0.0

@@ -59,7 +59,13 @@ class ReadAhead:
     def sent(self, doc_id: str) -> None:
         """Remember that a task was sent whose result will have this id."""
         self._sent[doc_id] = threading.get_ident()
+        self._local.last_sent = doc_id, time.monotonic()
         self._received.take(doc_id)  # the result of an earlier task with this id
+
+    def sent_ago(self, doc_id: str) -> float | None:
+        """Return how many seconds ago a task was sent, if this thread has sent no other since; otherwise None."""
+        last, sent_at = self._local.__dict__.get('last_sent', (None, 0.0))
+        return time.monotonic() - sent_at if last == doc_id else None
 
     def next_ids(self, doc_id: str) -> list[str]:
         """Return the ids of documents that are likely to be asked for after `doc_id`.

@@ -5,6 +5,9 @@ response then serves many calls of `get`. It sends no requests when nothing wait
 CouchDB looks each of them up by its id, regardless of the length of the history, and responds at once if it exists: one
 request both reads the documents and waits for them. For more documents it is cheaper to receive every change.
 
+If others store many results in the database, a feed costs more than the results that it brings, see `traffic`. Then the
+subscriber asks for the watched documents, at times at which their results may be expected, until the database is quiet.
+
 While the connection is down no change is lost: afterwards all watched documents are read again.
 """
 
@@ -30,6 +33,7 @@ from ..results.store import Store
 from .mailbox import Mailbox
 from .pacing import Pacing
 from .received import Received
+from .traffic import Traffic
 from .watched import Watched
 
 __all__ = ['Subscriber']
@@ -43,10 +47,6 @@ _MAX_DOC_IDS = 10
 
 #: The most changes in one response while every change is received: without their documents, and with them.
 _MAX_CHANGES, _MAX_CHANGES_WITH_DOCS = 2000, 250
-
-#: Responses contain the documents of all changes if at least this share of the changes concerned watched documents.
-#: Otherwise the documents are read by another request.
-_MIN_OWN_SHARE = 0.25
 
 #: Documents that nothing waits for yet are watched for so long after the last thread has stopped waiting, in seconds,
 #: and until the server's next empty line.
@@ -101,12 +101,17 @@ class Subscriber:
         #: Whether new ids come too often to wait for changes.
         self._polls = False
         self._pacing, self._spacing = Pacing(), 0.0
-        #: Whether responses may contain documents while every change is received, and whether that is worth it.
-        self._may_have_docs = self._with_docs = True
+        self._traffic, self._asked = Traffic(), float('-inf')
+        #: Whether responses may contain documents while every change is received.
+        self._may_have_docs = True
 
     def covers(self, doc_id: str) -> bool:
         """Tell whether this document needs no read: the subscriber watches it already, and has read it or will."""
         return self._since is not None and doc_id in self._watched.ahead
+
+    def expects_later(self, seconds: float | None) -> bool:
+        """Tell whether a result is probably not stored so many seconds after its task was sent. None: not known."""
+        return seconds is not None and seconds < self._watched.expectation.seconds
 
     def watch(self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str] = ()) -> None:
         """Deliver the documents with these ids to `mailbox`, until `unwatch`.
@@ -148,12 +153,14 @@ class Subscriber:
         while self._wait_for_mailboxes():
             time.sleep(pause)  # limits the number of requests
             with self._changed:
-                if self._spacing:  # a document that nothing has watched before does not wait
+                if self._traffic.is_busy:
+                    self._wait_until_due()
+                elif self._spacing:  # a document that nothing has watched before does not wait
                     self._changed.wait_for(lambda: self._watched.unread, self._spacing)
                     self._spacing = 0.0
                 watched, unread = self._watched.ids, self._watched.take_unread()
                 generation = self._longpoll.generation
-            if not watched:
+            if not self._watched.mailboxes:
                 continue
             try:
                 pause = self._request(watched, unread, generation)
@@ -181,14 +188,35 @@ class Subscriber:
             if not watched.mailboxes:
                 watched.clear_ahead()
                 self._since, self._max_doc_ids = None, _MAX_DOC_IDS
-                self._may_have_docs = self._with_docs = True
+                self._may_have_docs = True
                 self._changed.wait_for(lambda: watched.mailboxes, _IDLE_SECONDS)
             if not watched.mailboxes:
                 self._running = False
             return self._running
 
+    def _wait_until_due(self) -> None:
+        """Wait until it is time to ask for documents, or nothing waits for them; `changed` is held."""
+        while self._watched.mailboxes and (seconds := self._watched.due(self._asked) - time.monotonic()) > 0:
+            self._changed.wait(seconds)
+
+    def _ask(self, watched: set[str]) -> None:
+        """Deliver the watched documents that exist, without the feed."""
+        ids, asked, self._asked = list(watched), self._asked, time.monotonic()
+        self._since = None  # the feed begins anew afterwards
+        docs = self.store.read_many(ids)
+        self._watched.forget_states([doc_id for doc_id, doc in zip(ids, docs, strict=True) if doc is None])
+        self._traffic.add_results(self._watched.deliver(docs, asked))
+        self._count_updates()
+
+    def _count_updates(self) -> None:
+        if self._traffic.is_due(now := time.monotonic()):
+            self._traffic.count(self.store.sequence(), now)
+
     def _request(self, watched: set[str], unread: set[str], generation: int) -> float:
         """Deliver existing documents, wait for changes and deliver them; return the pause after that, in seconds."""
+        if self._traffic.is_busy:
+            self._ask(watched)
+            return 0.0
         many = len(watched) > self._max_doc_ids
         if self._since is None or many != self._receives_all:
             self._watched.forget_states()
@@ -199,7 +227,7 @@ class Subscriber:
             self._watched.deliver(self.store.read_many(unread, everywhere=True))
         since = 0 if unread and not many else self._since
         body = {} if many else {'doc_ids': sorted(watched)}
-        docs = (self._may_have_docs and self._with_docs) or not many
+        docs = self._may_have_docs or not many
         limit = len(watched) if not many else _MAX_CHANGES_WITH_DOCS if docs else _MAX_CHANGES
         if unread and self._polls:
             # New ids cannot interrupt this request, so threads that began to wait earlier receive what exists for them.
@@ -212,16 +240,15 @@ class Subscriber:
             if unread and not many:
                 self._since = None  # the unread documents are still unread
             return 0.0
-        self._space(self._process(response, watched, docs))
+        count = self._process(response, watched, docs)
+        self._spacing = self._pacing.pause(count, self._watched.others(), time.monotonic())
         return _MIN_PAUSE_SECONDS
 
     def _is_wanted(self) -> bool:
-        return bool(self._watched.mailboxes) or time.monotonic() - self._watched.left_at < _LINGER_SECONDS
-
-    def _space(self, count: int) -> None:
-        """Set the additional pause after a response with `count` watched documents."""
-        waiting, others = self._watched.counts()
-        self._spacing = self._pacing.pause(count, others, waiting, time.monotonic())
+        self._count_updates()
+        return not self._traffic.is_busy and bool(
+            self._watched.mailboxes or time.monotonic() - self._watched.left_at < _LINGER_SECONDS
+        )
 
     def _process(self, response: Document, watched: set[str], docs: bool) -> int:
         """Deliver the documents that a response of the changes feed names, or has with `docs`; return their number."""
@@ -229,8 +256,8 @@ class Subscriber:
         self._watched.forget_states([row['id'] for row in changes if row.get('deleted')])
         rows = [row for row in changes if row['id'] in watched and not row.get('deleted')]
         self._since = response['last_seq']
-        if self._receives_all and changes:
-            self._with_docs = len(rows) >= _MIN_OWN_SHARE * len(changes)
+        self._traffic.add_results(len(rows))
+        self._traffic.count(self._since, time.monotonic())
         if docs:
             self._watched.deliver(row.get('doc') for row in rows)
             return len(rows)

@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kombu_couchdb.errors import CouchDBError
 
-from ..results.documents import Document
+from ..results.documents import Document, is_final
+from .expectation import Expectation
 from .mailbox import Mailbox
 from .received import Ahead, Received
 
 __all__ = ['Watched']
+
+#: The pause between two requests that ask for documents, at least, in seconds for each document. For 1,000 documents
+#: that do not exist, such a request costs the server 12 ms, measured on CouchDB 3.5.
+_PAUSE_PER_DOC_SECONDS = 0.0005
 
 
 class Watched:
@@ -24,6 +29,9 @@ class Watched:
         self.mailboxes: dict[str, set[Mailbox]] = {}
         #: The documents that nothing waits for yet.
         self.ahead = Ahead(received)
+        #: By document id: the monotonic time at which the wait for the result began.
+        self._began: dict[str, float] = {}
+        self.expectation = Expectation()
         #: Watched ids whose documents were not read yet.
         self.unread: set[str] = set()
         #: The monotonic time at which the last thread stopped waiting.
@@ -57,6 +65,8 @@ class Watched:
                     is_new = True
                 if known is not None:
                     mailbox.deliver(known)
+                if known is None or not is_final(known):
+                    self._began.setdefault(doc_id, time.monotonic())
             if is_new:
                 self.unread |= self.ahead.extend(doc_id for doc_id in ahead if doc_id not in self.mailboxes)
             return is_new
@@ -70,6 +80,7 @@ class Watched:
                 mailbox.forget_revision(doc_id)
                 if not mailboxes:
                     self.mailboxes.pop(doc_id, None)
+                    self._began.pop(doc_id, None)
                     self.unread.discard(doc_id)
             if not self.mailboxes:
                 self.left_at = time.monotonic()
@@ -89,20 +100,43 @@ class Watched:
         with self.changed:
             self.unread |= ids & self.ids
 
-    def deliver(self, docs: Iterable[Document | None]) -> None:
-        """Deliver documents to their mailboxes, or keep those that are watched ahead."""
+    def deliver(self, docs: Iterable[Document | None], asked: float | None = None) -> int:
+        """Deliver documents to their mailboxes, or keep those that are watched ahead; return the number of results.
+
+        `asked` is the monotonic time at which they were asked for before. Without it, they come from the feed.
+        """
         with self.changed:
+            number = len(self.ahead)
             for doc in docs:
                 if doc is not None and not doc.get('_deleted'):
                     for mailbox in tuple(self.mailboxes.get(doc['_id'], ())):
                         mailbox.deliver(doc)
                     self.ahead.keep(doc)
+                    if is_final(doc) and (began := self._began.pop(doc['_id'], None)) is not None:
+                        number += 1
+                        most = time.monotonic() - began
+                        self.expectation.learn(most if asked is None else max(0.0, asked - began), most)
+            return number - len(self.ahead)
+
+    def due(self, asked: float) -> float:
+        """Return the monotonic time at which to ask for the documents, if they were asked for last at the time `asked`.
+
+        It is the time for the first of the awaited results, and later if there are many documents.
+        """
+        with self.changed:
+            first = min(
+                (began + self.expectation.next(max(0.0, asked - began)) for began in self._began.values()),
+                default=time.monotonic() + 1.0,  # everything was delivered
+            )
+            return max(first, asked + len(self.ids) * _PAUSE_PER_DOC_SECONDS)
 
     def fail(self, errors: Mapping[str, CouchDBError]) -> None:
         """Deliver errors, by document id, in the place of documents, which are not watched any more."""
         with self.changed:
             failed = {(mailbox, errors[doc_id]) for doc_id in errors for mailbox in self.mailboxes.pop(doc_id, ())}
             self.unread -= errors.keys()
+            for doc_id in errors:
+                self._began.pop(doc_id, None)
         for mailbox, error in failed:
             mailbox.deliver(error)
 
@@ -124,8 +158,7 @@ class Watched:
             self.unread -= self.ahead.keys() - self.mailboxes.keys()
             self.ahead.clear()
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many documents threads wait for, and how many are watched besides one for each thread."""
+    def others(self) -> int:
+        """Return how many documents are watched besides one for each waiting thread."""
         with self.changed:
-            waiting = len(self.mailboxes)
-            return waiting, len(self.ahead) + waiting - len(set().union(*self.mailboxes.values()))
+            return len(self.ahead) + len(self.mailboxes) - len(set().union(*self.mailboxes.values()))

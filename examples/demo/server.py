@@ -13,6 +13,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer, install
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
+from kombu_couchdb.queues.broadcasts_database import broadcasts_name
 
 from .interrupts import Interrupts
 from .screen import Screen
@@ -45,7 +46,7 @@ class Databases:
         """Create both; return the server's product and address, without the password. *Raises* `CouchDBError`."""
         client = self._client(self.name)
         greeting = client.welcome()
-        for name in (self.name, self.results):
+        for name in (self.name, broadcasts_name(self.name), self.results):
             self._created.append(name)
             try:
                 self._client(name).create()

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from ..couchdb.client import Client
 from ..couchdb.shapes import equal, exactly, maybe, members, revision
 from ..documents.ids import QUEUE
-from ..errors import DatabaseMissing
+from ..errors import AccessDenied, DatabaseMissing
+from ..queues.broadcasts_database import broadcasts_of
 from .queues import paused
 from .status import backlog, consumers
 
-__all__ = ['Finding', 'check_backlog', 'check_database', 'check_worker']
+__all__ = ['Finding', 'check_backlog', 'check_broadcasts', 'check_database', 'check_worker']
 
 
 class Finding(NamedTuple):
@@ -37,6 +38,15 @@ def check_database(client: Client, designs: Sequence[str]) -> Iterator[Finding]:
         yield Finding(True, f'{url} is set up')
     else:
         yield Finding(False, f'{url} is not set up; run "celery -A your_app couchdb setup"')
+
+
+def check_broadcasts(broker: Client) -> Iterator[Finding]:
+    """Report a broadcasts database that is missing or locked, which is no failure; one request."""
+    client = broadcasts_of(broker)
+    try:
+        client.info()
+    except (DatabaseMissing, AccessDenied) as exc:
+        yield Finding(True, f'every consumer follows the database of the broker, because {exc}')
 
 
 def check_worker(client: Client, name: str, queue: str | None, host: str) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ conflicts with it. It ends when the queue is resumed, or deleted by `delete`.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TypedDict
 
 from .. import design
@@ -19,6 +20,7 @@ from ..documents.ids import CONSUMER, PAUSE, QUEUE
 from ..documents.validation import check_names
 from ..errors import ConfigurationError
 from ..leases.peers import queues_of
+from ..queues.broadcasts_database import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
 
@@ -85,7 +87,9 @@ def pause(client: Client, queue: str, *, by: str | None = None, reason: str | No
         'by': by,
         'reason': reason,
     }
-    return client.try_put(doc) is not None
+    stored = client.try_put(doc) is not None
+    _notify(client)
+    return stored
 
 
 def resume(client: Client, queue: str) -> bool:
@@ -105,6 +109,7 @@ def resume(client: Client, queue: str) -> bool:
         [result] = client.bulk([deletion(leaf)])
         if result.is_refused:
             raise result.exception(client.address.url)
+    _notify(client)
     return True
 
 
@@ -126,8 +131,15 @@ def delete(client: Client, queue: str, *, force: bool = False) -> int:
         raise ConfigurationError(f'queue {queue!r} is in use by {where}: stop these consumers first')
     purged = purge(client, queue)
     Topology(client).delete_queue(queue)
-    resume(client, queue)
+    if not resume(client, queue):
+        _notify(client)
     return purged
+
+
+def _notify(client: Client) -> None:
+    """Let all consumers learn at once what was changed."""
+    with closing(BroadcastsDatabase(client)) as broadcasts:
+        broadcasts.notify()
 
 
 def _place(doc: Document) -> str:

@@ -47,6 +47,8 @@ class Wanted:
     anonymous: bool = False
     #: The maximum number of revisions that CouchDB keeps of a document; None leaves the setting as it is.
     revisions: int | None = None
+    #: A client for a database whose users may also use this one; `members` and `anonymous` are those of that database.
+    users_of: Client | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,11 @@ def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
     ]
     if wanted.revisions and native:
         steps.append(_revisions(client, wanted.revisions, exists))
-    steps += _rights(wanted, security)
+    steps += (
+        _same_users(wanted, wanted.users_of, security if exists else None)
+        if wanted.users_of
+        else _rights(wanted, security)
+    )
     if any(step.do for step in steps) and not _administers(user, security):
         raise _denied(client)
     return steps
@@ -208,6 +214,22 @@ def _rights(wanted: Wanted, security: Document) -> list[Step]:
         for name in wanted.members
         if _exists(client, name) is False
     ]
+
+
+def _same_users(wanted: Wanted, other: Client, security: Document | None) -> list[Step]:
+    """Return the step that copies the rights of the database `other`; `security` is None for a missing database."""
+    client = wanted.client
+
+    def copy() -> None:
+        client.request('PUT', '/_security', body=_security(other), shape=DONE)
+
+    try:
+        later = _security(other)
+    except DatabaseMissing:
+        later = {}
+    if wanted.members or not wanted.anonymous:
+        later = _secured(later, wanted.members)
+    return [Step(f'those who may use {other.address.database} may read and write', None if security == later else copy)]
 
 
 def _secured(security: Document, members: Sequence[str]) -> Document:

@@ -15,8 +15,9 @@ from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, QUEUE
-from ..errors import DatabaseMissing, NotFound
+from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..queues import waiting
+from ..queues.broadcasts_database import broadcasts_of
 from .leaders import Leader, leaders
 from .queues import Paused, paused
 
@@ -116,6 +117,8 @@ class Status(TypedDict):
     #: One for each duty that only one process may do at a time, such as beat.
     leaders: list[Leader]
     database: Database
+    #: None if it is missing, or the user may not read it: then every consumer follows the broker's database.
+    broadcasts: Database | None
     #: None if the result backend is not CouchDB, or if its database does not exist yet.
     results: Database | None
 
@@ -156,7 +159,8 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         'consumers': found,
         'leaders': leaders(client),
         'database': database,
-        'results': _results(results),
+        'broadcasts': _optional(broadcasts_of(client)),
+        'results': _optional(results),
     }
 
 
@@ -285,11 +289,11 @@ def _database(client: Client) -> Database:
     }
 
 
-def _results(client: Client | None) -> Database | None:
-    """Return the database of results; None if it does not exist. The first result creates it if the user may."""
+def _optional(client: Client | None) -> Database | None:
+    """Return a database; None if it does not exist (its first use creates it if the user may), or may not be read."""
     try:
         return _database(client) if client else None
-    except DatabaseMissing:
+    except (DatabaseMissing, AccessDenied):
         return None
 
 

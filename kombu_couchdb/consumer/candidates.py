@@ -1,8 +1,8 @@
 """Candidates: the messages of one queue that could be claimed, read ahead or reported by the changes feed. No I/O.
 
 A message that is due in more than `HORIZON_SECONDS` is no candidate; only the due date of the next one is kept. If
-several consumers serve a queue, each message has one consumer that may claim it first (`peers.Turns`). The others wait,
-and read the document again before they claim it.
+several consumers serve a queue, each message has one that may claim it first (see `claim_order`). The others wait, and
+read the document, or the head of the queue, again before they claim it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
 
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
@@ -18,36 +20,61 @@ from ..documents import workitem
 from ..documents.rates import waits_for_slot
 from ..queues.waiting import HORIZON_SECONDS, Page
 from .claim_order import ClaimOrder
-from .ending import MANY_LEFT, Ending
 from .paging import Paging, Reading
-from .probes import STAGGER_SECONDS, Candidate, Probes
 
 __all__ = ['Candidate', 'QueueCandidates']
 
-#: After a consumer joined or left a queue, the others claim nothing for `STAGGER_SECONDS`. They do not pause again
-#: until this number of seconds after the end of the last pause.
-_MIN_PAUSE_INTERVAL_SECONDS = 1.0
+#: For how long a document that was read, or the head of a queue, counts as current if others may claim the same
+#: messages, in seconds.
+_CURRENT_SECONDS = 0.1
 
 #: If other consumers serve the queue and its messages are all known, this consumer claims beyond its prefetch count
 #: only while it leaves this many that are its own share: the others have as many, and need none of these soon.
 _MIN_OWN_LEFT = 64
 
 
+@dataclass(eq=False)
+class Candidate:
+    """A message that may be claimed; `doc` is None until the document is read."""
+
+    id: str
+    #: The priority's rank: 0 is claimed first.
+    rank: int
+    date: float
+    #: How many consumers may claim the message before this one.
+    turn: int
+    #: The monotonic time at which it was found, or is due if that is later; and at which this consumer may claim it.
+    since: float
+    at: float
+    #: The monotonic time at which `doc` was read, or, before that, at which the message was found.
+    seen: float
+    doc: Document | None = None
+
+    @property
+    def order(self) -> tuple[int, int, float, str]:
+        """The key by which candidates are sorted."""
+        return self.rank, self.turn, self.date, self.id
+
+    def note(self, doc: Document | None) -> None:
+        """Set the document, which was read just now."""
+        self.doc, self.seen = doc, time.monotonic()
+
+
 class QueueCandidates:
     """The candidates of one queue, sorted by `Candidate.order`."""
 
     def __init__(self, clock: ServerClock, queue: str, read_ahead: int) -> None:
-        self._clock, self._read_ahead, self._paging = clock, read_ahead, Paging(clock, queue, read_ahead)
+        self._clock, self._paging, self._order = clock, Paging(clock, queue, read_ahead), ClaimOrder()
         self._candidates: dict[str, Candidate] = {}
+        #: `since` of the messages on the page of the head: other pages may be read before it is read again.
+        self._at_head: dict[str, float] = {}
         self._sorted: list[Candidate] | None = []
         self._claimed = 0  # how many messages of the last page were claimed
-        self._verified_at = float('-inf')
+        self._verified_at = -inf  # when the head was read last
         self._verifying = False  # whether the next read of the head is to show which candidates still exist
-        self._share_only = False  # whether this consumer leaves to the others what they may claim first
-        self._order, self._ending = ClaimOrder(), Ending()
-        self._probes = Probes()
-        self._paused_until = float('-inf')
         self._stale = True
+        #: Whether messages wait that no listener can take: then this consumer waits for nobody.
+        self.hurries = False
         #: The due date of the next message that is scheduled for later, by the server's clock, or None.
         self.next_due: float | None = None
 
@@ -62,8 +89,7 @@ class QueueCandidates:
     @property
     def needs_page(self) -> bool:
         """Whether the view should be read now: it is outdated, or it is stale and no candidate can be claimed."""
-        may_read = time.monotonic() >= self._paused_until and not self._ending.rests
-        return self.is_outdated or (self._stale and may_read and not self.has_claimable)
+        return self.is_outdated or (self._stale and not self.has_claimable)
 
     @property
     def reads_head_next(self) -> bool:
@@ -79,12 +105,30 @@ class QueueCandidates:
         """Note that the view may have messages that are no candidates yet."""
         self._stale = True
 
+    def found_empty(self) -> None:
+        """Note that the queue was read, and no message waits."""
+        self._candidates, self._sorted, self.hurries = {}, None, False
+        self._stale = False
+
+    def first(self, count: int) -> list[str]:
+        """Return the ids of up to `count` messages that are due, whoever may claim them first."""
+        now = time.monotonic()
+        return [each.id for each in itertools.islice((c for c in self._in_order() if c.since <= now), count)]
+
+    def due_at(self) -> float:
+        """Return the monotonic time at which a message becomes due, whoever may claim it first; -inf: read the view."""
+        if self._stale and not self._candidates:
+            return -inf
+        now = time.monotonic()
+        due = [now + self.next_due - self._clock.now()] if self.next_due is not None else []
+        return min(due + [each.since for each in self._candidates.values() if each.since > now], default=inf)
+
     # -- the other consumers
 
     @property
     def is_contended(self) -> bool:
-        """Whether all messages are known, and other consumers that are not known to be busy may need them."""
-        return self._order.turns.idle > 1 and not self._stale
+        """Whether all messages are known, and other consumers may need them."""
+        return self._order.consumers > 1 and not self._stale
 
     def most_ahead(self, count: int) -> int:
         """Return how many of `count` messages may be claimed now if this consumer claims beyond its prefetch count."""
@@ -94,46 +138,34 @@ class QueueCandidates:
 
     @property
     def leaves_none(self) -> bool:
-        """Whether consumers that are not known to be busy may find nothing to claim."""
+        """Whether other consumers may find nothing to claim."""
         return self.is_contended and next(self._own(), None) is None
 
-    def set_consumers(self, own: str, names: Sequence[str]) -> None:
-        """Set the consumers of the queue: `names`, with this consumer (`own`) among them."""
-        turns = self._order.turns
-        if (own, tuple(names)) == (turns.own, turns.names):
+    def set_consumers(self, own: str, consumers: Sequence[str], listeners: Sequence[str]) -> None:
+        """Set the ids of the consumers of the queue, this one (`own`) among them, and of its listeners, both sorted."""
+        before = self._order.consumers
+        if not self._order.set_consumers(own, consumers, listeners):
             return
-        if len(names) <= len(turns) and turns.own:
+        if len(consumers) <= before:
             # A consumer has left. The messages that it had, or could claim first, are at the head of the queue.
             self._paging.forget()
-        alone_before = len(turns) == 1
-        self._order.set_consumers(own, names)
-        if len(names) > 1 or not alone_before:
-            # The claim order has changed. Some consumers may not know that yet and claim in the old order: pause, and
-            # read the documents again.
-            now = time.monotonic()
-            for candidate in self._candidates.values():
-                candidate.doc = None
-            # A consumer that comes and goes all the time must not stop the others from claiming.
-            is_news = now - self._paused_until >= _MIN_PAUSE_INTERVAL_SECONDS
-            self._paused_until = now + STAGGER_SECONDS if is_news else self._paused_until
-            self._update_turns(since=now if is_news else None)
+        for candidate in self._candidates.values():
+            candidate.doc = None  # others may not know of the change yet, and claim in the old order
+        self._update_turns()
 
     def won(self, doc_id: str) -> None:
-        """Note that this consumer claimed a message: the consumers that could claim it first count as busy."""
-        if len(self._order.turns) > 1 and self._order.won(doc_id, self._probes.won(doc_id)):
+        """Note that this consumer claimed a message."""
+        if self._order.won(doc_id):
             self._update_turns()
 
     def lost(self, doc_id: str, to: str | None = None) -> None:
-        """Note that another consumer (`to`, if it is known) claimed a message: it no longer counts as busy."""
-        self._probes.lost(doc_id)
+        """Note that another consumer (`to`, if it is known) claimed a message."""
         if self._order.lost(doc_id, to):
             self._update_turns()
 
-    def _update_turns(self, since: float | None = None) -> None:
+    def _update_turns(self) -> None:
         for candidate in self._candidates.values():
             candidate.turn, wait = self._order.of(candidate.id)
-            if since is not None:
-                candidate.since = max(candidate.since, since)
             candidate.at = candidate.since + wait
         self._sorted = None
 
@@ -141,12 +173,17 @@ class QueueCandidates:
 
     def next_reading(self) -> Reading:
         """Return what to read next."""
-        return self._paging.next(self._order.turns, self._claimed)
+        consumers = self._order.consumers if self._order.is_shared else 1
+        return self._paging.next(self._order.position, consumers, self._claimed)
 
     def add_page(self, reading: Reading, page: Page) -> bool:
         """Add the messages of a page; return False if another page must be read."""
+        now = time.monotonic()
         rows = self._paging.read(reading, page)
         if reading.is_look:
+            for row in page.rows:
+                if row.id in self._candidates:
+                    self._open(self._candidates[row.id], now)
             new = [row for row in rows if row.id not in self._candidates]
             for row in new:
                 self._add_row(row)
@@ -154,26 +191,28 @@ class QueueCandidates:
                 self._candidates, self._sorted = {}, None
                 self._paging.last = None
             # If all candidates are left to others, read the next page in the same cycle.
-            return self.has_claimable if self._share_only else bool(self._candidates)
+            return self.has_claimable
         if reading.is_head:
             # The page lacks some of the candidates: they were claimed, or this copy of the index does not have them
             # yet. The queue stays stale, so it is read again.
             gone = self._verifying and not self._candidates.keys() <= {row.id for row in page.rows}
             self._stale, self._verifying, self.next_due = page.last is not None or gone, False, page.next_due
+            self._verified_at = now  # what others have claimed is gone
         before, self._candidates, self._sorted, self._claimed = self._candidates, {}, None, 0
-        if self._share_only and self._probes.wants_more:
-            for candidate in before.values():
-                if candidate.turn:
-                    self._probes.note(self._order.first_idle(candidate.id), candidate)
         self._order.read(rows)
         for row in rows:
-            self._add_row(row, before[row.id].since if row.id in before else None)
-        self._share_only = page.last is not None and any(not c.turn for c in self._candidates.values())
+            self._add_row(row, before[row.id].since if row.id in before else self._at_head.get(row.id))
+            if reading.is_head:
+                self._open(self._candidates[row.id], now)
         if reading.is_head:
-            self._verified_at = time.monotonic()  # what others have claimed is gone
-        left_before, left = (sum(c.turn > 0 for c in each.values()) for each in (before, self._candidates))
-        self._stale |= self._ending.read(left_before, left, is_end=page.last is None)
+            self._at_head = {row.id: self._candidates[row.id].since for row in rows}
         return True
+
+    def _open(self, candidate: Candidate, now: float) -> None:
+        """Let this consumer claim a message that others could claim first, and have left for long enough."""
+        if candidate.turn and (candidate.at <= now or self.hurries):
+            candidate.at, self._sorted = min(candidate.at, now), None
+            candidate.turn = candidate.turn if self.hurries else 0
 
     # -- candidates
 
@@ -206,35 +245,31 @@ class QueueCandidates:
         own: bool = False,
     ) -> None:
         now = time.monotonic()
-        if since is None or due is not None:
-            since = now + max(0.0, due - self._clock.now()) if due is not None else now
+        since = now if since is None else since
+        if due is not None:
+            since = max(since, now + (due - self._clock.now()))
         turn, wait = (0, 0.0) if own else self._order.of(doc_id)
         self._candidates[doc_id] = Candidate(doc_id, rank, date, turn, since, since + wait, now, None if wait else doc)
         self._sorted = None
 
     def choose(self, count: int, *, others: bool) -> list[Candidate]:
-        """Remove and return up to `count` candidates to be claimed now: probes, then those that are this one's share.
+        """Remove and return up to `count` candidates to be claimed now: first those that are this one's share.
 
-        If there are none, and `others` is true: a few candidates that other consumers could claim first and have left.
+        If there are none, and `others` is true: some of those that other consumers could claim first and have left.
         Those consumers may be claiming them at this moment.
         """
         now = time.monotonic()
-        if count <= 0 or not self._candidates or now < self._paused_until:
+        if count <= 0 or not self._candidates:
             return []
-        chosen = self._probes.take(count)
-        chosen += itertools.islice(self._own(), count - len(chosen))
+        chosen = list(itertools.islice(self._own(), count))
         if not chosen and others:
             eligible = list(self._eligible())
-            if (
-                len(eligible) > MANY_LEFT
-                and now - self._verified_at >= STAGGER_SECONDS
-                and len(self._candidates) < self._read_ahead
-            ):
-                self._verified_at = now
+            if self._order.is_shared and eligible and now - self._verified_at >= _CURRENT_SECONDS:
+                # One read of the head is cheaper than a read of each document.
                 self._verifying = self._stale = True
                 self._paging.restart()
                 return []
-            chosen = eligible[: max(1, count // self._order.turns.idle)]
+            chosen = eligible[:count] if self.hurries else eligible[: max(1, count // self._order.consumers)]
         for candidate in chosen:
             self._candidates.pop(candidate.id, None)
         if chosen:
@@ -248,9 +283,8 @@ class QueueCandidates:
 
     def may_be_claimed(self, candidate: Candidate) -> bool:
         """Tell whether other consumers may have claimed a candidate since its document was read."""
-        return (
-            len(self._order.turns) > 1 and not self._share_only and time.monotonic() - candidate.seen > STAGGER_SECONDS
-        )
+        alone = self._order.consumers == 1 or (self._order.is_shared and self._stale)
+        return not alone and time.monotonic() - candidate.seen > _CURRENT_SECONDS
 
     def claimable(self, chosen: Iterable[Candidate]) -> list[Document]:
         """Return the documents that can be claimed now; messages that are not due yet are passed to `offer` again."""
@@ -271,16 +305,17 @@ class QueueCandidates:
     @property
     def has_claimable(self) -> bool:
         """Whether a candidate could be claimed now."""
-        return time.monotonic() >= self._paused_until and next(self._eligible(), None) is not None
+        return next(self._eligible(), None) is not None
 
     def _eligible(self) -> Iterator[Candidate]:
         """Yield the candidates that could be claimed now, sorted by `Candidate.order`."""
-        now, own_only = time.monotonic(), self._own_only
-        return (c for c in self._in_order() if c.at <= now and not (own_only and c.turn))
+        now, reads_on = time.monotonic(), self._reads_on
+        return (each for each in self._in_order() if each.at <= now and not (reads_on and each.turn))
 
     @property
-    def _own_only(self) -> bool:
-        return self._share_only or self._ending.leaves
+    def _reads_on(self) -> bool:
+        """Whether the next pages are read before messages are claimed that others may claim first."""
+        return self._order.is_shared and self._paging.last is not None and not self.hurries
 
     def _in_order(self) -> list[Candidate]:
         if self._sorted is None:
@@ -294,18 +329,16 @@ class QueueCandidates:
     def clear(self) -> None:
         """Forget everything: the queue must be read again."""
         self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
-        self._probes.clear()
+        self._at_head, self.hurries = {}, False
         self._order.clear()
         self._paging.forget()
 
     def wake_at(self) -> float | None:
         """Return the monotonic time at which, without any change in the database, a message may become claimable."""
-        own_only = self._own_only
-        times = [max(c.at, self._paused_until) for c in self._candidates.values() if not (own_only and c.turn)]
+        reads_on = self._reads_on
+        times = [each.at for each in self._candidates.values() if not (reads_on and each.turn)]
         if self.next_due is not None:
             times.append(time.monotonic() + self.next_due - self._clock.now())
-        if self._stale and time.monotonic() < (again := max(self._paused_until, self._ending.until)):
-            times.append(again)
         return min(times, default=None)
 
     @property

@@ -17,6 +17,7 @@ from ..log import get_logger
 from ..options import Options
 from ..queues.store import Store
 from ..queues.topology import Topology
+from .attention import Attention
 from .bodies import Body, read
 from .candidate_reader import CandidateReader
 from .candidates import QueueCandidates
@@ -52,6 +53,7 @@ class Claims:
         unproven: UnprovenClaims,
         topology: Topology,
         rates: Rates,
+        attention: Attention,
     ) -> None:
         self._store, self._options, self._unacked, self._lease, self._unproven = (
             store,
@@ -60,7 +62,7 @@ class Claims:
             lease,
             unproven,
         )
-        self._topology, self._rates = topology, rates
+        self._topology, self._rates, self._attention = topology, rates, attention
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
         #: The `basic_get` calls that wait for one message each.
         self.pulls = unacked.pulls
@@ -142,6 +144,7 @@ class Claims:
             self._unacked.return_credit(credit)
             if queue_candidates is not None and result.is_conflict:
                 queue_candidates.lost(doc['_id'])
+                self._attention.lost()
             if result.is_refused:
                 logger.error(
                     'message %s in queue %r cannot be claimed: %s', doc['_id'], doc.get('queue'), result.reason
@@ -187,6 +190,7 @@ class Claims:
                 return
             if queue_candidates is not None:
                 queue_candidates.won(doc['_id'])
+                self._attention.won(len(queue_candidates))
             logger.debug(
                 'claimed and deleted message %s of queue %s, attempt %d'
                 if final

@@ -20,6 +20,7 @@ from ..leases.lease import Lease
 from ..leases.sweeper import Sweeper
 from ..log import get_logger
 from ..options import Options
+from ..queues import waiting
 from ..queues.harmful import Harmful
 from ..queues.set_aside import set_aside, stub
 from ..queues.store import Store
@@ -54,6 +55,9 @@ _MAX_LAST_TRIES = 20
 #: not have a new message yet, and then follow the feed of a node that has it already: that feed never reports it.
 _CLUSTER_POLL_SECONDS = 10.0
 
+#: How many messages at the head of a queue are read before the bell rings.
+_BELL_ROWS = 8
+
 
 class Cycle:
     """The work of one consumer; for its I/O thread alone, except `unacked` and `announced`."""
@@ -73,7 +77,7 @@ class Cycle:
         #: The subscriptions, the unacknowledged messages and the decisions about them.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
         #: Which decisions wait until something else is stored.
-        self.order = WriteOrder(self.unacked.wakeup.set)
+        self.order = WriteOrder(self.unacked.wake_for_stored)
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
         self._bodies = Bodies(client, self.unacked)
@@ -86,7 +90,14 @@ class Cycle:
         self.sweeper.slots.known = self._slots.revisions
         self.sweeper.slots.on_waiting = notifier.on_waiting = self._rates.saw
         self._claims = Claims(
-            self._store, options, self.unacked, self.lease, self.sweeper.unproven, topology, self._rates
+            self._store,
+            options,
+            self.unacked,
+            self.lease,
+            self.sweeper.unproven,
+            topology,
+            self._rates,
+            notifier.attention,
         )
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
@@ -107,15 +118,18 @@ class Cycle:
             return -inf
         if self._wanted_by_others():
             return -inf
-        times = [self._poll_at]
+        times = [self._poll_at, self._notifier.attention.bell.due_at]
         times += [at for at in (self.unacked.overdue_at,) if at is not None]
         if self.lease.written:
             times += [self.lease.next_heartbeat, self.sweeper.due, self._slots.due]
-        times += [at for at in (self._notifier.due_at(),) if at is not None]
+        times.append(self._notifier.due_at())
         credit, low = self.unacked.credit(), self.unacked.low()
         times.append(self._rates.due(credit))
         for queue, candidates in self._candidates.items():
-            if credit.get(queue, 0) > 0:
+            if credit.get(queue, 0) <= 0:
+                if queue in self._notifier.attention.followed:
+                    times.append(candidates.due_at())
+            else:
                 at = candidates.wake_at()
                 if candidates.is_stale and at is None:
                     at = -inf
@@ -145,6 +159,7 @@ class Cycle:
         self.unacked.retry_changed(self._client.fetch)
         pulls = list(self._claims.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
+        self._slots.begin()
         pending = self.order.writable(self.unacked.take_writes())
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         claims: list[PendingWrite] = []
@@ -156,7 +171,6 @@ class Cycle:
             if queues or pulls or self.lease.written:
                 self._heartbeat.register(queues)
                 self._suspects.check()
-                self._slots.begin()
                 self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
                 self._commits.release_orphans()
@@ -175,6 +189,7 @@ class Cycle:
             self._claims.claim_for_pulls(pulls, claims)
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
             self._slots.free(claims)
+            self.lease.idle = not (claims or pending or self.unacked.ids() or self._slots.revisions())
             if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(
@@ -184,6 +199,7 @@ class Cycle:
             )
             self._commits.write(pending, claims)
             self._offer(self._slots.settle())
+            self._ring()
             self.announced.set(self.lease.announced)
         except CouchDBError:
             for doc, react in claims:
@@ -198,8 +214,9 @@ class Cycle:
     def sweep(self) -> None:
         """Release the messages of consumers whose leases expired, if it is time to; *raises* the errors of `Client`."""
         if self.lease.written and time.monotonic() >= self.sweeper.due:
+            self.sweeper.rests = not self._notifier.attention.listens
             living = self.sweeper.sweep(self.lease.id, self.unacked.ids(), self._commits.on_orphans)
-            self._notifier.peers.keep(living)
+            self._notifier.coordination.know(living)
 
     def finish(self) -> None:
         """Release all unacknowledged messages and end the lease; *raises* the errors of `Client`."""
@@ -245,15 +262,40 @@ class Cycle:
             self._polled = time.monotonic()
         with_credit = {queue for queue in self._candidates if credit.get(queue, 0) > 0}
         # The feed does not report when a due date has come.
-        due = [self._candidates[queue] for queue in self._candidates if queue in with_credit]
+        reading = with_credit | self._notifier.attention.followed
+        due = [self._candidates[queue] for queue in self._candidates if queue in reading]
         self._claims.reader.refill([each for each in due if not each.is_stale and (poll or each.is_due)])
         self._notifier.feed_interval = self.unacked.pace.feed_interval
-        items, broadcasts = self._notifier.take(self._candidates, with_credit)
+        items, broadcasts = self._notifier.take(self.lease.id, self._candidates, with_credit)
+        peers = self._notifier.peers
         for queue, candidates in self._candidates.items():
-            candidates.set_consumers(self.lease.id, self._notifier.peers.of(queue, self.lease.id))
+            candidates.set_consumers(self.lease.id, peers.of(queue, self.lease.id), peers.listeners_of(queue))
+        attention = self._notifier.attention
+        if attention.listens:
+            # A listener without credit must know whether messages wait.
+            unserved = [self._candidates[queue] for queue in attention.followed - with_credit]
+            self._claims.reader.refill([candidates for candidates in unserved if candidates.needs_page])
         self._offer(items)
         for queue, message in broadcasts:
             self.unacked.broadcast(queue, message)
+
+    def _ring(self) -> None:
+        """Wake the consumers that rest, if messages wait for which this one has no credit."""
+        bell, credit = self._notifier.attention.bell, self.unacked.credit()
+        for queue, candidates in self._candidates.items():
+            if credit.get(queue, 0) > 0 or queue in self._topology.paused:
+                bell.forget(queue)
+            elif ids := candidates.first(_BELL_ROWS):
+                bell.waits(queue, self._notifier.attention.rank, ids)
+        bell.keep(self._candidates)
+        if not (due := bell.due):
+            return
+        for queue, ids in waiting.first_due(self._client, due, self._client.clock.now(), _BELL_ROWS).items():
+            if bell.check(queue, ids) and self._notifier.peers.is_shared(queue, self.lease.id):
+                self._notifier.broadcasts.ring(queue)
+            self._candidates[queue].clear()
+            if not bell.knows(queue):
+                self.unacked.wakeup.set()  # the next cycle follows the queue again
 
     def _pause(self, queues: set[str]) -> None:
         """Let nothing more be claimed from paused queues, and log changes of those among `queues`, the own ones."""

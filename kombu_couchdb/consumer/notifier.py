@@ -1,10 +1,10 @@
-"""The notifier: what is new in the database, from the changes feed for an idle consumer, by polling for a busy one.
+"""The notifier: what is new in the databases, from changes feeds, and from reads if the consumer follows none.
 
-The changes feed of a busy database is expensive: CouchDB filters every change for every feed (80 µs each, measured on
-CouchDB 3.5), while one range read of the heartbeats and broadcasts costs 2 ms. So a busy consumer polls four times a
-second, and an idle one follows the feed, which costs no requests while nothing changes. Here *busy* means that the
-consumer has credit for a queue that may have more messages; in `peers` it means that a consumer claims nothing. The
-costs do not grow with the number of queues that other processes have declared.
+The changes feed of the broker's database is expensive: CouchDB looks at each change for each feed (0.4 ms of processor
+time). So few consumers listen to it, see `attention`, and these only while their queues are empty: while they have
+credit for a queue that may have more messages, they read the queue, and need no feed to tell them of it. Every
+consumer follows the broadcasts database, which changes rarely. The costs do not grow with the number of queues that
+other processes have declared.
 """
 
 from __future__ import annotations
@@ -18,101 +18,120 @@ from typing import Any
 from ..couchdb.changes import LIMIT, ContinuousFeed
 from ..couchdb.client import Client, Document, Row
 from ..documents.concurrency import is_parked, parked_key
-from ..documents.ids import BINDING, BROADCAST, BROKER, CONSUMER, PAUSE, QUEUE
+from ..documents.ids import BROKER
 from ..documents.workitem import is_waiting
 from ..errors import CouchDBError
-from ..leases.peers import Peers
+from ..queues import waiting
 from ..queues.fanout import Listener
-from ..queues.routing import exchange_in, exchange_prefix
 from ..queues.topology import Topology
+from .attention import Attention
+from .broadcast_feed import BroadcastFeed
 from .candidates import QueueCandidates
+from .coordination import Coordination
 
 __all__ = ['Notifier']
 
-#: How often a busy consumer polls for broadcasts, bindings, pauses and other consumers, in seconds.
-_POLL_SECONDS = 0.25
-
-#: How often it reads the declarations of its queues, for changed limits, in seconds.
-_QUEUE_POLL_SECONDS = 1.0
-
-#: How long a consumer still polls after it was busy, before it follows the feed; and how long the feed still reports
-#: the messages of a queue after the last credit for it is used. In seconds.
+#: How long a listener that was busy waits before it follows the feed again, in seconds.
 _LINGER_SECONDS = 1.0
+
+#: How long a resting consumer keeps what it knows of a queue after the last credit for it is used, in seconds.
+_KEEP_SECONDS = 10.0
 
 
 class Notifier:
-    """What is new in one database, for the I/O thread of one connection.
+    """What is new for the I/O thread of one connection. It keeps `listener` and `coordination` up to date."""
 
-    It keeps `listener`, `peers`, and what `topology` knows of bindings, limits and pauses up to date.
-    """
-
-    def __init__(self, client: Client, topology: Topology, listener: Listener, name: str) -> None:
-        self.listener, self.peers = listener, Peers()
-        self._client, self._name = client, name
-        self._topology, self._routes, self._limits = topology, topology.routes, topology.limits
+    def __init__(
+        self, client: Client, topology: Topology, listener: Listener, broadcasts: BroadcastFeed, name: str
+    ) -> None:
+        self.listener, self.broadcasts = listener, broadcasts
+        self.coordination = Coordination(client, topology, listener)
+        self.peers = self.coordination.peers
+        #: Whether this consumer follows the feed of the broker's database.
+        self.attention = Attention(self.peers)
+        self._client, self._name, self._topology = client, name, topology
         self._feed: ContinuousFeed | None = None
         #: The least seconds between two looks at the feed, if they are more than its own.
         self.feed_interval = 0.0
         self._received: deque[tuple[list[Row], Any] | CouchDBError] = deque()
-        #: The revisions of the polled documents, by id.
-        self._known_revs: dict[str, str] = {}
-        #: The exchanges whose bindings are in `_known_revs`.
-        self._polled_exchanges: set[str] = set()
         #: Is called with the `parked_key` of each message that changed, or None if it has none.
         self.on_waiting: Callable[[str | None], None] = lambda parked: None
-        #: By queue: the monotonic time at which there was last credit for it.
-        self._credit_at: dict[str, float] = {}
         #: The update sequence from which the feed is followed; None: it is not followed.
         self._since: Any = None
         #: The queues whose messages the feed reports.
         self._followed: frozenset[str] = frozenset()
         #: An update sequence from before the queues were last read, or None.
         self._checkpoint: Any = None
-        self._polled_at = self._queues_polled_at = self._busy_at = float('-inf')
+        self._busy_at = -math.inf
+        #: By queue: the monotonic time at which there was last credit for it.
+        self._credit_at: dict[str, float] = {}
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Start the feed's thread; it calls `on_change()` when `take` has something to return."""
+        """Start the feeds' threads; they call `on_change()` when `take` has something to return."""
 
         def receive(item: tuple[list[Row], Any] | CouchDBError) -> None:
             self._received.append(item)
             on_change()
 
         self._feed = ContinuousFeed(self._client, lambda rows, seq: receive((rows, seq)), receive, f'{self._name}-feed')
+        self.broadcasts.start(on_change)
 
     def close(self) -> None:
-        """End the feed's thread."""
-        self._routes.follow(0.0)
+        """End the feeds' threads."""
+        self._topology.routes.follow(0.0)
         if self._feed is not None:
             self._feed.close()
+        self.broadcasts.close()
 
     def on_outage(self) -> None:
-        """Forget everything: CouchDB did not respond, or the database may be a new one."""
-        self._routes.follow(0.0)
+        """Forget everything: CouchDB did not respond, or the databases may be new ones."""
         self._stop_feed()
-        self._known_revs.clear()
-        self._polled_exchanges.clear()
+        self.coordination.forget()
         self._received.clear()
         self._checkpoint = None
-        self._polled_at = self._queues_polled_at = float('-inf')
+        self.broadcasts.on_outage()
 
-    def due_at(self) -> float | None:
-        """Return the monotonic time of the next poll; None while the feed is followed."""
-        return self._polled_at + _POLL_SECONDS if self._since is None else None
+    def due_at(self) -> float:
+        """Return the monotonic time at which `take` has something to read."""
+        waits_to_follow = self.attention.listens and self._since is None and self._checkpoint is not None
+        return min(
+            self.broadcasts.due_at(),
+            self.attention.look_at,
+            self._coordination_due_at(),
+            self._busy_at + _LINGER_SECONDS if waits_to_follow else math.inf,
+        )
+
+    def _coordination_due_at(self) -> float:
+        if self._since is not None:
+            return math.inf  # the feed reports all of it
+        return self.coordination.due_at(
+            is_announced=self.broadcasts.is_followed, counts_peers=self._busy_at > time.monotonic() - _LINGER_SECONDS
+        )
 
     def take(
-        self, candidates: Mapping[str, QueueCandidates], with_credit: set[str]
+        self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]
     ) -> tuple[list[Document], list[tuple[str, Document]]]:
         """Return the new messages that may be claimed, and the new broadcasts as `(queue, message)`.
 
-        `with_credit` names the queues for which a message could be claimed now. *Raises* the error that ended the feed.
+        `own` is the id of this consumer, and `with_credit` names the queues for which a message could be claimed now.
+        *Raises* the error that ended the feed.
         """
         docs = self._take_received(candidates)
-        now = time.monotonic()
-        if any(candidates[queue].is_stale for queue in with_credit):
-            self._stop_feed()
+        broadcasts = self.broadcasts.take()
+        for queue in self.broadcasts.rung():
+            self.attention.heard(queue)
+        self._attend(own, candidates, with_credit)
+        followed, now = self.attention.followed, time.monotonic()
+        is_busy = any(candidates[queue].is_stale for queue in followed)
+        if is_busy:
             self._busy_at = now
+        if not self.attention.listens:
+            self._stop_feed()
+            self._checkpoint = None
+        elif is_busy:
+            self._stop_feed()
             if self._checkpoint is None or any(
-                candidates[queue].reads_head_next and candidates[queue].needs_page for queue in with_credit
+                candidates[queue].reads_head_next and candidates[queue].needs_page for queue in followed
             ):
                 # If the feed starts at this point, it does not report older changes: read all queues after this point.
                 # Only a read of the head can make the candidates of a queue complete. CouchDB reads each document that
@@ -123,9 +142,15 @@ class Notifier:
         elif now - self._busy_at >= _LINGER_SECONDS or not any(
             queue_candidates.is_stale for queue_candidates in candidates.values()
         ):
-            docs += self._follow_feed(candidates, with_credit)
-        if self._since is None and now - self._polled_at >= _POLL_SECONDS:
-            docs += self._poll(candidates)
+            docs += self._follow_feed(candidates)
+        if self._since is not None:
+            self.broadcasts.noticed = False
+        elif self.broadcasts.noticed or now >= self._coordination_due_at():
+            docs += self._read_coordination(candidates, everything=self.broadcasts.noticed)
+        self.broadcasts.saw_elsewhere(docs)
+        broadcasts += self.broadcasts.follow()  # last: in an outage the requests above end the cycle
+        for doc in broadcasts:
+            self._topology.routes.note_reply(doc.get('reply'))
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
         for doc in items:
             self.on_waiting(parked_key(doc))
@@ -133,7 +158,46 @@ class Notifier:
         # CouchDB's filter also admits a document whose `queue` is a list with the name in it.
         return [
             doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in candidates
-        ], self.listener.take(docs)
+        ], self.listener.take(docs + broadcasts)
+
+    def _attend(self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> None:
+        """Decide whether to listen or to rest; look at queues where that is due, and forget what was not followed."""
+        self.peers.set_own(own, candidates)
+        # The messages of a paused queue wait in any case. A long one would keep the consumer from following the feed.
+        queues = candidates.keys() - self._topology.paused
+        quiet = set(filter(self._is_quiet, queues))
+        unread = self.attention.update(own, queues, with_credit, quiet=quiet, may_rest=self.broadcasts.is_followed)
+        if self.attention.listens:
+            if unread:
+                self._checkpoint = None
+            for queue in unread:
+                candidates[queue].mark_stale()
+            return
+        now = time.monotonic()
+        self._credit_at = {
+            queue: now if queue in with_credit else self._credit_at.get(queue, now) for queue in candidates
+        }
+        for queue, queue_candidates in candidates.items():
+            queue_candidates.next_due = None  # the listeners wait for that date
+            if queue in unread and self.attention.hurries(queue):
+                queue_candidates.mark_stale()
+                queue_candidates.hurries = True
+                unread = unread - {queue}
+            elif queue in unread and len(queue_candidates):
+                queue_candidates.mark_stale()  # first claim what is known to wait
+            elif now - self._credit_at[queue] > _KEEP_SECONDS:
+                queue_candidates.clear()
+        if unread := {queue for queue in unread if not len(candidates[queue])}:
+            until = self._client.clock.now() + waiting.HORIZON_SECONDS
+            for queue, ids in waiting.first_due(self._client, sorted(unread), until).items():
+                if ids:
+                    candidates[queue].mark_stale()
+                else:
+                    candidates[queue].found_empty()
+
+    def _is_quiet(self, queue: str) -> bool:
+        """Tell whether a queue is there for broadcasts: each worker has one for remote control."""
+        return self.listener.receives(queue) and self._topology.declarations.is_temporary(queue)
 
     def _take_received(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Return the documents that the feed reported, and let it continue."""
@@ -154,31 +218,24 @@ class Notifier:
             else:
                 self._start_feed(last, self._followed)
         for doc in docs:
-            self._note(doc)
+            self.coordination.note(doc)
         return docs
 
-    def _follow_feed(self, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> list[Document]:
+    def _follow_feed(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Follow the feed for all queues whose candidates are complete."""
-        now = time.monotonic()
-        self._credit_at = {
-            queue: now if queue in with_credit else self._credit_at.get(queue, now) for queue in candidates
-        }
         for queue, queue_candidates in candidates.items():
-            # For a queue without credit, stop after a while, or if there are many messages: forget its candidates, and
-            # leave it out of the feed. A queue with credit is kept: otherwise this cycle would read it again, at an
-            # unknown point of the feed, and the feed could not continue from there.
-            if (
-                self._since is not None
-                and queue not in with_credit
-                and not queue_candidates.is_stale
-                and (len(queue_candidates) > LIMIT or now - self._credit_at[queue] > _LINGER_SECONDS)
-            ):
+            # Leave a queue without credit out of the feed, and forget its candidates. A queue with credit is kept:
+            # otherwise this cycle would read it again, at an unknown point of the feed, and the feed could not continue
+            # from there.
+            if queue not in self.attention.followed and not queue_candidates.is_stale:
                 queue_candidates.clear()
         complete = frozenset(queue for queue, queue_candidates in candidates.items() if not queue_candidates.is_stale)
         if self._since is None:
             # The checkpoint may be old. If no candidates are complete, no queue needs the changes since then.
             since = self._client.sequence() if self._checkpoint is None or not complete else self._checkpoint
-            docs = self._poll(candidates)
+            # The feed reports what is stored after this point, and notices told of what was stored before.
+            missed = self.broadcasts.noticed or not self.broadcasts.is_followed
+            docs = self._read_coordination(candidates, everything=True) if missed else []
             self._start_feed(since, complete)
             self._checkpoint = None
             return docs
@@ -194,9 +251,14 @@ class Notifier:
         self._checkpoint = None
         return []
 
+    def _read_coordination(self, candidates: Mapping[str, QueueCandidates], *, everything: bool) -> list[Document]:
+        if everything:
+            self.broadcasts.noticed = False
+        return self.coordination.read(candidates, is_announced=self.broadcasts.is_followed, everything=everything)
+
     def _start_feed(self, since: Any, queues: frozenset[str]) -> None:
         self._since, self._followed = since, queues
-        self._routes.follow(math.inf)
+        self._topology.routes.follow(math.inf)
         if self._feed is not None:
             self._feed.min_interval = self.feed_interval
             self._feed.watch(since, _selector(queues))
@@ -208,59 +270,6 @@ class Notifier:
             self._since = None
             if self._feed is not None:
                 self._feed.pause()
-
-    def _poll(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
-        """Return the changed documents that are no messages.
-
-        This takes one request, and one more each for bindings, for all changed documents together, and, once a second,
-        for the declarations of the queues.
-        """
-        self._polled_at = time.monotonic()
-        exchanges = sorted(self._routes.wanted | self.listener.exchanges)
-        rows = self._client.id_range(BROADCAST, to=CONSUMER)
-        if exchanges:
-            rows += self._client.id_range(exchange_prefix(exchanges[0]), to=exchange_prefix(exchanges[-1]))
-        revs = {row['id']: row['value']['rev'] for row in rows}
-        self._topology.read_paused(revs)
-        docs = [
-            doc
-            for doc in self._client.fetch([name for name, rev in revs.items() if self._known_revs.get(name) != rev])
-            if doc
-        ]
-        for exchange in exchanges:
-            if exchange not in self._polled_exchanges:
-                its = {doc['_id']: doc for doc in docs if doc['_id'].startswith(exchange_prefix(exchange))}
-                self._routes.replace(its, self._polled_at, exchange_prefix(exchange))
-                self._polled_exchanges.add(exchange)
-        docs += [{'_id': name, '_deleted': True} for name in self._known_revs.keys() - revs.keys()]
-        self._known_revs = revs
-        if self._polled_at - self._queues_polled_at >= _QUEUE_POLL_SECONDS:
-            self._queues_polled_at = self._polled_at
-            names = [QUEUE + queue for queue in candidates]
-            docs += [
-                doc or {'_id': name, '_deleted': True}
-                for name, doc in zip(names, self._client.find(names), strict=True)
-            ]
-        for doc in docs:
-            self._note(doc)
-        self._routes.follow(_POLL_SECONDS * 4, exchanges)
-        return docs
-
-    def _note(self, doc: Document) -> None:
-        if doc.get('_deleted'):
-            self._topology.declarations.was_deleted(doc['_id'])
-            exchange = exchange_in(doc['_id'])
-            # The exchange may have been declared and bound again meanwhile.
-            if exchange is not None and self.listener.listens_to(exchange) and not self._topology.has_fanout(exchange):
-                self.listener.forget(exchange)
-        if doc['_id'].startswith(BINDING):
-            self._routes.update(doc)
-        elif doc['_id'].startswith(CONSUMER):
-            self.peers.seen(doc)
-        elif doc['_id'].startswith(PAUSE):
-            self._topology.note_paused(doc)
-        elif doc['_id'].startswith(QUEUE):
-            self._limits.seen({'name': doc['_id'].removeprefix(QUEUE), 'arguments': doc.get('arguments')})
 
 
 def _selector(queues: frozenset[str]) -> Document:

@@ -12,8 +12,9 @@ from .delivery import Credit
 
 __all__ = ['Pace']
 
-#: The time from the beginning of one cycle to that of the next while messages flow, in seconds.
-_CYCLE_SECONDS = 0.028
+#: The time from the beginning of one cycle to that of the next while messages flow, in seconds; and the least time
+#: between two looks at the changes feed then: a message that it reports should not wait for as long.
+_CYCLE_SECONDS, _FEED_SECONDS = 0.06, 0.028
 
 #: Messages flow if a cycle claimed at least this many in the last so many seconds. Somebody who sends one task, waits
 #: for its result and sends the next never makes it two.
@@ -51,9 +52,14 @@ class Pace:
         return self._began + _CYCLE_SECONDS
 
     @property
+    def seconds_to_next(self) -> float:
+        """How many seconds something can wait that should share the next cycle of a flow; 0.0 without a flow."""
+        return max(0.0, self.next_at - time.monotonic()) if self.flowing else 0.0
+
+    @property
     def feed_interval(self) -> float:
         """The least seconds between two looks at the changes feed; 0.0: as the feed likes."""
-        return _CYCLE_SECONDS if self.flowing else 0.0
+        return _FEED_SECONDS if self.flowing else 0.0
 
     def ack_delay(self, credit: Credit, *, more_to_claim: bool) -> float:
         """Return how long an ack may wait for others, in seconds; `more_to_claim`: whether messages can be claimed."""

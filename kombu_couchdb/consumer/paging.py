@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
-from ..leases.peers import Turns
 from ..queues.waiting import BEGIN, Ask, Cursor, Page
 
 __all__ = ['Paging', 'Reading']
@@ -75,22 +74,26 @@ class Paging:
         """Read from the head next, and count all messages there as new."""
         self.last, self._known = None, {}
 
-    def next(self, turns: Turns, claimed: int) -> Reading:
-        """Return what to read next; `claimed` is how many messages of the last page were claimed."""
+    def next(self, position: int, consumers: int, claimed: int) -> Reading:
+        """Return what to read next.
+
+        `consumers` share the messages, and this one has this `position` among them. `claimed` is how many messages of
+        the last page it claimed.
+        """
         if self.last is not None and self.is_old:
-            return self._look(turns)
-        limit = min(self._read_ahead, max(_MIN_ROWS * len(turns), 4 * claimed))
+            return self._look(position, consumers)
+        limit = min(self._read_ahead, max(_MIN_ROWS * consumers, 4 * claimed))
         if self.last is None:
             self._looked_at = self._refreshed_at = time.monotonic()
             return Reading(Ask(self._queue, limit), 'true')
         return Reading(Ask(self._queue, limit, self.last), 'false')
 
-    def _look(self, turns: Turns) -> Reading:
+    def _look(self, position: int, consumers: int) -> Reading:
         self._looked_at = time.monotonic()
         # One consumer in each second updates the index: if every look did so, that would cost as much as the claims.
-        count = min(len(turns), _MAX_REFRESH_TURNS)
+        count = min(consumers, _MAX_REFRESH_TURNS)
         refresh = (
-            int(self._clock.now()) % count == turns.position % count
+            int(self._clock.now()) % count == position % count
             or self._looked_at - self._refreshed_at > _REFRESH_SECONDS * count
         )
         if refresh:

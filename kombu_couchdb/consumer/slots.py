@@ -64,6 +64,7 @@ class Slots:
         self._slots: dict[str, _Slot] = {}  # by id
         #: The ids of the messages that get a claim in this cycle.
         self._claiming: set[str] = set()
+        self._held: set[str] = set()
         #: By key: the highest limit of the messages that found no slot in this cycle.
         self._full: dict[str, int] = {}
         self._refusals = Refusals(client, 'the concurrency slot')
@@ -100,8 +101,9 @@ class Slots:
     # -- take
 
     def begin(self) -> None:
-        """Begin a cycle."""
+        """Begin a cycle, before its decisions are taken: a slot is freed together with the decision, not before it."""
         self._full.clear()
+        self._held = self._unacked.held_ids()
 
     def admit(self, taken: dict[str, list[Document]], writes: list[PendingWrite]) -> dict[str, list[Document]]:
         """Return those of the messages to be claimed, by queue, that need no slot or get one.
@@ -142,7 +144,7 @@ class Slots:
 
     def _spare(self) -> list[_Slot]:
         """Return the slots that no message of this consumer uses any more."""
-        in_use = self._claiming | self._unacked.held_ids() | self._unacked.may_run().keys()
+        in_use = self._claiming | self._held | self._unacked.held_ids() | self._unacked.may_run().keys()
         return [each for each in self._slots.values() if each.item not in in_use]
 
     def _reuse(self, spare: list[_Slot], doc: Document, limit: Concurrency) -> bool:

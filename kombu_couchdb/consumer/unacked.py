@@ -181,6 +181,10 @@ class Unacked(HeldMessages):
             delay = self.pace.ack_delay(delivery.credit, more_to_claim=self.more_to_claim)
             self.wakeup.set(delay if may_wait else 0.0)
 
+    def wake_for_stored(self, urgent: bool) -> None:
+        """Write decisions that waited for results: at once if `urgent`, else with the next claims of a flow."""
+        self.wakeup.set(0.0 if urgent else self.pace.seconds_to_next)
+
     # -- for the I/O thread
 
     @property

@@ -75,8 +75,10 @@ def stored() -> None:
 class WriteOrder:
     """The decisions of one consumer that wait; for its I/O thread alone, except `wake_if_ready` and `wait`."""
 
-    def __init__(self, wake: Callable[[], None], preconditions: list[Precondition] = _process.preconditions) -> None:
-        """`wake()` makes the I/O thread call `writable` again; `preconditions` are those of this process."""
+    def __init__(
+        self, wake: Callable[[bool], None], preconditions: list[Precondition] = _process.preconditions
+    ) -> None:
+        """`wake(urgent)` makes the I/O thread call `writable` again; `preconditions` are those of this process."""
         self._wake, self._preconditions = wake, preconditions
         #: Decisions, and the marks that they wait for; None: the mark is not known yet.
         self._waiting: list[tuple[list[PendingWrite], dict[Precondition, int | None]]] = []
@@ -103,10 +105,15 @@ class WriteOrder:
 
     def wake_if_ready(self) -> None:
         """Wake the I/O thread if a decision that waits can be written now. Any thread may call it."""
-        for _, marks in list(self._waiting):
-            if all(mark is None or self._is_stored(each, mark) for each, mark in list(marks.items())):
-                self._wake()
-                return
+        ready = [
+            doc
+            for writes, marks in list(self._waiting)
+            if all(mark is None or self._is_stored(each, mark) for each, mark in list(marks.items()))
+            for doc, _ in writes
+        ]
+        if ready:
+            # The messages in `next` of a unique job wait for its ack.
+            self._wake(any(map(workitem.is_unique, ready)))
 
     def wait(self) -> bool:
         """Wait until all decisions can be written; return False if what they wait for is given up."""

@@ -141,11 +141,11 @@ class ContinuousFeed:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def watch(self, since: Any, selector: Document) -> None:
-        """Wait for changes after `since`, and interrupt an earlier wait."""
+    def watch(self, since: Any, selector: Document | None) -> None:
+        """Wait for changes after `since`, and interrupt an earlier wait; None is a selector that all changes match."""
         with self._wake:
             self._longpoll.interrupt()
-            self._request = (since, {'selector': selector})
+            self._request = (since, {'selector': selector} if selector else {})
             self._wake.notify()
 
     def pause(self) -> None:

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from .types import Message, Stored
 
 __all__ = [
+    'Bell',
     'Binding',
     'Broadcast',
     'Consumer',
     'FanoutExchange',
     'Leader',
+    'Notice',
     'Pause',
     'Queue',
     'Rate',
@@ -121,7 +124,12 @@ class FanoutExchange(Stored):
     kind: Literal['fanout']
 
 
-class Broadcast(Stored):
+class _BroadcastOptions(TypedDict, total=False):
+    #: Only of remote control: the binding of the queue for the replies, so that receivers need not read it.
+    reply: Mapping[str, Any]
+
+
+class Broadcast(_BroadcastOptions, Stored):
     """A message to a fanout exchange. After it has expired, its publisher may overwrite it with a later broadcast."""
 
     _id: str
@@ -135,6 +143,23 @@ class Broadcast(Stored):
     date: float
     expires: float
     message: Message
+
+
+class Notice(Stored):
+    """It is overwritten when declarations or pauses have changed. It is in the broadcasts database."""
+
+    _id: str
+    type: Literal['Notice']
+    date: float
+
+
+class Bell(Stored):
+    """It is overwritten to call consumers to a queue. It is in the broadcasts database."""
+
+    _id: str
+    type: Literal['Bell']
+    queue: str
+    date: float
 
 
 class Region(Stored):

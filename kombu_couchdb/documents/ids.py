@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 __all__ = [
+    'BELL',
     'BINDING',
     'BROADCAST',
     'BROKER',
     'CONSUMER',
     'JOB',
     'LEADER',
+    'NOTICE',
     'ONCE',
     'PARCEL',
     'PAUSE',
@@ -27,6 +29,9 @@ BINDING, BROADCAST, CONSUMER, LEADER, QUEUE = (
 #: Pauses of queues. The prefix sorts between `BROADCAST` and `CONSUMER`, so that a busy consumer reads these documents
 #: with the others that it polls.
 PAUSE = BROKER + 'closed:'
+
+#: In the broadcasts database: the notice, and the bells of queues.
+NOTICE, BELL = 'notice', 'bell:'
 
 #: Unique jobs; messages published within `idempotent`; messages that a worker moved from a database of parcels.
 #: The ids of other messages have no prefix.

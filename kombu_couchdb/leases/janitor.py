@@ -17,6 +17,7 @@ from ..couchdb.client import Client, Document, chunks
 from ..documents import rates
 from ..documents.ids import BINDING, BROADCAST, QUEUE, RATE
 from ..errors import NotFound
+from ..queues.broadcasts_database import BroadcastsDatabase
 from ..queues.store import Store
 from .watch import Watch, expires_of
 
@@ -42,11 +43,11 @@ class Janitor:
 
     It remembers bindings without a queue and consumers without heartbeats from call to call. It deletes such a document
     only if a second look, some time later, finds it unchanged: another process may be about to declare the queue, and a
-    clock may have jumped.
+    clock may have jumped. It also deletes old broadcasts in the database `broadcasts`.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
+        self._client, self._broadcasts = client, broadcasts
         self._watch = Watch(client.clock, _DEFAULT_LEASE_SECONDS, clock_share=0.0)
         #: Bindings without a queue: revision and monotonic time of the first look, by id.
         self._orphans: dict[str, tuple[str, float]] = {}
@@ -104,8 +105,13 @@ class Janitor:
 
     def _delete_broadcasts(self, limit: int) -> int:
         now = self._client.clock.now()
-        expired = (doc for doc in _documents(self._client, BROADCAST) if _is_long_expired(doc, now))
-        return self._delete(list(islice(expired, limit)))
+
+        def delete(client: Client) -> int:
+            expired = (doc for doc in _documents(client, BROADCAST) if _is_long_expired(doc, now))
+            return _delete(client, list(islice(expired, limit)))
+
+        elsewhere = self._broadcasts.ask(delete, create=False) if self._broadcasts else None
+        return delete(self._client) + (elsewhere or 0)
 
     def _delete_consumers(self, limit: int) -> int:
         asked = time.monotonic()
@@ -136,11 +142,13 @@ class Janitor:
         return self._delete(list(islice(unused, limit)))
 
     def _delete(self, docs: list[Document]) -> int:
-        """Delete these revisions of documents, and no later ones; return how many were deleted."""
-        deletions = [deletion(doc) for doc in docs]
-        return sum(
-            1 for part in chunks(deletions, _MAX_BATCH_DOCS) for result in self._client.bulk(part) if result.is_stored
-        )
+        return _delete(self._client, docs)
+
+
+def _delete(client: Client, docs: list[Document]) -> int:
+    """Delete these revisions of documents, and no later ones; return how many were deleted."""
+    deletions = [deletion(doc) for doc in docs]
+    return sum(1 for part in chunks(deletions, _MAX_BATCH_DOCS) for result in client.bulk(part) if result.is_stored)
 
 
 def _is_long_expired(doc: Document, now: float) -> bool:

@@ -38,6 +38,10 @@ logger = get_logger(__name__)
 #: The next sweep goes on after a pause of the same length.
 _MAX_DELETING_SECONDS = 0.5
 
+#: All consumers that rest (see `consumer.attention`) together sweep about once in this time, in seconds; but each at
+#: least once in this part of the lease.
+_FLEET_SECONDS, _REST_SHARE = 1.0, 1.5
+
 #: The interval at which the janitor cleans up after killed processes, and the most documents of a kind that it deletes.
 _CLEAN_UP_INTERVAL_SECONDS, _MAX_CLEAN_UP_DOCS = 3600.0, 200
 
@@ -54,6 +58,8 @@ class Sweeper:
         self.unused = UnusedQueues(store, topology)
         #: Frees the slots of concurrency keys that nobody uses.
         self.slots = FreedSlots(store)
+        #: Whether this consumer rests, and listeners sweep, too.
+        self.rests = False
         #: Claims of this consumer that a cluster did not prove.
         self.unproven = UnprovenClaims()
         self._resolver = ConflictResolver(
@@ -71,7 +77,7 @@ class Sweeper:
                 ),
             },
         )
-        self._janitor = Janitor(store.client)
+        self._janitor = Janitor(store.client, topology.broadcasts)
         self._clean_up_at = time.monotonic() + random.uniform(0.2, 1.0) * _CLEAN_UP_INTERVAL_SECONDS
         # The first sweep is early: a restarted worker finds the messages of its predecessor soon.
         self._next = time.monotonic() + random.uniform(0.2, 1.0)
@@ -116,13 +122,13 @@ class Sweeper:
         if time.monotonic() >= self._resolver.due:
             self._resolver.resolve(living)
         self._clean_up()
-        self._schedule(pause if unfinished else None)
+        self._schedule(pause if unfinished else None, len(living))
         return living
 
     def _end_expired_leases(self, leases: LeaseStats, own: str, asked: float) -> list[Document]:
         """Delete the heartbeats of silent consumers; return those whose deletion was proven."""
         expires = {name: stats['max'] for name, stats in leases['consumer'].items() if name != own}
-        self._watch.observe(expires, asked, self._store.client.fetch)
+        self._watch.observe(expires, asked, self._store.client.fetch, {*leases['claim'], *leases['slot']})
         expired = self._delete_heartbeats(self._watch.silent())
         for doc in expired:
             logger.warning(
@@ -195,9 +201,14 @@ class Sweeper:
             self._clean_up_at = time.monotonic() + random.uniform(0.8, 1.2) * _CLEAN_UP_INTERVAL_SECONDS
             self._janitor.clean_up(_MAX_CLEAN_UP_DOCS)
 
-    def _schedule(self, pause: float | None) -> None:
-        """Set the time of the next sweep: after `pause` seconds, or when a lease or a queue may have expired."""
+    def _schedule(self, pause: float | None, living: int) -> None:
+        """Set the time of the next sweep: after `pause` seconds, or when a lease or a queue may have expired.
+
+        If many consumers (`living`) rest, each sweeps more rarely: the listeners sweep in time.
+        """
         wait = min(self._watch.next_in(), self._overdue.next_in(), self._timeout)
+        if self.rests:
+            wait = max(wait, min(_FLEET_SECONDS * living, _REST_SHARE * self._timeout))
         self._next = time.monotonic() + (
             max(wait, self._timeout / 10) + random.uniform(0.1, 1.0) if pause is None else pause
         )

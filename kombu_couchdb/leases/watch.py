@@ -8,7 +8,7 @@ was written between two looks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from math import inf
 from typing import Any, NamedTuple
 
@@ -25,6 +25,9 @@ GRACE_SECONDS = 2.0
 #: measure the rest with its monotonic clock. The rest is longer than a third of the lease, the interval of heartbeats,
 #: so a living consumer writes a heartbeat in it, and does not lose its lease because a clock is wrong.
 CLOCK_SHARE = 0.6
+
+#: The same for a consumer that holds no message: it writes a heartbeat only after three quarters of its lease.
+IDLE_CLOCK_SHARE = 0.2
 
 #: The longest lease: `visibility_timeout` has the same limit, see `options`.
 _MAX_LEASE_SECONDS = 1e9
@@ -55,11 +58,16 @@ class Watch:
         self._ahead: float | None = None
 
     def observe(
-        self, expires: Mapping[str, float], asked: float, fetch: Callable[[list[str]], list[Document | None]]
+        self,
+        expires: Mapping[str, float],
+        asked: float,
+        fetch: Callable[[list[str]], list[Document | None]],
+        holding: Container[str] = (),
     ) -> None:
         """Take in `expires` of all consumers, by id. The request that read it was sent at the monotonic time `asked`.
 
-        `fetch` returns the documents of new consumers, from which their leases are read.
+        `fetch` returns the documents of new consumers, from which their leases are read. `holding` has the ids of those
+        that hold messages.
         """
         answered, now = time.monotonic(), self._clock.now()
         looked, self._looked = self._looked, asked
@@ -75,7 +83,8 @@ class Watch:
             if seen is None or seen.expires != end:
                 lease = leases[name] if seen is None else seen.lease
                 written = answered - (now - (end - lease)) if trusted else answered
-                since = min(answered, max(written, looked, answered - self._clock_share * lease))
+                share = self._clock_share if name in holding else min(self._clock_share, IDLE_CLOCK_SHARE)
+                since = min(answered, max(written, looked, answered - share * lease))
                 seen = _Seen(end, lease, since)
             self._seen[name] = seen
 

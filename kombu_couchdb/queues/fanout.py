@@ -22,6 +22,7 @@ from ..documents.coordination import Broadcast
 from ..documents.ids import BROADCAST
 from ..documents.types import Message
 from ..log import get_logger
+from .broadcasts_database import BroadcastsDatabase
 
 __all__ = ['Broadcaster', 'Listener']
 
@@ -46,17 +47,22 @@ _MISSING_SECONDS, _MAX_MISSING = 15.0, 1000
 class Broadcaster:
     """Sends broadcasts; one for each connection that publishes."""
 
-    def __init__(self, client: Client, retention: float) -> None:
-        self._client, self._retention = client, retention
+    def __init__(self, database: BroadcastsDatabase, retention: float) -> None:
+        self._database, self._retention = database, retention
         self._publisher, self._number, self._sent = '', 0, float('-inf')
-        #: Broadcasts of this publisher, oldest first: (time from which one may be overwritten, id, revision).
-        self._own: list[tuple[float, str, str]] | None = None
+        #: Broadcasts of this publisher, oldest first: (time from which one may be overwritten, id, revision). The
+        #: client is that of the database in which they are.
+        self._own: list[tuple[float, str, str]] = []
+        self._own_in: Client | None = None
 
-    def send(self, exchange: str, routing_key: str, message: Mapping[str, Any]) -> None:
-        """Store one broadcast for all listeners of `exchange`; *raises* `ServerUnavailable`, `DocumentTooLarge`."""
-        now = self._client.clock.now()
-        if self._own is None:
-            self._own = self._adoptable(now)
+    def send(
+        self, exchange: str, routing_key: str, message: Mapping[str, Any], reply: Mapping[str, Any] | None = None
+    ) -> None:
+        """Store one broadcast for all listeners of `exchange`; *raises* `ServerUnavailable`, `DocumentTooLarge`.
+
+        `reply` is the binding of the queue for replies, if the listeners are to reply.
+        """
+        now = self._database.broker.clock.now()
         if self._sent + self._retention < now:
             # The earlier broadcasts may be overwritten. A listener that started after that has seen no number of this
             # publisher, and would count all earlier numbers as missing. So the publisher takes a new name and starts
@@ -65,36 +71,38 @@ class Broadcaster:
         # Count even if the write fails: without a response it may have been stored, and no other broadcast may have its
         # number.
         self._number, self._sent = self._number + 1, now
-        self._store(
-            {
-                '_id': BROADCAST + workitem.new_id(now),  # unless it is written over an old one
-                'type': 'Broadcast',
-                'exchange': exchange,
-                'routing_key': routing_key,
-                'publisher': self._publisher,
-                'number': self._number,
-                'date': now,
-                'expires': now + self._retention,
-                'message': cast(Message, message),
-            },
-            now,
-        )
+        doc: Broadcast = {
+            '_id': BROADCAST + workitem.new_id(now),  # unless it is written over an old one
+            'type': 'Broadcast',
+            'exchange': exchange,
+            'routing_key': routing_key,
+            'publisher': self._publisher,
+            'number': self._number,
+            'date': now,
+            'expires': now + self._retention,
+            'message': cast(Message, message),
+        }
+        if reply is not None:
+            doc['reply'] = reply
+        self._database.store(lambda client: self._store(client, doc, now))
         if logger.isEnabledFor(logging.DEBUG):
             tag = workitem.tag({'message': message})
             logger.debug('published message %s to fanout exchange %s as broadcast %d', tag, exchange, self._number)
 
-    def _store(self, doc: Broadcast, now: float) -> None:
-        assert self._own is not None
+    def _store(self, client: Client, doc: Broadcast, now: float) -> bool:
+        if self._own_in is not client:
+            self._own, self._own_in = self._adoptable(client, now), client
         while self._own and self._own[0][0] <= now:
             _, doc_id, rev = self._own.pop(0)
-            new = self._client.try_put({**doc, '_id': doc_id, '_rev': rev})
+            new = client.try_put({**doc, '_id': doc_id, '_rev': rev})
             if new is not None:
                 self._own.append((now + self._retention, doc_id, new))
-                return  # otherwise another publisher has overwritten this document: try the next one
-        self._own.append((now + self._retention, doc['_id'], self._client.put(doc)))
+                return True  # otherwise another publisher has overwritten this document: try the next one
+        self._own.append((now + self._retention, doc['_id'], client.put(doc)))
+        return True
 
-    def _adoptable(self, now: float) -> list[tuple[float, str, str]]:
-        rows = self._client.id_range(BROADCAST, docs=True, limit=_MAX_ADOPTED)
+    def _adoptable(self, client: Client, now: float) -> list[tuple[float, str, str]]:
+        rows = client.id_range(BROADCAST, docs=True, limit=_MAX_ADOPTED)
         old = [row['doc'] for row in rows if isinstance(row['doc'].get('expires'), (int, float))]
         return [(0.0, doc['_id'], doc['_rev']) for doc in old if doc['expires'] + self._retention < now]
 
@@ -143,6 +151,11 @@ class Listener:
         """Tell whether any queue is bound to this exchange."""
         with self._lock:
             return bool(self._queues.get(exchange))
+
+    def receives(self, queue: str) -> bool:
+        """Tell whether a queue is bound to a fanout exchange."""
+        with self._lock:
+            return any(queue in queues for queues in self._queues.values())
 
     @property
     def binds(self) -> bool:

@@ -41,6 +41,9 @@ __all__ = [
 #: to date.
 _MAX_AGE_SECONDS = 0.05
 
+#: The most bindings of queues for replies that are remembered.
+_MAX_REPLIES = 100
+
 #: For how many seconds the time of an update is remembered: longer than any read of the bindings takes.
 _MEMORY_SECONDS = 60.0
 
@@ -72,6 +75,7 @@ class Routes:
         self._read: dict[str, float] = {}
         self._updated: dict[str, float] = {}  # the monotonic time of the last `update`, by id
         self._gone: dict[str, int] = {}  # the generations of deleted revisions, by id
+        self._replies: dict[tuple[str, str], str] = {}
         #: The exchanges that were looked up.
         self.wanted: set[str] = set()
         self._followed: set[str] = set()  # those whose bindings a notifier keeps up to date
@@ -126,6 +130,32 @@ class Routes:
         self.wanted.add(exchange)
         if self._followed_until == math.inf:
             self._followed.add(exchange)  # the feed reports all changes from now on
+
+    def reply_binding(self, exchange: str, routing_key: str) -> Mapping[str, Any] | None:
+        """Return the known binding of the temporary queue for the replies to a broadcast, or None."""
+        with self._lock:
+            return next(
+                (
+                    {name: value for name, value in binding.items() if name != '_rev'}
+                    for binding in self._bindings.values()
+                    if (binding.get('exchange'), binding.get('routing_key')) == (exchange, routing_key)
+                    and is_binding(binding)
+                    and 'temporary' in binding
+                ),
+                None,
+            )
+
+    def note_reply(self, binding: Any) -> None:
+        """Take in the binding that a broadcast names for the replies to it."""
+        if is_binding(binding) and 'temporary' in binding:
+            with self._lock:
+                self._replies[binding['exchange'], binding['routing_key']] = _queue_of(binding)
+                if len(self._replies) > _MAX_REPLIES:
+                    del self._replies[next(iter(self._replies))]
+
+    def reply_queue(self, exchange: str, routing_key: str) -> str | None:
+        """Return the queue that `note_reply` has named for an exchange and a routing key, or None."""
+        return self._replies.get((exchange, routing_key))
 
     def is_fanout(self, exchange: str) -> bool:
         """Tell whether the exchange is a fanout exchange, as far as this process knows."""

@@ -9,13 +9,14 @@ broadcasts.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, Row
 from ..documents.coordination import Binding, FanoutExchange, Queue
 from ..documents.ids import BINDING, PAUSE, QUEUE
+from .broadcasts_database import BroadcastsDatabase
 from .declarations import Declarations
 from .limits import LIMITS, Limit, check_limits, limit_in, limits_of
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
@@ -29,8 +30,9 @@ _TEMPORARY_SECONDS = 3600.0
 class Topology:
     """Reads and writes what is declared in one database."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
+        """`broadcasts` is where consumers learn of changes at once; without it they find them when they look."""
+        self.client, self.broadcasts = client, broadcasts
         self.routes, self.limits = routes_of(client.address.url), limits_of(client.address.url)
         self.declarations = Declarations()
         #: The paused queues. The consumer of the connection keeps the set up to date, see `consumer.notifier`; without
@@ -66,6 +68,7 @@ class Topology:
         ]
         if missing:
             self.client.bulk(missing)
+            self._changed(missing)
         for doc in missing:
             if doc['_id'].startswith(BINDING):
                 self.routes.update(doc)
@@ -115,6 +118,8 @@ class Topology:
             else:
                 doc = wanted
             if self.client.try_put(doc):
+                if limit_in(doc) != limit_in(found or {}):
+                    self._changed([doc], others_use=bool(found))
                 break
             found = self.client.find([doc['_id']])[0]
         else:
@@ -229,6 +234,9 @@ class Topology:
                 # The stored document is malformed, or its queue was not temporary then. If this write is in conflict,
                 # another process has repaired the document.
                 self.client.bulk([{**doc, '_rev': found['_rev']}])
+                found = None
+            if not found:
+                self._changed([doc])
         self.routes.update(doc)
 
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
@@ -250,6 +258,8 @@ class Topology:
         With `recheck` the bindings are read again if the known ones match no queue: a reply may arrive here before the
         changes feed reports the binding of its queue.
         """
+        if (reply_queue := self.routes.reply_queue(exchange, routing_key)) is not None:
+            return {reply_queue}
         if self.routes.known(exchange):
             if self.routes.is_fanout(exchange):
                 return None
@@ -278,9 +288,21 @@ class Topology:
     def _delete(self, docs: list[Document]) -> None:
         if docs:
             self.client.bulk([deletion(doc) for doc in docs])
+            self._changed(docs)
         for doc in docs:
             self.declarations.forget_seen(doc['_id'])
             self.routes.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
+
+    def _changed(self, docs: Iterable[Mapping[str, Any]], *, others_use: bool = False) -> None:
+        """Tell all consumers that these documents were stored or deleted, if other connections use one of them.
+
+        A new temporary queue is for its own connection, and only those who are asked for a reply need the binding of a
+        reply queue. But all who publish events need the bindings of temporary queues to topic exchanges.
+        """
+        if self.broadcasts and (
+            others_use or any(doc.get('pattern') or not (doc.get('lifetime') or 'temporary' in doc) for doc in docs)
+        ):
+            self.broadcasts.notify()
 
 
 def _seconds(milliseconds: Any) -> float | None:

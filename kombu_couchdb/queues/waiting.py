@@ -17,7 +17,19 @@ from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.workitem import HIGHEST
 
-__all__ = ['BEGIN', 'HORIZON_SECONDS', 'Ask', 'Cursor', 'Page', 'count', 'is_row', 'planned', 'query', 'read']
+__all__ = [
+    'BEGIN',
+    'HORIZON_SECONDS',
+    'Ask',
+    'Cursor',
+    'Page',
+    'count',
+    'first_due',
+    'is_row',
+    'planned',
+    'query',
+    'read',
+]
 
 #: Consumers read planned messages this many seconds before they are due, to have them in time.
 HORIZON_SECONDS = 5.0
@@ -89,6 +101,21 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     return [_page(ask, results) for ask in asks]
 
 
+def first_due(client: Client, queues: Sequence[str], until: float, limit: int = 1) -> dict[str, list[str]]:
+    """Return by queue the ids of up to `limit` messages due at once, or else planned for a time up to `until`.
+
+    With one queue and a limit of 1 this is the cheapest read of a queue, 1 ms of the server's processor time. *Raises*
+    the errors of `Client`.
+    """
+
+    def is_due(row: Document) -> bool:
+        _, place, date = row['key']
+        return bool(place < design.PLANNED or (place == design.PLANNED and date <= until))
+
+    heads = query(client, [{**design.rows_of(queue), 'limit': limit, 'reduce': False} for queue in queues], is_row)
+    return {queue: [row['id'] for row in filter(is_due, rows)] for queue, rows in zip(queues, heads, strict=True)}
+
+
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
     """Return rows of up to `limit` messages of these queues with due dates from `after` on, the soonest first."""
     ranges = [{**design.planned_rows(queue, after), 'limit': limit, 'reduce': False} for queue in queues]
@@ -111,6 +138,9 @@ def query(
     """Return the rows for each of several queries of a view, in one request; `row` is the shape of a row."""
     if not queries:
         return []
+    if len(queries) == 1:
+        response = views.query(client, design.NAME, 'POST', view, params, queries[0], shape=members(rows=items(row)))
+        return [response['rows']]
     response = views.query(
         client,
         design.NAME,

@@ -21,6 +21,7 @@ import requests
 from kombu.transport import virtual
 
 from .. import errors
+from ..consumer.broadcast_feed import BroadcastFeed
 from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.io_thread import Consumer
 from ..consumer.mailbox import Mailbox
@@ -31,13 +32,14 @@ from ..couchdb.address import Address
 from ..couchdb.client import Client
 from ..couchdb.urls import joined
 from ..couchdb.write_result import WriteResult
-from ..documents.ids import BROADCAST, CONSUMER
+from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
 from ..leases.temporary import Lifetimes
 from ..log import get_logger
 from ..options import Options
+from ..queues.broadcasts_database import BroadcastsDatabase
 from ..queues.database import MAX_SEEN_ROWS, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
@@ -100,9 +102,10 @@ class Transport(virtual.Transport):
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.regions = OtherRegions(self.options, self.couchdb)
-        self.store, self.topology = Store(self.couchdb), Topology(self.couchdb)
+        self.broadcasts = BroadcastsDatabase(self.couchdb, create=self.options.create_database)
+        self.store, self.topology = Store(self.couchdb), Topology(self.couchdb, self.broadcasts)
         self.lifetimes = Lifetimes(self.topology)
-        self.broadcaster = Broadcaster(self.couchdb, self.options.fanout_retention)
+        self.broadcaster = Broadcaster(self.broadcasts, self.options.fanout_retention)
         self.listener = Listener()
         self.temporary_queues = TemporaryQueues(self)
         self._mailbox: Mailbox[Delivery | Exception] = Mailbox()
@@ -160,6 +163,7 @@ class Transport(virtual.Transport):
             self._consumer = None
         self._mailbox.close()
         self.store.close()
+        self.broadcasts.close()
         self.regions.close()
 
     _collect = close_connection
@@ -170,7 +174,8 @@ class Transport(virtual.Transport):
         if self._consumer is None or self._consumer.unacked.retired:
             self._abandon.detach()
             name = f'couchdb-{self.address.database}'
-            notifier = Notifier(self.couchdb, self.topology, self.listener, name)
+            feed = BroadcastFeed(self.broadcasts, name)
+            notifier = Notifier(self.couchdb, self.topology, self.listener, feed, name)
             self._consumer = Consumer(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)
             # The thread has no reference to this object, so a connection that is not closed can be garbage-collected.
             self._abandon = weakref.finalize(self, self._consumer.abandon)
@@ -308,7 +313,7 @@ class Transport(virtual.Transport):
     def listen(self, exchange: str, queue: str) -> None:
         """Let a queue receive the broadcasts to `exchange` from now on."""
         if not self.listener.primed:
-            self.listener.prime(row['doc'] for row in self.couchdb.id_range(BROADCAST, docs=True))
+            self.listener.prime(self.broadcasts.stored())
         self.listener.bind(exchange, queue)
 
     def has_consumer(self, queue: str) -> bool:

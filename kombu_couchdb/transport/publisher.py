@@ -9,9 +9,10 @@ the dead letters of this transport.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from kombu.exceptions import OperationalError
 from kombu.transport import virtual
@@ -243,18 +244,28 @@ class Publisher(virtual.Channel):
         kombu publishes commands of remote control with endless retries. They are tried here for `connect_timeout`
         instead, and then *raise* `OperationalError`, as other messages do when kombu stops trying.
         """
-        send, broadcast = self.connection.broadcaster.send, (exchange, routing_key, message)
+        send = self.connection.broadcaster.send
         if batch is not None:
-            batch.add_broadcast(*broadcast)
+            batch.add_broadcast(exchange, routing_key, message)
         elif not exchange.endswith(_REMOTE_CONTROL):
-            send(*broadcast)
+            send(exchange, routing_key, message)
         else:
+            broadcast = exchange, routing_key, message, self._reply_binding(message)
             seconds = self.connection.options.connect_timeout
             try:
                 with time_limit(2 * seconds):
                     retry_over_time(send, RETRIED, broadcast, interval_start=0.2, interval_max=1, timeout=seconds)
             except RETRIED as exc:
                 raise OperationalError(str(exc)) from exc
+
+    def _reply_binding(self, message: Document) -> Mapping[str, Any] | None:
+        """Return the binding of the queue for the replies to a command of remote control, if it wants replies."""
+        try:
+            reply_to = json.loads(message['body'])['reply_to']
+            binding = self.connection.topology.routes.reply_binding(reply_to['exchange'], reply_to['routing_key'])
+        except (ValueError, TypeError, LookupError):  # no replies, or not JSON: receivers read the binding
+            return None
+        return cast('Mapping[str, Any] | None', binding)
 
     def _items(self, queues: Collection[str], message: Document) -> list[WorkItem]:
         """Return the WorkItems of a message, one for each queue."""

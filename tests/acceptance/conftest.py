@@ -17,6 +17,7 @@ from celery_couchdb.testing import CouchDBTestBackend, CouchDBTestBroker, LocalW
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER
 from tests.parcels import database_of_parcels
 from tests.support import end
@@ -39,12 +40,14 @@ class Site:
         self.workers: list[CeleryTestWorker] = []
 
     def set_up(self, *members: str) -> None:
-        """Set up both databases for these members, as an administrator."""
-        for name, documents in (
-            (self.database, design.documents()),
-            (self.results, [celery_couchdb.design.document()]),
+        """Set up the databases for these members, as an administrator."""
+        broker, results = (self.server.client(name) for name in (self.database, self.results))
+        for wanted in (
+            Wanted(broker, design.documents(), members),
+            Wanted(broadcasts_of(broker), [], members, users_of=broker),
+            Wanted(results, [celery_couchdb.design.document()], members),
         ):
-            for step in plan(Wanted(self.server.client(name), documents, members), {}):
+            for step in plan(wanted, {}):
                 if step.do:
                     step.do()
 

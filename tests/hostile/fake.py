@@ -85,14 +85,9 @@ def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
             ],
         }
     if name.endswith('/queries'):
-        return {
-            'results': [
-                {'rows': _rows(name.split('/')[-2], {name: json.dumps(value) for name, value in query.items()})}
-                for query in body['queries']
-            ]
-        }
+        return {'results': [{'rows': _rows(name.split('/')[-2], _encoded(query))} for query in body['queries']]}
     if '/_view/' in name:
-        return {'rows': _rows(name.rpartition('/')[2], query)}
+        return {'rows': _rows(name.rpartition('/')[2], {**query, **_encoded(body or {})})}
     if method == 'GET' and query.get('open_revs'):
         return [{'ok': _stored(name)}]
     if method == 'GET' and name:
@@ -117,6 +112,10 @@ def _leaf(doc_id: str) -> dict[str, Any]:
     return (
         {'ok': DOCS[doc_id]} if doc_id in DOCS else {'error': {'id': doc_id, 'error': 'not_found', 'reason': 'missing'}}
     )
+
+
+def _encoded(query: dict[str, Any]) -> dict[str, str]:
+    return {name: json.dumps(value) for name, value in query.items()}
 
 
 def _rows(view: str, query: dict[str, str]) -> list[dict[str, Any]]:

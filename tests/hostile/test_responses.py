@@ -29,6 +29,7 @@ from kombu_couchdb.documents import dead_letter, malformed, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
+from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
 from kombu_couchdb.queues.database import ensure
 from kombu_couchdb.queues.fanout import Broadcaster, Listener
 from kombu_couchdb.queues.store import Store
@@ -147,7 +148,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'limit': lambda c: Topology(c).limit('limited'),
     'lookup': matched,
     'delete a queue': lambda c: Topology(c).delete_queue('limited'),
-    'broadcast': lambda c: Broadcaster(c, 60.0).send('fanout', '', WORKITEM['message']),
+    'broadcast': lambda c: Broadcaster(BroadcastsDatabase(c), 60.0).send('fanout', '', WORKITEM['message']),
     'listen': heard,
     'status': lambda c: status(c, c),
     'dead letters': lambda c: dead.replay(c, list(dead.letters(c))),

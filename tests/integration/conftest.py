@@ -20,6 +20,7 @@ from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
+from kombu_couchdb.queues.broadcasts_database import broadcasts_name, broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.parcels import database_of_parcels, movers
 from tests.patience import PatientConnection
@@ -51,6 +52,18 @@ def connection(connect: Callable[..., Connection], client: Client) -> Connection
 def sent(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
     """The requests to the test's database, in order. Tests clear the list to start counting."""
     return record_requests(monkeypatch, database)
+
+
+@pytest.fixture
+def broadcasts(client: Client) -> Client:
+    """A client for the broadcasts database of the test's database, which the first broadcast or consumer creates."""
+    return broadcasts_of(client)
+
+
+@pytest.fixture
+def sent_broadcasts(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
+    """The requests to the broadcasts database, in order."""
+    return record_requests(monkeypatch, broadcasts_name(database))
 
 
 @pytest.fixture

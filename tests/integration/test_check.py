@@ -33,8 +33,9 @@ def results(app: Celery) -> Client:
 
 
 @pytest.fixture
-def check(run: Run, results: Client) -> Run:
-    """A function that runs the command with a generous time limit; both databases are set up."""
+def check(run: Run, results: Client, broadcasts: Client) -> Run:
+    """A function that runs the command with a generous time limit; all databases are set up."""
+    broadcasts.create()
     return lambda *given: run('check', '--timeout', str(PATIENCE), *given)
 
 
@@ -79,12 +80,13 @@ def test_databases_that_are_set_up_pass_with_one_request_each(
 
 
 def test_one_database_for_both_takes_one_request(
-    server: Server, app: Celery, client: Client, sent: list[Request]
+    server: Server, app: Celery, client: Client, broadcasts: Client, sent: list[Request]
 ) -> None:
     url = server.couchdb_url(client.address.database)
     both = Celery('both', set_as_current=False, broker=url, backend=url)
     both.backend.store.database.set_up()
     sent.clear()
+    broadcasts.create()
     assert passed(command_of(both)('check')) == f'{client.address.url} is set up'
     assert len(sent) == 1
     both.backend.client.close()
@@ -104,6 +106,11 @@ def test_missing_database_of_results_fails(run: Run, app: Celery) -> None:
 def test_design_document_of_results_is_checked(check: Run, results: Client) -> None:
     results.bulk([{**results.get(f'_design/{results_design.NAME}'), '_deleted': True}])
     assert 'is not set up' in failed(check())
+
+
+def test_missing_database_of_broadcasts_is_told_and_no_failure(check: Run, broadcasts: Client) -> None:
+    broadcasts.delete()
+    assert f'every consumer follows the database of the broker, because {broadcasts.address.url}' in passed(check())
 
 
 # -- workers

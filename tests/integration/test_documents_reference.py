@@ -23,6 +23,7 @@ from kombu_couchdb.documents.parcel import refused
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.options import Options
+from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
 from kombu_couchdb.transport.other_regions import OtherRegions
 from kombu_couchdb.unique import told
 from tests.conftest import wait_for
@@ -80,6 +81,8 @@ def test_all_types_of_documents_are_documented() -> None:
         'Binding',
         'Exchange',
         'Broadcast',
+        'Notice',
+        'Bell',
         'Leader',
         'Schedule',
         'ScheduleState',
@@ -151,7 +154,11 @@ def test_documents_of_completed_messages(
 
 
 def test_other_documents_of_the_broker(
-    connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+    connect: Callable[..., Connection],
+    client: Client,
+    sent: list[Request],
+    sent_broadcasts: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connection, channel = connect(), connect().channel()
     for kind in ('direct', 'topic', 'fanout'):
@@ -162,8 +169,14 @@ def test_other_documents_of_the_broker(
     Inbox(connect(), 'of direct').wait(1)
     monkeypatch.setattr(lease._Process, 'worker', 'worker@host')
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
+    connection.transport.broadcaster.send('to fanout', '', {'body': 'x'}, reply={'exchange': 'replies'})
+    bells = BroadcastsDatabase(client)
+    bells.notify()
+    bells.ring('q')
+    for kind in ('Broadcast', 'Notice', 'Bell'):
+        compare(kind, written(sent_broadcasts)[kind])
     docs = written(sent)
-    for kind in ('Consumer', 'Queue', 'Binding', 'Exchange', 'Broadcast'):
+    for kind in ('Consumer', 'Queue', 'Binding', 'Exchange'):
         compare(kind, docs[kind])
 
 

@@ -176,7 +176,7 @@ def test_new_exchange_type_is_one_class(
 
 
 def test_each_published_message_has_a_debug_line(
-    connection: Connection, client: Client, caplog: pytest.LogCaptureFixture
+    connection: Connection, client: Client, broadcasts: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in 'ab':
         Queue(name, DIRECT, routing_key='k')(connection.channel()).declare()
@@ -185,7 +185,7 @@ def test_each_published_message_has_a_debug_line(
         send(connection, Exchange('everyone', type='fanout'), '')
     lines = [record.getMessage() for record in caplog.records if 'published' in record.getMessage()]
     assert set(lines[:2]) == {f'published message {item["_id"]} to queue {item["queue"]}' for item in items(client)}
-    [broadcast] = [row['doc'] for row in client.id_range(BROADCAST, docs=True)]
+    [broadcast] = [row['doc'] for row in broadcasts.id_range(BROADCAST, docs=True)]
     tag = broadcast['message']['properties']['delivery_tag']
     assert lines[2:] == [f'published message {tag} to fanout exchange everyone as broadcast 1']
 

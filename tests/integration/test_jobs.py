@@ -137,16 +137,16 @@ def test_job_is_removed_by_the_id_of_its_document(app: Celery, client: Client) -
 
 
 def test_dead_letter_is_neither_removed_nor_revoked(
-    app: Celery, connect: Callable[..., Connection], client: Client
+    app: Celery, connect: Callable[..., Connection], client: Client, broadcasts: Client
 ) -> None:
     """If workers revoked the task, they would refuse it after a replay."""
     result = app.send_task('failing')
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
     removal = Jobs(app).remove(result.id)
     assert (removal.removed, removal.running, len(removal.dead)) == ([], [], 1)
-    assert not client.id_range('broker:broadcast:')
+    assert not broadcasts.id_range('broker:broadcast:')
     Jobs(app).remove('never there')
-    assert client.id_range('broker:broadcast:')
+    assert broadcasts.id_range('broker:broadcast:')
 
 
 def test_running_job_is_not_removed(app: Celery, connect: Callable[..., Connection], client: Client) -> None:

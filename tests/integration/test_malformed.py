@@ -191,16 +191,16 @@ def test_message_whose_encoding_is_never_decoded_is_not_published(
 
 @pytest.mark.parametrize('encoding', ['zlib', 'idna'])
 def test_broadcast_whose_encoding_is_never_decoded_is_left_out(
-    connect: Callable[..., Connection], client: Client, encoding: str
+    connect: Callable[..., Connection], broadcasts: Client, encoding: str
 ) -> None:
     fan = Queue('fan', Exchange('fan', type='fanout'))
     inbox, producer = Inbox(connect(), fan), connect().Producer()
     producer.publish('first', exchange=fan.exchange, serializer='json')
     assert inbox.wait(1) == ['first']
-    [row] = client.id_range('broker:broadcast:', docs=True)
+    [row] = broadcasts.id_range('broker:broadcast:', docs=True)
     message = {**row['doc']['message'], 'content-type': 'application/data', 'content-encoding': encoding}
     del row['doc']['_rev']
-    client.put({**row['doc'], '_id': row['id'] + 'x', 'message': message})
+    broadcasts.put({**row['doc'], '_id': row['id'] + 'x', 'message': message})
     producer.publish('last', exchange=fan.exchange, serializer='json')
     assert inbox.wait(2) == ['first', 'last']
 

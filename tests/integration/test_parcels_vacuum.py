@@ -126,4 +126,5 @@ def test_command_asks_both_databases_of_parcels(mover_app: Celery, monkeypatch: 
     done = command_of(mover_app)('vacuum', '--yes', '--no-wait')
     assert done.exit_code == 0, done.output
     names = mover_app.conf.broker_transport_options
-    assert asked == [[names['parcels'], 'r-eu'], [], []]  # the broker's database, that of results, that of parcels
+    # The databases of the broker, of broadcasts, of results, and of parcels.
+    assert asked == [[names['parcels'], 'r-eu'], [], [], []]

@@ -6,6 +6,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -237,6 +238,20 @@ def test_setup_without_rights_says_what_to_do(
     # An administrator of an existing database suffices, but cannot check which users exist.
     assert notices(set_up(wanted(member, 'whoever'))) == []
     assert to_do(wanted(member, 'whoever')) == []
+
+
+def test_database_of_broadcasts_has_the_users_of_the_broker(client: Client, broadcasts: Client) -> None:
+    before = {'members': {'names': ['eve'], 'roles': ['staff']}, 'admins': {'names': ['boss'], 'roles': []}}
+    client.request('PUT', '/_security', body=before)
+    broker = wanted(client, 'ann')
+    what = replace(broker, client=broadcasts, documents=[], users_of=client)
+    assert 'the database exists' in to_do(what)
+    set_up(broker)
+    set_up(what)
+    assert security(broadcasts) == security(client)
+    assert to_do(what) == []
+    set_up(wanted(client, 'bob'))
+    assert to_do(what) == [f'those who may use {client.address.database} may read and write']
 
 
 @pytest.mark.parametrize('page', ['start/couchdb.rst', 'production/maintenance.rst'])

@@ -155,6 +155,8 @@ def test_databases_and_server(
     assert found['database']['documents'] > 0
     assert found['results'] is not None
     assert found['results']['name'] == database
+    assert found['broadcasts'] is not None
+    assert found['broadcasts']['name'] == f'{database}-broadcasts'
     if apache_couchdb:
         assert found['database']['tombstones'] == 1
         assert (found['database']['size'] or 0) > (found['database']['active'] or 0) > 0
@@ -164,7 +166,8 @@ def test_databases_and_server(
 
 def test_missing_result_database(server: Server, connection: Connection, client: Client, database: str) -> None:
     publish(connection, 'hello', 'q')
-    assert status(client, server.client(f'{database}-results'))['results'] is None
+    found = status(client, server.client(f'{database}-results'))
+    assert found['results'] is found['broadcasts'] is None
 
 
 def test_json_output_contains_no_secret(server: Server, connection: Connection, client: Client) -> None:

@@ -22,7 +22,7 @@ from celery.result import AsyncResult, GroupResult
 from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.waiting.mailbox import Mailbox
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.errors import CouchDBError, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Request
 
@@ -761,3 +761,118 @@ def test_many_results_in_turn_take_few_requests(app: Celery, worker: CouchDBBack
         )
     assert first.value() == [number // 50 * 50 for number in range(300)]
     assert len(sent) < 100
+
+
+# -- a database that is busy with the results of others
+
+
+@pytest.fixture
+def busy(app: Celery, worker: CouchDBBackend, client: Client) -> None:
+    """Others have stored many results while this process waited for two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('celery_couchdb.waiting.traffic._MIN_SECONDS', 0.0)
+        for name in ids(2):
+            waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+            wait_for(partial(is_watched, app, name), 'the wait')
+            client.bulk([{'_id': other} for other in ids(200)])
+            worker.mark_as_done(name, 1)
+            assert waiting.value() == 1
+    assert app.backend.subscriber._traffic.is_busy
+
+
+def is_watched(app: Celery, name: str) -> bool:
+    return app.backend.get_key_for_task(name) in app.backend.subscriber._watched.mailboxes
+
+
+def is_asked_for(sent: list[Request], name: str) -> bool:
+    """Return whether the subscriber has asked for a result, after the first read."""
+    path = f'/celery-task-meta-{name}'
+    return sum(request.path == path and request.method == 'GET' for request in list(sent)) >= 2
+
+
+def test_results_are_asked_for_if_the_database_is_busy(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
+) -> None:
+    sent.clear()
+    for name in ids(3):
+        app.backend.on_task_call(None, name)
+        waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+        wait_for(partial(is_asked_for, sent, name), 'the request')
+        worker.mark_as_done(name, name)
+        assert waiting.value() == name
+        # The pause grows with the time that has passed.
+        own = [request.at for request in sent if request.path == f'/celery-task-meta-{name}']
+        assert len(own) <= 12 + 2 * (own[-1] - own[0])
+    assert not [request for request in sent if request.path == '/_changes']
+
+
+def test_result_is_found_if_the_expected_time_is_wrong(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
+) -> None:
+    for _ in range(20):
+        app.backend.subscriber._watched.expectation.learn(3600.0, 3600.0)
+    [name] = ids(1)
+    app.backend.on_task_call(None, name)
+    waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+    wait_for(lambda: is_watched(app, name), 'the wait')
+    worker.mark_as_done(name, 'early')
+    assert waiting.value() == 'early'
+
+
+def test_many_results_are_asked_for_together(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
+) -> None:
+    names = ids(20)
+    waiting = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in names]
+    wait_for(lambda: all(is_watched(app, name) for name in names), 'all waits')
+    for name in names:
+        worker.mark_as_done(name, name)
+    assert [thread.value() for thread in waiting] == names
+    assert not [request for request in sent if request.path == '/_changes' and len(request.body['doc_ids']) > 1]
+
+
+def test_callbacks_are_called_if_the_database_is_busy(app: Celery, worker: CouchDBBackend, busy: None) -> None:
+    [name] = ids(1)
+    called: list[Any] = []
+    app.AsyncResult(name).then(lambda result: called.append(result.get()))
+    wait_for(lambda: is_watched(app, name), 'the wait')
+    worker.mark_as_done(name, 3)
+    wait_for(lambda: called == [3], 'the callback')
+
+
+def test_outage_while_results_are_asked_for(
+    app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch, busy: None
+) -> None:
+    [name] = ids(1)
+    store, failures = app.backend.subscriber.store, list[int]()
+    read = store.read_many
+
+    def fail_twice(wanted: Any, **options: Any) -> Any:
+        if len(failures) < 2:
+            failures.append(1)
+            raise ServerUnavailable('no response')
+        return read(wanted, **options)
+
+    waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+    wait_for(lambda: is_watched(app, name), 'the wait')
+    monkeypatch.setattr(store, 'read_many', fail_twice)
+    worker.mark_as_done(name, 1)
+    assert waiting.value() == 1
+
+
+def test_changes_are_followed_again_when_the_database_is_quiet(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], monkeypatch: pytest.MonkeyPatch, busy: None
+) -> None:
+    monkeypatch.setattr('celery_couchdb.waiting.traffic._MIN_SECONDS', 0.0)
+    monkeypatch.setattr('celery_couchdb.waiting.traffic._COUNT_SECONDS', 0.0)
+    [name] = ids(1)
+    sent.clear()
+    waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+    wait_for(lambda: is_listening(sent, name), 'the longpoll')
+    worker.mark_as_done(name, 1)
+    assert waiting.value() == 1
+
+
+def test_timeout_while_results_are_asked_for(app: Celery, busy: None) -> None:
+    with pytest.raises(TimeoutError):
+        app.AsyncResult(*ids(1)).get(timeout=0.3)

@@ -197,19 +197,12 @@ class CouchDB:
             return {'rows': list(_conflicted(self.nodes[at].trees, json.loads(params['keys'])))}
         if path.endswith('/by_task'):
             return {'rows': list(_by_task(self.nodes[at].trees, json.loads(params['keys'])))}
-        if path.endswith('/queries'):
-            docs = self.nodes[at].index(params.get('update', 'true') == 'true')
-            asked = [
-                {name: json.dumps(value) if name in ('startkey', 'endkey') else value for name, value in query.items()}
-                for query in body['queries']
-            ]
-            return {'results': [{'rows': _view(docs, path.split('/')[-2], query)} for query in asked]}
         if '/_view/' in path:
-            return {
-                'rows': _view(
-                    self.nodes[at].index(params.get('update', 'true') == 'true'), path.rpartition('/')[2], params
-                )
-            }
+            view, *many = path.partition('/_view/')[2].split('/')
+            docs = self.nodes[at].index(params.get('update', 'true') == 'true')
+            asked = body['queries'] if many else [body or {}]
+            found = [{'rows': _view(docs, view, {**params, **_encoded(query)})} for query in asked]
+            return {'results': found} if many else found[0]
         return self._get(unquote(path[1:]), quorum, params)
 
     def _get(self, doc_id: str, quorum: list[int], params: dict[str, Any]) -> Any:
@@ -283,6 +276,11 @@ def _by_task(trees: dict[str, Tree], tasks: list[str]) -> Iterator[Document]:
 
 
 VIEWS: dict[str, Callable[[Document], Iterator[tuple[Any, Any]]]] = {'waiting': _waiting, 'leases': _leases}
+
+
+def _encoded(query: Document) -> dict[str, Any]:
+    """Return a query from the body of a request as the parameters of a URL."""
+    return {name: json.dumps(value) if name in ('startkey', 'endkey') else value for name, value in query.items()}
 
 
 def _view(docs: dict[str, Document], name: str, params: dict[str, Any]) -> list[Document]:

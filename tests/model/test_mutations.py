@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 import textwrap
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
@@ -25,7 +24,7 @@ from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
 
 from .limited import LimitedCluster, LimitedSingle
-from .machine import Cluster, Protocol, Single
+from .machine import Cluster, Single
 from .removing import RemovingSingle
 
 #: The maximum number of examples.
@@ -36,7 +35,7 @@ class Fault(NamedTuple):
     """A replacement of `good` by `bad` in the source of the method `function` of `owner`."""
 
     name: str
-    machine: type[Protocol]
+    machine: type[RuleBasedStateMachine]
     owner: Any
     function: str
     good: str
@@ -160,19 +159,20 @@ FAULTS = [
 
 
 def put_in(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    function: FunctionType = inspect.getattr_static(fault.owner, fault.function)
+    found = inspect.getattr_static(fault.owner, fault.function)
+    function: Any = found.fget if isinstance(found, property) else found
     source = textwrap.dedent(inspect.getsource(function))
     assert fault.good in source, f'the source of {fault.function} has changed: update the fault {fault.name!r}'
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     exec(
         compile('from __future__ import annotations\n' + source.replace(fault.good, fault.bad), fault.name, 'exec'),
         function.__globals__,
-        found,
+        names,
     )
-    monkeypatch.setattr(fault.owner, fault.function, found[fault.function])
+    monkeypatch.setattr(fault.owner, fault.function, names[fault.function])
 
 
-def examples_until_found(machine: type[Protocol], most: int) -> int | None:
+def examples_until_found(machine: type[RuleBasedStateMachine], most: int) -> int | None:
     """Return how many examples were tried until one failed, or None if none did."""
     tried = 0
 

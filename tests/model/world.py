@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from math import inf
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from greenlet import getcurrent, greenlet
@@ -29,6 +30,7 @@ import kombu_couchdb
 from kombu_couchdb import errors
 from kombu_couchdb.admin import jobs
 from kombu_couchdb.consumer import io_thread, pending_writes, removed
+from kombu_couchdb.consumer.attention import Attention
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.consumer.mailbox import Mailbox
 from kombu_couchdb.consumer.rate import Rate
@@ -45,6 +47,9 @@ from kombu_couchdb.queues.topology import Topology
 
 from .couchdb import CouchDB, Write
 
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
 Document = dict[str, Any]
 
 QUEUE = 'q'
@@ -59,16 +64,17 @@ _KEPT = 1e8
 
 #: The modules of the product whose clocks must be the world's: with one that is not, the model would prove nothing.
 TIMED = {
+    'attention',
+    'bell',
     'candidates',
     'conflicts',
     'cycle',
     'delivery',
-    'ending',
     'io_thread',
     'janitor',
     'lease',
     'pace',
-    'probes',
+    'paging',
     'purge',
     'shelf',
     'slots',
@@ -169,13 +175,8 @@ class World:
     def in_place(self) -> Iterator[None]:
         """Patch the clocks, threads and identities in the modules of the product with those of this world."""
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - START)
-        modules = [
-            import_module(found.name)
-            for found in pkgutil.walk_packages(kombu_couchdb.__path__, 'kombu_couchdb.')
-            if not found.name.endswith('.__main__')
-        ]
         fakes: list[tuple[Any, str, Any]] = [
-            (io_thread, 'threading', SimpleNamespace(Thread=_Thread, Event=_Event)),
+            (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
             (pending_writes, 'Wakeup', _Wakeup),
             # Nobody works at a rate here: the consumers claim ahead as if they did.
@@ -190,11 +191,7 @@ class World:
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}'))),
         ]
         with ExitStack() as stack:
-            timed = [module for module in modules if getattr(module, 'time', None) is time]
-            assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, (
-                'the list TIMED names a module that does not import time'
-            )
-            for module, name, fake in [*fakes, *((module, 'time', clock) for module in timed)]:
+            for module, name, fake in [*fakes, *((module, 'time', clock) for module in product_modules())]:
                 stack.enter_context(mock.patch.object(module, name, fake))
             yield
 
@@ -291,7 +288,7 @@ class Process(Actor):
         self.unacked.subscribe(self._subscription)
         #: The results of its tasks. The world decides when one is stored.
         self.results = Results(world)
-        self.consumer._cycle.order = WriteOrder(self.unacked.wakeup.set, [self.results])
+        self.consumer._cycle.order = WriteOrder(self.unacked.wake_for_stored, [self.results])
         #: Deliveries that kombu has received and neither acknowledged nor released.
         self.working: list[Delivery] = []
         #: The removed tasks that the worker was told of because it had lost its connection or its lease, and those that
@@ -444,7 +441,7 @@ class Results:
 class ModelClock:
     """The clock of a process, as `ServerClock` has it: the server's time at the last response, and the time since."""
 
-    def __init__(self, world: World, skew: float) -> None:
+    def __init__(self, world: World | Fleet, skew: float) -> None:
         #: `skew` is the error in seconds that no response reveals.
         self._world, self._skew, self._began = world, skew, world.now
         #: The error of the local clock in seconds.
@@ -489,27 +486,30 @@ class _ModelClient(Client):
         # In a cluster, the decision about an unproven claim may write a claim once more.
         if self.topology is not None and self.topology.paused and self.replicas == 1:
             assert not any(doc.get('claimed') for doc in docs or ()), 'an item of a paused queue was claimed'
-        answer = _wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
+        answer = wait(Request(path, dict(params or {}), body, self._world.couchdb.begin(docs) if docs else None))
         self.clock.observe()
         assert shape(answer), f'the response of the model to {path} has a shape that CouchDB never sends: {answer}'
         return answer
 
 
 class _SilentNotifier:
-    """A notifier without changes: the consumer reads its queues in each pass."""
+    """A notifier without changes: the consumer reads its queues in each pass, and no bell is heard."""
 
     def __init__(self, world: World, topology: Topology) -> None:
         self._world, self._topology, self.peers = world, topology, Peers()
+        self.attention = Attention(self.peers)
         self.listener = SimpleNamespace(binds=False)
+        self.coordination = SimpleNamespace(know=lambda living: [])
+        self.broadcasts = SimpleNamespace(ring=lambda queue: None)
 
-    def take(self, candidates: Mapping[str, Any], eager: set[str]) -> tuple[list[Any], list[Any]]:
+    def take(self, own: str, candidates: Mapping[str, Any], with_credit: set[str]) -> tuple[list[Any], list[Any]]:
         for queue_candidates in candidates.values():
             queue_candidates.clear()
         self._topology.paused = frozenset({QUEUE} if self._world.paused else ())
         return [], []
 
-    def due_at(self) -> float | None:
-        return None
+    def due_at(self) -> float:
+        return inf
 
     def start(self, on_change: Callable[[], None]) -> None:
         pass
@@ -517,11 +517,26 @@ class _SilentNotifier:
     close = on_outage = lambda self: None
 
 
-def _wait(what: Request | Sleep) -> Any:
+def wait(what: object) -> Any:
+    """Stop this thread until what it waits for has come; return that."""
     return getcurrent().parent.switch(what)
 
 
-class _Thread:
+def product_modules() -> list[ModuleType]:
+    """Return the modules of the product that import `time`."""
+    modules = [
+        import_module(found.name)
+        for found in pkgutil.walk_packages(kombu_couchdb.__path__, 'kombu_couchdb.')
+        if not found.name.endswith('.__main__')
+    ]
+    timed = [module for module in modules if vars(module).get('time') is time]
+    assert {module.__name__.rpartition('.')[2] for module in timed} >= TIMED, (
+        'the list TIMED names a module that does not import time'
+    )
+    return timed
+
+
+class ThreadOfModel:
     def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
         self.greenlet = greenlet(target)
 
@@ -532,7 +547,7 @@ class _Thread:
         return not self.greenlet.dead
 
 
-class _Event:
+class SilentEvent:
     def __init__(self) -> None:
         self._set = False
 
@@ -543,7 +558,7 @@ class _Event:
         return self._set
 
     def wait(self, timeout: float) -> None:
-        _wait(Sleep(timeout))
+        wait(Sleep(timeout))
 
 
 class _Wakeup:
@@ -551,4 +566,4 @@ class _Wakeup:
         pass
 
     def wait(self, timeout: float) -> None:
-        _wait(Sleep(timeout))
+        wait(Sleep(timeout))

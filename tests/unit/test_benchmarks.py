@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from queue import Queue
 from typing import Any
 from xml.etree import ElementTree
 
@@ -18,12 +19,14 @@ from benchmarks.__main__ import main
 from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
 from benchmarks.counting import Count, counting, record, recorded, written
 from benchmarks.figures import median_of, number, percentile, ratio, times
+from benchmarks.fleet import Fleet
 from benchmarks.loops import body_of
-from benchmarks.plot import plot
+from benchmarks.measures import fleet
+from benchmarks.plot import lines, plot
 from benchmarks.report import Run, inserted, page, write
 from benchmarks.run import run
-from benchmarks.sizes import SIZES
-from benchmarks.systems import reachable
+from benchmarks.sizes import SIZES, Fleets
+from benchmarks.systems import Place, reachable
 from benchmarks.table import simple_table, table_of
 from benchmarks.text import in_one_line
 from kombu_couchdb.couchdb.bounds import Upload
@@ -35,6 +38,18 @@ VALUES = {
     DELAY: {'couchdb': [10.0], 'raw': [], 'redis': [2.5]},
 }
 SYSTEMS = ['couchdb', 'raw', 'redis']
+
+
+def fleet_rows() -> dict[Row, dict[str, list[float]]]:
+    """The rows of a measure with two figures for 1, 10 and 100 consumers, in the order of the cases."""
+    return {
+        Row('fleet', f'{at} consumers, {figure}', 'ms', False, point=(figure, at)): {
+            'couchdb': [10.0 * at],
+            'redis': [2.0],
+        }
+        for at in (1, 10, 100)
+        for figure in ('idle', 'busy')
+    }
 
 
 class Named:
@@ -194,6 +209,44 @@ def test_the_plot_has_a_bar_for_each_median_and_the_longest_bars_are_equal() -> 
     assert widths[4] == pytest.approx(widths[3] / 4, abs=0.1)
 
 
+def test_lines_have_a_panel_for_each_figure_and_a_line_for_each_measured_system() -> None:
+    image = ElementTree.fromstring(lines(fleet_rows(), SYSTEMS))
+    space = '{http://www.w3.org/2000/svg}'
+    texts = [element.text for element in image.iter(f'{space}text')]
+    assert [text for text in texts if text in ('idle (ms)', 'busy (ms)')] == ['idle (ms)', 'busy (ms)']
+    assert texts.count('couchdb 1,000') == texts.count('redis 2.00') == texts.count('100') == 2
+    points = [
+        [tuple(map(float, point.split(','))) for point in element.attrib['points'].split()]
+        for element in image.iter(f'{space}polyline')
+    ]
+    assert len(points) == 4
+    ours, redis = points[:2]
+    assert len(ours) == len(redis) == 3
+    assert ours[1][0] - ours[0][0] == pytest.approx(ours[2][0] - ours[1][0])  # 1, 10 and 100 are equally far
+    assert ours[0][1] > ours[1][1] > ours[2][1]  # a higher value is further up
+    assert redis[0][1] == redis[2][1]
+
+
+def test_a_line_without_values_is_not_drawn() -> None:
+    assert '<polyline' not in lines({row: {} for row in fleet_rows()}, SYSTEMS)
+
+
+def test_the_points_of_a_line_are_together_in_the_table_and_in_a_plot_of_their_own(tmp_path: Path) -> None:
+    run = a_run(titles={'publish': 'Publish', 'fleet': 'Fleet', 'delay': 'Delay'})
+    folder = tmp_path / 'docs'
+    written_paths = write(run, Results({**fleet_rows(), **VALUES}), folder)
+    assert [path.name for path in written_paths] == ['performance.rst', 'performance.svg', 'fleet.svg']
+    text = (folder / 'performance.rst').read_text('utf-8')
+    names = [line.split(' consumers, ')[1].split()[0] for line in text.splitlines() if ' consumers, ' in line]
+    assert names == ['idle'] * 3 + ['busy'] * 3
+    assert 'consumers' not in (folder / 'performance.svg').read_text('utf-8')
+    # A later run without this measure keeps its section with its plot, and a run of this measure alone keeps the bars.
+    write(run, Results(dict(VALUES)), folder)
+    assert '.. image:: fleet.svg' in (folder / 'performance.rst').read_text('utf-8')
+    assert folder / 'performance.svg' not in write(run, Results(fleet_rows()), folder)
+    assert '.. image:: performance.svg' in (folder / 'performance.rst').read_text('utf-8')
+
+
 def test_systems_take_turns_in_each_round() -> None:
     order: list[tuple[str, str]] = []
 
@@ -279,6 +332,23 @@ def test_writes_are_counted_and_reads_are_not(
     method: str, url: str, body: bytes | Upload | None, expected: int
 ) -> None:
     assert written(method, url, body) == expected
+
+
+def test_a_fleet_counts_a_message_that_is_delivered_again_once() -> None:
+    answers: Queue[tuple[int | None, float]] = Queue()
+    members = Fleet(Place('memory://', 'fleet'), 1, answers, [])
+    for answer in [(None, 0.0), (1, 5.0), (1, 6.0), (2, 4.0), (1, 7.0), (3, 8.0)]:
+        answers.put(answer)
+    members.settle(0.0)
+    assert members.received(2) == [4.0, 5.0]
+    assert members.received(1) == [8.0]
+    members.close()
+
+
+@pytest.mark.parametrize('measured', [fleet.situations, fleet.backlog])
+def test_fleets_are_measured_over_redis_only(measured: Any) -> None:
+    with pytest.raises(NotMeasured, match='over Redis only'):
+        measured(1, Fleets(), Named('sqla'))
 
 
 class Unsent(Exception):

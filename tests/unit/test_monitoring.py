@@ -42,6 +42,7 @@ STATUS: Status = {
     'consumers': [],
     'leaders': [{'duty': 'beat:default', 'holder': 'host', 'renewed': 1.0, 'alive': True}],
     'database': {'name': '', 'documents': 1, 'tombstones': 1, 'size': 1, 'active': 1},
+    'broadcasts': None,
     'results': None,
 }
 

@@ -66,6 +66,7 @@ def a_status(queues: dict[str, Queue], *consumers: Consumer, results: Database |
         'consumers': list(consumers),
         'leaders': [{'duty': 'beat:shop', 'holder': None, 'renewed': 4.0, 'alive': False}],
         'database': database('broker', 7000),
+        'broadcasts': None,
         'results': results,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from kombu_couchdb import design
-from kombu_couchdb.consumer import candidates, ending, paging, probes
+from kombu_couchdb.consumer import candidates, paging
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
-from kombu_couchdb.consumer.runs import Runs
+from kombu_couchdb.consumer.claim_order import ClaimOrder
 from kombu_couchdb.couchdb.unusable import Unusable
-from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.documents import dead_letter, workitem
-from kombu_couchdb.leases.peers import Turns
 from kombu_couchdb.queues.waiting import HORIZON_SECONDS
 
 Document = dict[str, Any]
@@ -60,11 +58,12 @@ class FakeStore:
         return [self.docs.get(name) for name in ids]
 
     def request(self, method: str, path: str, params: Any, body: Any, *, repeat: bool, shape: Any) -> Document:
-        queries = body['queries']
+        queries = body.get('queries', [body])
         self.asked.append(
             ('ready', (queries[0]['limit'], params.get('update', 'true'), queries[0].get('startkey_docid')))
         )
-        answer = {'results': [{'rows': self.rows(query)} for query in queries]}
+        results = [{'rows': self.rows(query)} for query in queries]
+        answer = {'results': results} if 'queries' in body else results[0]
         assert shape(answer)
         return answer
 
@@ -111,7 +110,8 @@ class Consumer:
 
     def set_consumers(self, place: tuple[int, int]) -> None:
         position, count = place
-        self.queue_candidates.set_consumers(f'm{position}', [f'm{number}' for number in range(count)])
+        consumers = [f'm{number}' for number in range(count)]
+        self.queue_candidates.set_consumers(f'm{position}', consumers, consumers)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.queue_candidates, name)
@@ -123,7 +123,7 @@ class Consumer:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     store = FakeStore()
-    for module in (paging, candidates, probes, ending):
+    for module in (paging, candidates):
         monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
     return store
 
@@ -136,24 +136,30 @@ def names(docs: Sequence[Document]) -> list[str]:
     return [doc['_id'] for doc in docs]
 
 
-def names_for(turn: int, members: int = 2, position: int = 0, prefix: str = 'item') -> Any:
-    """Yield ids of messages that a consumer at `position` claims after `turn` others."""
-    turns = Turns([f'm{number}' for number in range(members)], f'm{position}')
-    return (name for name in (f'{prefix}{n:04}' for n in count()) if turns.idle_before(name) == turn)
+def names_for(turn: int, consumers: int = 2) -> Iterator[str]:
+    """Yield ids of messages that the first of the consumers claims after `turn` others."""
+    order = ClaimOrder()
+    order.set_consumers('m0', *[[f'm{number}' for number in range(consumers)]] * 2)
+    return (name for name in (f'item{n:04}' for n in count()) if order.of(name)[0] == turn)
 
 
-def add_foreign(store: FakeStore, count: int) -> list[str]:
-    """Add `count` messages that the other one of two consumers claims first, and return their ids."""
-    foreign = names_for(1)
-    return [store.add(next(foreign))['_id'] for _ in range(count)]
-
-
-def placed(store: FakeStore, members: int = 2) -> Consumer:
-    """Return the candidates of the first of several consumers, after the pause that the others' arrival causes."""
+def placed(store: FakeStore, consumers: int = 2) -> Consumer:
+    """Return the candidates of the first of several consumers, all of which listen."""
     queue_candidates = candidates_of(store)
-    queue_candidates.set_consumers((0, members))
-    store.passed += 1.0
+    queue_candidates.set_consumers((0, consumers))
     return queue_candidates
+
+
+def fill(store: FakeStore, number: int, priority: int = 0, prefix: str = 'item') -> list[str]:
+    names = [f'{prefix}{n:05}' for n in range(number)]
+    for n, name in enumerate(names):
+        store.add(name, priority, published=NOW - 1000 + n / 1000)
+    return names
+
+
+def claimed(store: FakeStore, docs: Sequence[Any]) -> None:
+    for doc in docs:
+        store.docs[doc['_id']] = workitem.claim(doc, 'me', NOW)
 
 
 # -- alone
@@ -362,7 +368,7 @@ def test_empty_queue_has_no_time_to_wake(store: FakeStore) -> None:
     assert not queue_candidates.is_due
 
 
-# -- several consumers
+# -- several consumers, few messages: the listeners
 
 
 def test_own_messages_first_and_others_after_their_delay(store: FakeStore) -> None:
@@ -373,10 +379,11 @@ def test_own_messages_first_and_others_after_their_delay(store: FakeStore) -> No
     queue_candidates.refill()
     assert names(queue_candidates.take(10)) == [own]
     assert queue_candidates.take(10) == []
-    store.passed += 0.1
+    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 0.1)
+    store.passed += 0.11
     assert names(queue_candidates.take(10)) == [second]
     assert queue_candidates.take(10) == []
-    store.passed += 0.1
+    store.passed += 0.06
     assert names(queue_candidates.take(10)) == [third]
 
 
@@ -398,16 +405,17 @@ def test_priority_comes_before_the_claim_order(store: FakeStore) -> None:
     store.add(foreign, 9)
     queue_candidates.refill()
     store.passed += 1.0
-    assert names(queue_candidates.take(10))[0] == foreign
+    assert names(queue_candidates.take(10)) == [foreign, own]
 
 
 def test_only_a_share_of_the_messages_of_others_is_taken(store: FakeStore) -> None:
     queue_candidates = placed(store)
-    left = add_foreign(store, 10)
+    foreign = names_for(1)
+    left = [store.add(next(foreign))['_id'] for _ in range(6)]
     queue_candidates.refill()
     store.passed += 1.0
-    assert names(queue_candidates.take(8)) == left[:4]
-    assert names(queue_candidates.take(1)) == left[4:5]
+    assert names(queue_candidates.take(6)) == left[:3]
+    assert names(queue_candidates.take(1)) == left[3:4]
 
 
 def test_messages_of_others_are_read_again(store: FakeStore) -> None:
@@ -422,32 +430,6 @@ def test_messages_of_others_are_read_again(store: FakeStore) -> None:
     docs = queue_candidates.take(10)
     assert [(doc['_id'], doc['_rev']) for doc in docs] == [(left, '3-c')]
     assert store.reads('fetch') == [[taken, left]]
-
-
-def test_many_messages_of_others_are_verified_in_one_read(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    many = add_foreign(store, 100)
-    queue_candidates.refill()
-    for name in many[:90]:
-        store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
-    store.passed += 1.0
-    store.asked.clear()
-    assert names(queue_candidates.take(64)) == many[90:]
-    assert len(store.reads('ready')) == 1
-    assert store.reads('fetch') == [many[90:]]
-    assert len(queue_candidates) == 0
-    assert queue_candidates.is_outdated
-
-
-def test_messages_of_others_in_a_long_queue_are_verified_one_by_one(store: FakeStore) -> None:
-    queue_candidates = candidates_of(store, read_ahead=50)
-    queue_candidates.set_consumers((0, 2))
-    store.passed += 1.0
-    for name in add_foreign(store, 60):
-        queue_candidates.offer(store.docs[name])
-    store.passed += 1.0
-    assert len(queue_candidates.take(10)) == 5
-    assert len(queue_candidates) == 55
 
 
 def test_deleted_and_dead_messages_are_forgotten(store: FakeStore) -> None:
@@ -467,8 +449,6 @@ def test_old_candidate_is_read_again(store: FakeStore) -> None:
     queue_candidates = placed(store)
     name = next(names_for(0))
     doc = store.add(name)
-    store.passed = 0.0  # it is read now
-    queue_candidates.queue_candidates._paused_until = 0.0
     queue_candidates.offer(doc)
     store.docs[name] = workitem.claim(doc, 'another', NOW)
     store.passed += 0.5
@@ -476,151 +456,216 @@ def test_old_candidate_is_read_again(store: FakeStore) -> None:
 
 
 def test_new_candidate_is_not_read_again(store: FakeStore) -> None:
-    queue_candidates = candidates_of(store)
-    queue_candidates.set_consumers((0, 2))
-    queue_candidates.queue_candidates._paused_until = 0.0
+    queue_candidates = placed(store)
     queue_candidates.offer(store.add(next(names_for(0))))
     assert len(queue_candidates.take(10)) == 1
     assert store.reads('fetch') == []
 
 
-# -- consumers without credit
-
-
-def test_busy_consumer_is_not_waited_for(store: FakeStore) -> None:
-    queue_candidates = placed(store, 3)
-    third = names_for(2, 3)
-    queue_candidates.offer(store.add(next(third)))
-    assert queue_candidates.take(1) == []
-    store.passed += 0.21
-    [doc] = queue_candidates.take(1)
-    queue_candidates.won(doc['_id'])
-    claimed(store, [doc])
-    for _ in range(3):
-        queue_candidates.offer(store.add(next(third)))
-    store.passed += 0.011  # a moment for consumers that only seem to be busy
-    assert len(queue_candidates.take(3)) == 3
-
-
-def test_consumer_that_claims_again_gets_its_turn_back(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    first, second, third = (next(foreign) for foreign in [names_for(1)] for _ in range(3))
-    queue_candidates.offer(store.add(first))
-    store.passed += 0.11
-    queue_candidates.won(queue_candidates.take(1)[0]['_id'])
-    for name in (second, third):
-        queue_candidates.offer(store.add(name))
-    store.docs[second] = workitem.claim(store.docs[second], 'm1', NOW)
-    store.passed += 0.011
-    queue_candidates.take(1)  # it is read, and m1 has claimed it
-    assert queue_candidates.take(1) == []
-    store.passed += 0.1
-    assert names(queue_candidates.take(1)) == [third]
-
-
-def test_consumer_that_wins_a_claim_gets_its_turn_back(store: FakeStore) -> None:
+def test_busy_listener_is_not_waited_for(store: FakeStore) -> None:
     queue_candidates = placed(store)
     foreign = names_for(1)
     queue_candidates.won(store.add(next(foreign))['_id'])
-    queue_candidates.lost(store.add(next(foreign))['_id'])
-    queue_candidates.offer(store.add(next(foreign)))
+    second, third = store.add(next(foreign)), store.add(next(foreign))
+    queue_candidates.offer(second)
+    store.passed += 0.011
+    assert names(queue_candidates.take(1)) == [second['_id']]
+    queue_candidates.offer(third)
+    queue_candidates.lost(second['_id'])  # it claims again
     store.passed += 0.011
     assert queue_candidates.take(1) == []
+    store.passed += 0.1
+    assert names(queue_candidates.take(1)) == [third['_id']]
 
 
-def test_probes_find_busy_consumers_in_a_long_queue(store: FakeStore) -> None:
-    """One of three other consumers claims its share, and two have no credit: their shares are claimed here."""
-    queue_candidates = placed(store, 4)
-    fill(store, 4000)
-    turns = Turns([f'm{number}' for number in range(4)], 'm0')
-    taken: list[str] = []
-    for _ in range(8):
-        queue_candidates.refill()
-        for name in [
-            row.id
-            for row in list(queue_candidates.queue_candidates._candidates.values())
-            if turns.first(row.id) == 'm1'
-        ]:
-            store.docs[name] = workitem.claim(store.docs[name], 'm1', NOW)
-        docs = queue_candidates.take(1000)
-        for doc in docs:
-            queue_candidates.won(doc['_id'])
-        claimed(store, docs)
-        taken += names(docs)
-        store.passed += 0.11
-    assert queue_candidates.queue_candidates._order.turns.busy == {'m2', 'm3'}
-    assert {turns.first(name) for name in taken} == {'m0', 'm2', 'm3'}
-
-
-# -- changes of the consumers
-
-
-def test_change_of_consumers_causes_a_pause_and_a_new_read(store: FakeStore) -> None:
-    queue_candidates = candidates_of(store)
-    own, foreign = next(names_for(0)), next(names_for(1))
-    for name in (own, foreign):
-        store.add(name)
-    queue_candidates.refill()
-    queue_candidates.set_consumers((0, 2))
-    assert queue_candidates.take(10) == []
-    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 0.1)
-    store.docs[own] = {**store.docs[own], '_rev': '2-b'}
-    store.passed += 0.11
-    assert [(doc['_id'], doc['_rev']) for doc in queue_candidates.take(10)] == [(own, '2-b')]
-    assert names(queue_candidates.take(10)) == [foreign]
-    assert store.reads('fetch') == [[own], [foreign]]
-
-
-def test_unchanged_consumers_cause_no_pause(store: FakeStore) -> None:
-    queue_candidates = candidates_of(store)
-    store.add('a')
-    queue_candidates.refill()
-    queue_candidates.set_consumers((0, 1))
-    assert names(queue_candidates.take(10)) == ['a']
-
-
-def test_last_consumer_comes_first_for_all_messages(store: FakeStore) -> None:
+def test_document_shows_who_claims(store: FakeStore) -> None:
     queue_candidates = placed(store)
     foreign = names_for(1)
-    left = [next(foreign) for _ in range(4)]
-    for name in left:
-        store.add(name)
+    taken, left = store.add(next(foreign)), store.add(next(foreign))
+    queue_candidates.won(taken['_id'])
+    queue_candidates.offer(taken)
+    store.docs[taken['_id']] = workitem.claim(taken, 'm1', NOW)
+    store.passed += 0.05
+    assert queue_candidates.take(1) == []
+    queue_candidates.offer(left)
+    store.passed += 0.05
+    assert queue_candidates.take(1) == []  # m1 is not busy
+
+
+def test_own_released_message_waits_for_nobody(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    doc = store.add(next(names_for(1)))
+    queue_candidates.queue_candidates.offer(doc, own=True)
+    assert names(queue_candidates.take(1)) == [doc['_id']]
+
+
+def test_when_a_consumer_leaves_its_messages_are_claimed_at_once(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    foreign = names_for(1)
+    left = [store.add(next(foreign))['_id'] for _ in range(4)]
     queue_candidates.refill()
+    assert queue_candidates.take(10) == []
     queue_candidates.set_consumers((0, 1))
-    store.passed += 0.2
     assert names(queue_candidates.take(10)) == left
 
 
-def test_last_consumer_reads_its_candidates_again(store: FakeStore) -> None:
-    queue_candidates = placed(store)
+def test_when_consumers_change_documents_are_read_again(store: FakeStore) -> None:
+    queue_candidates = candidates_of(store)
     name = next(names_for(0))
     queue_candidates.offer(store.add(name))
-    queue_candidates.set_consumers((0, 1))
+    queue_candidates.set_consumers((0, 2))
     store.docs[name] = workitem.claim(store.docs[name], 'another', NOW)
-    store.passed += 0.2
     assert queue_candidates.take(10) == []
+    assert store.reads('fetch') == [[name]]
+
+
+# -- several consumers, more messages: all share them
+
+
+def rounds(store: FakeStore, queue_candidates: Consumer, seconds: float, credit: int = 1000) -> list[str]:
+    """Claim for some seconds what may be claimed, as the cycle does; return the ids."""
+    taken: list[str] = []
+    until = store.passed + seconds
+    while store.passed < until:
+        if queue_candidates.needs_page:
+            queue_candidates.refill()
+        docs = queue_candidates.reader.take({'q': queue_candidates.queue_candidates}, {'q': credit})['q']
+        claimed(store, docs)
+        taken += names(docs)
+        store.passed += 0.02
+    return taken
+
+
+def test_own_share_is_claimed_at_once(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    items = fill(store, 40)
+    queue_candidates.refill()
+    share = names(queue_candidates.take(100))
+    assert 10 < len(share) < 30
+    assert set(share) < set(items)
+    assert share == sorted(share)
+
+
+def test_share_of_others_is_claimed_after_a_later_read_of_the_head(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    items = fill(store, 40)
+    queue_candidates.refill()
+    share = names(queue_candidates.take(100))
+    claimed(store, [store.docs[name] for name in share])
+    left = [name for name in items if name not in share]
+    claimed(store, [store.docs[name] for name in left[:5]])  # the other consumer is alive
+    assert rounds(store, queue_candidates, 0.2) == []
+    reads = len(store.reads('ready'))
+    assert rounds(store, queue_candidates, 0.2) == left[5:]
+    assert len(store.reads('ready')) > reads
+
+
+def test_nothing_is_tried_that_others_have_claimed(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    fill(store, 40)
+    queue_candidates.refill()
+    claimed(store, queue_candidates.take(100))
+    claimed(store, [doc for doc in store.docs.values() if workitem.is_waiting(doc)])
+    store.asked.clear()
+    assert rounds(store, queue_candidates, 2.0) == []
+    assert store.reads('fetch') == []
+    assert not queue_candidates.is_stale
+
+
+def test_more_consumers_open_shares_by_powers_of_two(store: FakeStore) -> None:
+    queue_candidates = placed(store, 8)
+    fill(store, 80)
+    shares = [len(rounds(store, queue_candidates, 0.24)) for _ in range(4)]
+    assert sum(shares) == 80
+    assert all(share > 3 for share in shares)
+
+
+@pytest.mark.parametrize('number', [20, 1000, 3000])
+@pytest.mark.parametrize('date', [None, NOW - 10.0], ids=['now', 'scheduled'])
+def test_messages_of_a_consumer_without_credit_are_claimed(store: FakeStore, number: int, date: float | None) -> None:
+    queue_candidates = placed(store)
+    items = fill(store, number)
+    for name in items:
+        store.docs[name]['date'] = date
+    assert sorted(rounds(store, queue_candidates, 5.0)) == items
+
+
+def test_in_a_long_queue_the_next_page_comes_before_messages_of_others(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    items = fill(store, 400)
+    queue_candidates.refill()
+    share = names(queue_candidates.take(1000))
+    assert 20 < len(share) < 108
+    assert set(share) < set(items[:128])
+    store.passed += 0.5
+    assert queue_candidates.take(1000) == []
+    assert not queue_candidates.has_claimable
+    assert queue_candidates.needs_page
+    queue_candidates.refill()
+    assert store.reads('ready')[-1] == (256, 'false', items[127])
+
+
+def test_after_a_bell_nobody_is_waited_for(store: FakeStore) -> None:
+    queue_candidates = placed(store, 8)
+    items = fill(store, 40)
+    queue_candidates.queue_candidates.hurries = True
+    queue_candidates.refill()
+    assert sorted(names(queue_candidates.take(100)) + names(queue_candidates.take(100))) == items
+
+
+def test_after_a_bell_the_own_share_comes_first(store: FakeStore) -> None:
+    fill(store, 40)
+    usual, hurried = placed(store, 8), placed(store, 8)
+    hurried.queue_candidates.hurries = True
+    for queue_candidates in (usual, hurried):
+        queue_candidates.refill()
+    assert names(hurried.take(2)) == names(usual.take(2))
+
+
+def test_a_bell_is_forgotten_when_the_queue_is_empty(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    queue_candidates.queue_candidates.hurries = True
+    queue_candidates.found_empty()
+    assert not queue_candidates.hurries
+    assert not queue_candidates.is_stale
+    assert queue_candidates.wake_at() is None
+
+
+@pytest.mark.parametrize('forged', [1, 40, 600])
+def test_forged_consumers_cause_only_a_short_wait(store: FakeStore, forged: int) -> None:
+    """Any member of the database may write consumer documents."""
+    queue_candidates = placed(store, forged + 1)
+    items = fill(store, 30)
+    assert sorted(rounds(store, queue_candidates, 3.0)) == items
+
+
+# -- what a listener without credit must know
+
+
+def test_first_messages_are_those_that_are_due_whoever_may_claim_them(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    own, foreign = next(names_for(0)), next(names_for(1))
+    for name in (foreign, own):
+        store.add(name)
+    store.add('soon', date=NOW + 3)
+    assert queue_candidates.due_at() == float('-inf')  # it must be read
+    queue_candidates.refill()
+    assert queue_candidates.first(1) == [own]
+    assert sorted(queue_candidates.first(9)) == sorted([own, foreign])
+    assert queue_candidates.due_at() == pytest.approx(store.monotonic() + 3)
+    store.passed += 3.01
+    assert 'soon' in queue_candidates.first(9)
+    assert queue_candidates.due_at() == float('inf')
+
+
+def test_next_scheduled_message_wakes_a_listener(store: FakeStore) -> None:
+    queue_candidates = placed(store)
+    store.add('later', date=NOW + 60)
+    queue_candidates.refill()
+    assert queue_candidates.due_at() == pytest.approx(store.monotonic() + 60)
 
 
 # -- long queues
-
-
-def fill(store: FakeStore, number: int, priority: int = 0, prefix: str = 'item') -> list[str]:
-    names = [f'{prefix}{n:05}' for n in range(number)]
-    for n, name in enumerate(names):
-        store.add(name, priority, published=NOW - 1000 + n / 1000)
-    return names
-
-
-def claimed(store: FakeStore, docs: Sequence[Any]) -> None:
-    for doc in docs:
-        store.docs[doc['_id']] = workitem.claim(doc, 'me', NOW)
-
-
-def owned(page: Sequence[str], position: int, members: int = 2) -> list[str]:
-    """Return the ids on a page of a long queue that the consumer at `position` claims first."""
-    runs, turns = Runs(), Turns([f'm{number}' for number in range(members)], f'm{position}')
-    runs.read([WaitingRow(name, 9, NOW, '1-a', planned=False) for name in page], members)
-    return [name for name in page if turns.idle_before(runs.key(name)) == 0]
 
 
 def test_long_queue_is_read_page_by_page(store: FakeStore) -> None:
@@ -647,9 +692,11 @@ def test_fast_consumer_reads_larger_pages_up_to_the_limit(store: FakeStore) -> N
 
 def test_several_consumers_read_larger_pages(store: FakeStore) -> None:
     queue_candidates = placed(store, 3)
-    fill(store, 10)
+    fill(store, 200)
     queue_candidates.refill()
-    assert store.reads('ready') == [(384, 'true', None)]
+    claimed(store, queue_candidates.take(1000))
+    queue_candidates.refill()
+    assert [limit for limit, _, _ in store.reads('ready')] == [128, 384]
 
 
 def test_long_queue_is_stale_until_its_end_was_read(store: FakeStore) -> None:
@@ -663,62 +710,6 @@ def test_long_queue_is_stale_until_its_end_was_read(store: FakeStore) -> None:
     queue_candidates.refill()
     assert not queue_candidates.is_stale
     assert [after is None for _, _, after in store.reads('ready')] == [True, False, True]
-
-
-def test_in_a_long_queue_messages_of_others_are_left_to_them(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    items = fill(store, 400)
-    queue_candidates.refill()
-    store.passed += 0.5
-    share = owned(items[:256], 0)
-    assert 64 < len(share) < 192
-    assert names(queue_candidates.take(1000)) == share
-    assert queue_candidates.take(1000) == []
-    assert queue_candidates.wake_at() is None
-
-
-def at_the_end(store: FakeStore) -> tuple[Consumer, list[str]]:
-    """Return a consumer that has claimed its share of a queue, and the ids that it leaves to the other consumer."""
-    queue_candidates = placed(store)
-    items = fill(store, 200)
-    queue_candidates.refill()
-    claimed(store, queue_candidates.take(1000))
-    store.passed += 0.15
-    return queue_candidates, [name for name in items if name not in owned(items, 0)]
-
-
-def test_messages_that_others_claim_quickly_are_left_to_them(store: FakeStore) -> None:
-    queue_candidates, left = at_the_end(store)
-    claimed(store, [store.docs[name] for name in left[:40]])
-    assert queue_candidates.take(64) == []  # it reads the head before it claims messages of others
-    assert len(queue_candidates) == len(left) - 40
-    assert not queue_candidates.has_claimable
-    assert not queue_candidates.needs_page
-    assert queue_candidates.is_stale  # the feed is not followed
-    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 0.25)
-    store.passed += 0.25
-    assert names(queue_candidates.take(64)) == left[40:72]  # the other consumer has stopped
-
-
-def test_messages_that_others_leave_are_claimed(store: FakeStore) -> None:
-    queue_candidates, left = at_the_end(store)
-    assert names(queue_candidates.take(64)) == left[:32]  # nothing was claimed since the last read
-    assert queue_candidates._order.turns.idle == 2
-
-
-def test_messages_that_others_claim_slowly_are_claimed(store: FakeStore) -> None:
-    queue_candidates, left = at_the_end(store)
-    claimed(store, [store.docs[left[0]]])
-    assert names(queue_candidates.take(64)) == left[1:33]
-
-
-def test_few_messages_of_others_are_followed_by_the_feed(store: FakeStore) -> None:
-    queue_candidates, left = at_the_end(store)
-    claimed(store, [store.docs[name] for name in left[20:]])
-    store.passed += 0.3
-    queue_candidates.refill()
-    assert not queue_candidates.is_stale
-    assert sorted(names(queue_candidates.take(64) + queue_candidates.take(64))) == left[:20]
 
 
 def test_head_is_read_again_for_higher_priorities(store: FakeStore) -> None:
@@ -807,68 +798,6 @@ def test_consumers_update_the_index_in_turn(store: FakeStore) -> None:
     assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') == 2
 
 
-# -- forged Consumer documents: any member of the database may write many
-
-
-@pytest.mark.parametrize(('forged', 'seconds'), [(3, 0.31), (40, 0.81), (64, 0.81), (600, 0.02)])
-@pytest.mark.parametrize('known', [True, False])
-def test_forged_consumers_cause_only_a_short_wait(store: FakeStore, forged: int, seconds: float, known: bool) -> None:
-    members, queue_candidates = forged + 1, candidates_of(store)
-    queue_candidates.set_consumers((0, members))
-    store.passed += 1
-    last = next(names_for(forged, members))
-    doc = store.add(last)
-    if known:
-        queue_candidates.offer(doc)
-    else:
-        queue_candidates.refill()
-    store.passed += seconds
-    assert names(queue_candidates.take(10)) == [last]
-
-
-def test_among_many_consumers_one_that_claims_has_its_turn(store: FakeStore) -> None:
-    queue_candidates, members = candidates_of(store), 101
-    queue_candidates.set_consumers((0, members))
-    store.passed += 1
-    turns = Turns([f'm{number}' for number in range(members)], 'm0')
-    of_one = (name for name in (f'item{number:04}' for number in count()) if turns.first(name) == 'm50')
-    taken, left = next(of_one), next(of_one)
-    queue_candidates.offer(store.add(taken))
-    store.docs[taken] = workitem.claim(store.docs[taken], 'm50', NOW)
-    store.passed += 0.02
-    assert queue_candidates.take(10) == []
-    queue_candidates.offer(store.add(left))
-    store.passed += 0.05
-    assert queue_candidates.take(10) == []
-    store.passed += 0.06
-    assert names(queue_candidates.take(10)) == [left]
-
-
-def test_consumer_that_comes_and_goes_does_not_stop_the_others(store: FakeStore) -> None:
-    queue_candidates = candidates_of(store)
-    queue_candidates.set_consumers((0, 2))
-    store.passed += 1
-    queue_candidates.offer(store.add(next(names_for(1))))
-    for number in range(40):
-        queue_candidates.queue_candidates.set_consumers('m0', ['m0', f'new{number}'])
-        store.passed += 0.05
-        if taken := queue_candidates.take(10):
-            break
-    assert len(taken) == 1
-
-
-def test_of_many_consumers_several_update_the_index(store: FakeStore) -> None:
-    fill(store, 1000)
-    queue_candidates = candidates_of(store, 128)
-    queue_candidates.set_consumers((0, 601))
-    store.passed += 0.2
-    queue_candidates.refill()
-    for _ in range(20):
-        store.passed += 1.01
-        queue_candidates.refill()
-    assert [update for limit, update, _ in store.reads('ready') if limit == 16].count('lazy') >= 2
-
-
 # -- claiming ahead
 
 
@@ -883,16 +812,15 @@ def test_lone_consumer_may_claim_everything_ahead(store: FakeStore) -> None:
 
 
 def test_consumer_leaves_messages_to_others_that_may_be_idle(store: FakeStore) -> None:
-    own = names_for(0)
-    for _ in range(100):
-        store.add(next(own))
-    add_foreign(store, 10)
+    fill(store, 120, prefix='task')
     shared = placed(store)
     shared.refill()
-    assert shared.most_ahead(20) == 20
-    assert shared.most_ahead(128) == pytest.approx(36, abs=8)  # a run may have messages of others
+    own = len(list(shared._own()))
+    assert own == 68
+    assert shared.most_ahead(3) == 3
+    assert shared.most_ahead(128) == own - 64
     assert not shared.leaves_none
-    shared.take(100)
+    shared.take(own)
     assert shared.most_ahead(128) < 0
     assert shared.leaves_none
 
@@ -900,14 +828,5 @@ def test_consumer_leaves_messages_to_others_that_may_be_idle(store: FakeStore) -
 def test_consumer_may_claim_ahead_from_a_queue_that_it_has_not_read_to_the_end(store: FakeStore) -> None:
     shared = placed(store)
     assert shared.is_stale
-    assert shared.most_ahead(128) == 128
-    assert not shared.leaves_none
-
-
-def test_busy_consumers_need_no_messages(store: FakeStore) -> None:
-    [foreign] = add_foreign(store, 1)
-    shared = placed(store)
-    shared.refill()
-    shared.won(foreign)
     assert shared.most_ahead(128) == 128
     assert not shared.leaves_none

@@ -54,9 +54,20 @@ def test_ack_with_more_to_claim_waits_for_the_pace(clock: SimpleNamespace) -> No
     assert pace.ack_delay(credit, more_to_claim=True) == 0.005
     pace.begin()
     clock.now += 0.01
-    assert pace.ack_delay(credit, more_to_claim=True) == pytest.approx(0.018)
+    assert pace.ack_delay(credit, more_to_claim=True) == pytest.approx(0.05)
     clock.now += 0.1
     assert pace.ack_delay(credit, more_to_claim=True) == 0.005
+
+
+def test_ack_that_waited_for_its_result_shares_the_next_cycle_of_a_flow(clock: SimpleNamespace) -> None:
+    pace = Pace()
+    pace.begin()
+    assert pace.seconds_to_next == 0.0
+    pace.claimed(2)
+    clock.now += 0.01
+    assert pace.seconds_to_next == pytest.approx(0.05)
+    clock.now += 0.08
+    assert pace.seconds_to_next == 0.0
 
 
 @pytest.mark.parametrize('credit', [Credit(4, held=2), Credit(1), Credit()], ids=['half', 'one', 'unlimited'])

@@ -25,6 +25,8 @@ TYPES: dict[str, Any] = {
     'Broadcast': coordination.Broadcast,
     'Leader': coordination.Leader,
     'Pause': coordination.Pause,
+    'Notice': coordination.Notice,
+    'Bell': coordination.Bell,
     'Rate': coordination.Rate,
     'Slot': coordination.Slot,
     'Schedule': entries.Schedule,

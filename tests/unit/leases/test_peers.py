@@ -1,23 +1,31 @@
-"""Unit tests of the other consumers and the order of claims (`kombu_couchdb.leases.peers`)."""
+"""Unit tests of the other consumers, and of the choice of listeners (`kombu_couchdb.leases.peers`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+
 import pytest
 
-from kombu_couchdb.leases.peers import Peers, Turns
+from kombu_couchdb.leases.peers import Peers
+
+
+def peers_of(consumers: Mapping[str, Iterable[str]]) -> Peers:
+    peers = Peers()
+    for name, queues in consumers.items():
+        peers.seen({'_id': name, 'queues': list(queues)})
+    return peers
 
 
 @pytest.fixture
 def peers() -> Peers:
     """Four consumers of `q`, one of which also consumes `r`, and one consumer of `r` only."""
-    peers = Peers()
-    for name, queues in [('d', ['q']), ('b', ['q', 'r']), ('a', ['q']), ('c', ['q']), ('x', ['r'])]:
-        peers.seen({'_id': name, 'queues': queues})
-    return peers
+    return peers_of({'d': 'q', 'b': 'qr', 'a': 'q', 'c': 'q', 'x': 'r'})
 
 
 def test_without_known_peers_a_consumer_is_alone() -> None:
     assert Peers().of('q', 'me') == ['me']
+    assert not Peers().is_shared('q', 'me')
 
 
 def test_all_consumers_agree_on_the_order(peers: Peers) -> None:
@@ -49,51 +57,88 @@ def test_keep_forgets_all_other_consumers(peers: Peers) -> None:
     assert peers.of('q', 'unknown') == ['b', 'd', 'unknown']
 
 
-@pytest.mark.parametrize('queues', [None, []])
-def test_consumer_without_queues_is_in_no_order(peers: Peers, queues: list[str] | None) -> None:
+def test_unknown_consumers_are_read_and_new_ones_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = 0.0
+    monkeypatch.setattr('kombu_couchdb.leases.peers.time', SimpleNamespace(monotonic=lambda: passed))
+    peers = Peers()
+    assert peers.to_read({'a', 'b'}) == ['a', 'b']
+    for name in 'ab':
+        peers.seen({'_id': name, 'queues': ['q']})
+    passed += 60.0
+    assert peers.to_read({'a', 'b', 'c'}) == ['a', 'b', 'c']
+    peers.seen({'_id': 'c', 'queues': ['q']})
+    assert peers.to_read({'a', 'b', 'c'}) == ['c']
+
+
+@pytest.mark.parametrize('queues', [None, [], 'q', [['q']], {'q': 1}], ids=repr)
+def test_consumer_without_queues_is_in_no_order(peers: Peers, queues: object) -> None:
     peers.seen({'_id': '0', 'queues': queues})
     peers.seen({'_id': '1'})
     assert peers.of('q', 'a') == ['a', 'b', 'c', 'd']
+    assert not {'0', '1'} & set(peers.listeners)
 
 
-NAMES = ['a', 'b', 'c', 'd']
-MESSAGES = [f'message{number}' for number in range(200)]
+# -- listeners
 
 
-def turns(own: str, busy: str = '') -> Turns:
-    return Turns(NAMES, own, busy)
+def listening(peers: Peers, queue: str) -> int:
+    return len(peers.listeners_of(queue))
 
 
-@pytest.mark.parametrize('busy', ['', 'c', 'ab'])
-def test_idle_consumers_have_distinct_positions_for_each_message(busy: str) -> None:
-    idle = [name for name in NAMES if name not in busy]
-    for message in MESSAGES:
-        assert sorted(turns(name, busy).idle_before(message) for name in idle) == list(range(len(idle)))
+def test_all_consumers_choose_the_same_listeners(peers: Peers) -> None:
+    chosen = []
+    for own, queues in [('a', 'q'), ('b', 'qr'), ('x', 'r')]:
+        other = peers_of({'x': 'r', 'c': 'q', 'b': 'qr', 'a': 'q', 'd': 'q'})
+        other.set_own(own, queues)
+        chosen.append(other.listeners)
+    assert chosen == [peers.listeners] * 3
 
 
-def test_each_consumer_is_first_for_a_share_of_messages() -> None:
-    assert min(sum(turns(name).first(message) == name for message in MESSAGES) for name in NAMES) > len(MESSAGES) / 8
+def test_two_of_the_consumers_of_a_queue_listen() -> None:
+    peers = peers_of({f'm{number}': 'q' for number in range(100)})
+    assert len(peers.listeners) == listening(peers, 'q') == 2
 
 
-@pytest.mark.parametrize('own', NAMES)
-def test_before_returns_the_consumers_in_order(own: str) -> None:
-    for message in MESSAGES:
-        before = turns(own).before(message)
-        assert [turns(name).idle_before(message) for name in before] == list(range(len(before)))
-        assert turns(own).idle_before(message) == len(before)
-        assert (before or [own])[0] == turns(own).first(message) == turns(own).first_idle(message)
+def test_consumers_with_the_most_queues_listen_first() -> None:
+    peers = peers_of({'a': 'q', 'b': 'r', 'c': 'qrs', 'd': 'q', 'e': 'r', 'f': 'qrs'})
+    assert sorted(peers.listeners) == ['c', 'f']
+    assert peers.listeners_of('q') == ['c', 'f']
 
 
-def test_only_idle_consumer_is_first_for_all_messages() -> None:
-    alone = turns('b', 'acd')
-    assert {alone.idle_before(message) for message in MESSAGES} == {0}
-    assert {alone.first_idle(message) for message in MESSAGES} == {'b'}
+def test_with_many_queues_one_consumer_of_each_listens() -> None:
+    ten = peers_of({f'{queue}{number}': [f'q{queue}'] for queue in range(10) for number in range(3)})
+    assert len(ten.listeners) == 10
+    assert {listening(ten, f'q{queue}') for queue in range(10)} == {1}
+    six = peers_of({f'{queue}{number}': [f'q{queue}'] for queue in range(6) for number in range(3)})
+    assert len(six.listeners) == 12
+    many = peers_of({f'{queue}-{number}': [f'q{queue}'] for queue in range(40) for number in range(3)})
+    assert len(many.listeners) == 40  # no queue is without one
 
 
-def test_note_tells_whether_anything_changed() -> None:
-    some = turns('a')
-    assert some.note(busy=['b', 'unknown', 'a'])
-    assert not some.note(busy=['b'])
-    assert some.busy == {'b'}
-    assert some.note(idle=['b'])
-    assert not some.note(idle=['b', 'unknown'])
+def test_queue_with_one_consumer_needs_no_choice() -> None:
+    peers = peers_of({'a': ['own'], 'b': 'q', 'c': 'q'})
+    assert 'a' not in peers.listeners
+    assert not peers.is_shared('own', 'a')
+    assert peers.is_shared('q', 'b')
+    assert peers.is_shared('q', 'c')
+
+
+def test_listeners_change_as_little_as_possible_when_a_consumer_leaves() -> None:
+    peers = peers_of({f'm{number}': 'q' for number in range(20)})
+    before = peers.listeners
+    for name in sorted({f'm{number}' for number in range(20)} - set(before)):
+        peers.seen({'_id': name, '_deleted': True})
+        assert peers.listeners == before
+    peers = peers_of({f'm{number}': 'q' for number in range(20)})
+    peers.seen({'_id': before[0], '_deleted': True})
+    assert peers.listeners[0] == before[1]
+    assert len(peers.listeners) == 2
+
+
+def test_choice_follows_the_own_queues() -> None:
+    peers = peers_of({'a': 'q', 'b': 'q'})
+    peers.set_own('me', 'qrst')
+    peers.seen({'_id': 'c', 'queues': ['r']})
+    assert peers.listeners[0] == 'me'
+    peers.set_own('me', [])
+    assert 'me' not in peers.listeners

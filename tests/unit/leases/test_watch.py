@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.leases import watch as module
-from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, OverdueQueues, Watch, expires_of
+from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, IDLE_CLOCK_SHARE, OverdueQueues, Watch, expires_of
 
 LEASE, MONTH = 60.0, 30 * 86_400.0
 
@@ -21,6 +21,7 @@ class World:
         self.clock = SimpleNamespace(now=lambda: self.now + self.jumped, agrees=True)
         monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: self.now))
         self.watch = self.new_watch()
+        self.holding = {'a'}
         self.heartbeat()
 
     def new_watch(self) -> Watch:
@@ -32,7 +33,7 @@ class World:
 
     def silent(self) -> bool:
         """Look, and tell whether the consumer was silent for longer than its lease."""
-        self.watch.observe({'a': expires_of(self.doc)}, self.now, lambda names: [self.doc for _ in names])
+        self.watch.observe({'a': expires_of(self.doc)}, self.now, lambda names: [self.doc for _ in names], self.holding)
         return bool(self.watch.silent())
 
     def expired_after(self, most: float = 1000.0) -> float:
@@ -52,7 +53,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-@pytest.mark.parametrize('seen', [0.0, 20.0, 36.0])
+@pytest.mark.parametrize('seen', [0.0, 20.0, 35.9])
 def test_lease_expires_after_the_last_heartbeat(world: World, seen: float) -> None:
     world.silent()
     world.now += 10.0
@@ -67,6 +68,29 @@ def test_new_process_finds_an_old_heartbeat(world: World, silent_for: float) -> 
     world.now += silent_for
     expired = world.expired_after(most=MONTH + 1000.0)
     assert expired == pytest.approx(max(LEASE, silent_for + (1 - CLOCK_SHARE) * LEASE) + GRACE_SECONDS, abs=0.1)
+
+
+@pytest.mark.parametrize('silent_for', [0.0, 10.0, 36.0, 60.0, MONTH])
+def test_of_a_consumer_that_holds_nothing_less_is_believed(world: World, silent_for: float) -> None:
+    world.holding.clear()
+    world.now += silent_for
+    expired = world.expired_after(most=MONTH + 1000.0)
+    assert expired == pytest.approx(max(LEASE, silent_for + (1 - IDLE_CLOCK_SHARE) * LEASE) + GRACE_SECONDS, abs=0.1)
+
+
+@pytest.mark.parametrize('jump', [90.0, -90.0, 600.0, -600.0, MONTH, -MONTH])
+@pytest.mark.parametrize('restart', [False, True])
+def test_clock_jump_ends_no_lease_of_an_idle_consumer(world: World, jump: float, restart: bool) -> None:
+    """It writes a heartbeat after three quarters of its lease."""
+    world.holding.clear()
+    for _ in range(10):
+        for _ in range(45):
+            world.now += 1.0
+            assert not world.silent()
+        world.heartbeat()
+        world.jumped += jump
+        if restart:
+            world.watch = world.new_watch()
 
 
 @pytest.mark.parametrize('jump', [90.0, -90.0, 600.0, -600.0, MONTH, -MONTH])
@@ -99,7 +123,7 @@ def test_first_look_ignores_the_server_time_if_the_local_clock_differs(world: Wo
     world.clock.agrees = False
     world.jumped += 90.0
     world.now += 10.0
-    world.watch.observe({'a': expires_of(world.doc)}, world.now, lambda names: [world.doc])
+    world.watch.observe({'a': expires_of(world.doc)}, world.now, lambda names: [world.doc], {'a'})
     assert world.watch.next_in() == pytest.approx(CLOCK_SHARE * LEASE)
     world.now += LEASE + GRACE_SECONDS - 0.1
     assert not world.silent()

@@ -11,6 +11,7 @@ import pytest
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import BROADCAST
 from kombu_couchdb.errors import Conflict, ServerUnavailable
+from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
 from kombu_couchdb.queues.fanout import Broadcaster, Listener
 
 Document = dict[str, Any]
@@ -57,7 +58,8 @@ def client() -> FakeClient:
 
 
 def broadcaster(client: FakeClient) -> Broadcaster:
-    return Broadcaster(cast(Client, client), RETENTION)
+    database = SimpleNamespace(broker=client, store=lambda write: write(client))
+    return Broadcaster(cast(BroadcastsDatabase, database), RETENTION)
 
 
 def send(sender: Broadcaster, *bodies: str) -> None:
@@ -211,7 +213,8 @@ def test_conflict_makes_the_sender_use_the_next_document(client: FakeClient) -> 
     send(broadcaster(client), 'a', 'b')
     client.now += 3 * RETENTION
     one, two = broadcaster(client), broadcaster(client)
-    two._own = two._adoptable(client.now)  # read before the other one overwrote the first document
+    two._own_in = cast(Client, client)
+    two._own = two._adoptable(two._own_in, client.now)  # read before the other one overwrote the first document
     send(one, 'c')
     send(two, 'd', 'e')
     assert sorted(body for _, _, body in client.sent()) == ['c', 'd', 'e']
@@ -219,6 +222,7 @@ def test_conflict_makes_the_sender_use_the_next_document(client: FakeClient) -> 
 
 def test_deleted_document_is_tried_only_once(client: FakeClient) -> None:
     sender = broadcaster(client)
+    sender._own_in = cast(Client, client)
     sender._own = [(0.0, BROADCAST + 'deleted', '5-x')]
     send(sender, 'a')
     assert [name for _, name, _ in sender._own] == list(client.docs)

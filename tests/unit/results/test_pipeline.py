@@ -301,7 +301,7 @@ class Decisions:
 
     def __init__(self) -> None:
         self.woken = threading.Event()
-        self.order = WriteOrder(self.woken.set)
+        self.order = WriteOrder(lambda urgent: self.woken.set())
 
     def writable(self, *ids: str) -> list[str]:
         """Pass on acknowledgements, and releases if their ids say so."""

@@ -1,0 +1,147 @@
+"""What other processes have stored beside messages: other consumers, bindings, pauses, limits, deleted queues.
+
+The changes feed reports it to listeners. All other consumers read it when a notice in the broadcasts database tells
+that it has changed, and now and then in any case. Without a broadcasts database, broadcasts are read with it, four
+times a second.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Collection, Iterable
+
+from ..couchdb.client import Client, Document
+from ..documents.ids import BINDING, BROADCAST, CONSUMER, PAUSE, QUEUE
+from ..leases.peers import Peers
+from ..queues.fanout import Listener
+from ..queues.routing import exchange_in, exchange_prefix
+from ..queues.topology import Topology
+
+__all__ = ['Coordination']
+
+#: How often it is read while a consumer does not follow the broadcasts database, in seconds; and, of that, how often
+#: the declarations of its queues are read, for changed limits.
+_ALONE_SECONDS, _QUEUES_SECONDS = 0.25, 1.0
+
+#: How often it is read otherwise: the ids of other consumers, and everything. The least number of seconds, and, if that
+#: is more, the seconds for each consumer of the database: all together read ten times a second, and once in two.
+_PEERS_SECONDS, _ALL_SECONDS = (1.0, 0.1), (10.0, 2.0)
+
+#: In a cluster, everything is read again after this time, in seconds: the node that was asked may have learned of the
+#: notice before it learned of the change.
+_CLUSTER_SECONDS = 2.0
+
+#: Of how many consumers that are known the queues are read again each time: they change rarely.
+_SAMPLE = 10
+
+
+class Coordination:
+    """What one connection knows of it, for its I/O thread alone.
+
+    It keeps `peers`, and what `topology` knows of bindings, limits and pauses up to date.
+    """
+
+    def __init__(self, client: Client, topology: Topology, listener: Listener) -> None:
+        self.peers = Peers()
+        self._client, self._topology, self._listener = client, topology, listener
+        #: The revisions of the documents that were read, but for those of consumers, by id.
+        self._revs: dict[str, str] = {}
+        #: The exchanges whose bindings are in `_revs`.
+        self._exchanges: set[str] = set()
+        self._read_at = self._read_all_at = self._read_queues_at = -math.inf
+        self._again_at = math.inf
+
+    def forget(self) -> None:
+        """Forget what was read: CouchDB did not respond, or the database may be a new one."""
+        self._topology.routes.follow(0.0)
+        self._revs.clear()
+        self._exchanges.clear()
+        self._read_at = self._read_all_at = self._read_queues_at = -math.inf
+
+    def due_at(self, *, is_announced: bool, counts_peers: bool) -> float:
+        """Return the monotonic time at which to read again.
+
+        `is_announced` tells whether notices tell of changes, and `counts_peers` whether this consumer must know soon of
+        others that come and go, because they share long queues.
+        """
+        if not is_announced:
+            return self._read_at + _ALONE_SECONDS
+        everything = min(self._again_at, self._read_all_at + self._pause(*_ALL_SECONDS))
+        return min(everything, self._read_at + self._pause(*_PEERS_SECONDS)) if counts_peers else everything
+
+    def read(self, queues: Iterable[str], *, is_announced: bool, everything: bool = False) -> list[Document]:
+        """Read and note what has changed; return the changed documents, deleted ones too.
+
+        If changes are announced, this reads only the ids of other consumers, unless `everything` is true or due.
+        """
+        self._read_at = time.monotonic()
+        again = self._read_at >= self._again_at
+        self._again_at = self._read_at + _CLUSTER_SECONDS if everything and self._client.replicas > 1 else math.inf
+        everything |= again or not is_announced or self._read_at >= self._read_all_at + self._pause(*_ALL_SECONDS)
+        docs = self._read_all(queues, is_announced) if everything else []
+        ids = [row['id'] for row in self._client.id_range(CONSUMER)]
+        # Listeners learn from the feed that the queues of a consumer have changed.
+        docs += self.know(ids, again=random.sample(ids, min(_SAMPLE, len(ids))) if everything else ())
+        for doc in docs:
+            self.note(doc)
+        return docs
+
+    def know(self, living: Collection[str], again: Iterable[str] = ()) -> list[Document]:
+        """Forget all consumers but those with the ids `living`; read and note those of them that are unknown or new.
+
+        The ids `again` are read also if they are known. Return the documents that were read.
+        """
+        self.peers.keep(living)
+        docs = [doc for doc in self._client.fetch(sorted({*self.peers.to_read(living), *again})) if doc]
+        for doc in docs:
+            self.peers.seen(doc)
+        return docs
+
+    def _read_all(self, queues: Iterable[str], is_announced: bool) -> list[Document]:
+        self._read_all_at = self._read_at
+        exchanges = sorted(self._topology.routes.wanted | self._listener.exchanges)
+        rows = self._client.id_range(BROADCAST, to=PAUSE)
+        if exchanges:
+            rows += self._client.id_range(exchange_prefix(exchanges[0]), to=exchange_prefix(exchanges[-1]))
+        revs = {row['id']: row['value']['rev'] for row in rows}
+        self._topology.read_paused(revs)
+        changed = [name for name, rev in revs.items() if self._revs.get(name) != rev]
+        docs = [doc for doc in self._client.fetch(changed) if doc]
+        for exchange in exchanges:
+            if exchange not in self._exchanges:
+                its = {doc['_id']: doc for doc in docs if doc['_id'].startswith(exchange_prefix(exchange))}
+                self._topology.routes.replace(its, self._read_at, exchange_prefix(exchange))
+                self._exchanges.add(exchange)
+        docs += [{'_id': name, '_deleted': True} for name in self._revs.keys() - revs.keys()]
+        self._revs = revs
+        if is_announced or self._read_at - self._read_queues_at >= _QUEUES_SECONDS:
+            self._read_queues_at = self._read_at
+            names = [QUEUE + queue for queue in queues]
+            docs += [
+                doc or {'_id': name, '_deleted': True}
+                for name, doc in zip(names, self._client.find(names), strict=True)
+            ]
+        self._topology.routes.follow(math.inf if is_announced else _ALONE_SECONDS * 4, exchanges)
+        return docs
+
+    def note(self, doc: Document) -> None:
+        """Take in a document that was written or deleted."""
+        if doc.get('_deleted'):
+            self._topology.declarations.was_deleted(doc['_id'])
+            exchange = exchange_in(doc['_id'])
+            # The exchange may have been declared and bound again meanwhile.
+            if exchange is not None and self._listener.listens_to(exchange) and not self._topology.has_fanout(exchange):
+                self._listener.forget(exchange)
+        if doc['_id'].startswith(BINDING):
+            self._topology.routes.update(doc)
+        elif doc['_id'].startswith(CONSUMER):
+            self.peers.seen(doc)
+        elif doc['_id'].startswith(PAUSE):
+            self._topology.note_paused(doc)
+        elif doc['_id'].startswith(QUEUE):
+            self._topology.limits.seen({'name': doc['_id'].removeprefix(QUEUE), 'arguments': doc.get('arguments')})
+
+    def _pause(self, least: float, for_each: float) -> float:
+        return max(least, for_each * len(self.peers))

@@ -1,0 +1,170 @@
+"""The broadcasts database, beside the broker's: what every consumer must learn soon.
+
+Each changes feed costs CouchDB 0.4 ms for each update of its database, so the feeds of many consumers on the broker's
+database are expensive. Every consumer follows this database instead, which rarely changes. It contains
+
+* the broadcasts (see `fanout`),
+* one Notice, which is overwritten when something was changed that every consumer has to know: pauses, limits, and
+  bindings, queues and exchanges that others use,
+* and Bells, by which consumers call others to a queue.
+
+If it is missing or locked, broadcasts are stored in the broker's database, and every consumer follows that one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, TypeVar
+
+from ..couchdb.client import Client, Document
+from ..couchdb.fork_safety import Shared
+from ..documents.ids import BELL, BROADCAST, NOTICE
+from ..errors import AccessDenied, CouchDBError, DatabaseMissing
+from ..log import get_logger
+from .database import REVS_LIMIT
+
+__all__ = ['LOOK_SECONDS', 'BroadcastsDatabase', 'broadcasts_name', 'broadcasts_of']
+
+logger = get_logger(__name__)
+
+T = TypeVar('T')
+
+#: How long a missing or locked database is not used before a process tries again, in seconds: less than broadcasts are
+#: kept, so that a consumer receives those that others have stored meanwhile.
+LOOK_SECONDS = 10.0
+
+
+class BroadcastsDatabase:
+    """The broadcasts database of one connection to the database `broker`.
+
+    With `create` it is created if it is missing and the user has the right.
+    """
+
+    def __init__(self, broker: Client, *, create: bool = False) -> None:
+        self.broker, self._create = broker, create
+        self._outage = _outages.of((os.getpid(), broker.address.url), _Outage)
+
+    @cached_property
+    def client(self) -> Client:
+        """The client of this database."""
+        return broadcasts_of(self.broker)
+
+    @property
+    def next_look(self) -> float:
+        """The monotonic time from which on it is used, if it was missing or locked."""
+        return self._outage.until
+
+    def ask(self, request: Callable[[Client], T], *, create: bool = True) -> T | None:
+        """Return `request(client)`, or None if the database is missing or locked.
+
+        Without `create` a missing database is not created. *Raises* `ServerUnavailable`, and errors of single
+        documents.
+        """
+        if time.monotonic() < self._outage.until:
+            return None
+        try:
+            try:
+                result = request(self.client)
+            except DatabaseMissing:
+                if not create:
+                    return None
+                if not self._create:
+                    raise
+                self._make()
+                result = request(self.client)
+        except (AccessDenied, DatabaseMissing) as exc:
+            self._outage.note(self.client.address.url, exc)
+            return None
+        if self._outage.was_reported:
+            self._outage.was_reported = False
+            logger.info('%s: the database of broadcasts is used again', self.client.address.url)
+        return result
+
+    def store(self, write: Callable[[Client], bool]) -> None:
+        """Call `write(client)`, which returns True: for this database, or for the broker's if this one is unusable."""
+        if not self.ask(write):
+            write(self.broker)
+
+    def stored(self) -> list[Document]:
+        """Return all stored broadcasts, also those in the broker's database."""
+
+        def read(client: Client) -> list[Document]:
+            return [row['doc'] for row in client.id_range(BROADCAST, docs=True)]
+
+        return (self.ask(read) or []) + read(self.broker)
+
+    def notify(self) -> None:
+        """Let all consumers read what is declared: it has changed, and the change is stored.
+
+        An error is only logged: they read it from time to time anyway, the more rarely the more of them there are.
+        """
+        self._overwrite({'_id': NOTICE, 'type': 'Notice'})
+
+    def ring(self, queue: str) -> None:
+        """Call consumers to a queue: it has messages that nobody takes. An error is only logged."""
+        self._overwrite({'_id': BELL + queue, 'type': 'Bell', 'queue': queue})
+
+    def close(self) -> None:
+        """Close idle connections."""
+        if 'client' in self.__dict__:
+            self.client.close()
+
+    def _overwrite(self, doc: Mapping[str, Any]) -> None:
+        def write(client: Client) -> None:
+            stored = client.find([doc['_id']])[0]
+            rev = {'_rev': stored['_rev']} if stored else {}
+            # In conflict, another process has written the same after our change was stored: that suffices.
+            client.try_put({**doc, **rev, 'date': client.clock.now()})
+
+        try:
+            self.ask(write, create=False)  # nobody follows a missing database
+        except CouchDBError as exc:
+            level = logging.WARNING if doc['_id'] == NOTICE else logging.DEBUG
+            logger.log(
+                level, 'consumers learn late of a change, because the document %s was not stored: %s', doc['_id'], exc
+            )
+
+    def _make(self) -> None:
+        self.client.create()
+        with suppress(CouchDBError):  # without rights to read them the new database is for administrators
+            security = self.broker.request('GET', '/_security', repeat=True)
+            self.client.request('PUT', '/_security', body=security)
+        with suppress(CouchDBError):  # the embedded server has no such limit
+            self.client.request('PUT', '/_revs_limit', body=REVS_LIMIT)
+
+
+class _Outage:
+    """What a process knows of a missing or locked database; its connections share it."""
+
+    def __init__(self) -> None:
+        self.until = float('-inf')
+        self.was_reported = False
+
+    def note(self, url: str, exc: CouchDBError) -> None:
+        self.until = time.monotonic() + LOOK_SECONDS
+        if not self.was_reported:
+            self.was_reported = True
+            logger.warning(
+                'the database of broadcasts cannot be used (%s), so every consumer follows the database of the broker, '
+                'which costs CouchDB more with many workers; let an administrator run "celery -A your_app couchdb '
+                'setup"',
+                exc,
+            )
+
+
+_outages: Shared[tuple[int, str], _Outage] = Shared({})
+
+
+def broadcasts_of(broker: Client) -> Client:
+    """Return a client for the broadcasts database that belongs to the database `broker`."""
+    return broker.beside(broadcasts_name(broker.address.database))
+
+
+def broadcasts_name(database: str) -> str:
+    """Return the name of the broadcasts database that belongs to a broker's database."""
+    return f'{database}-broadcasts'

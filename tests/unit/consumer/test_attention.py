@@ -1,0 +1,303 @@
+"""Which consumers listen and which rest (`kombu_couchdb.consumer.attention`), with a clock that is set."""
+
+from __future__ import annotations
+
+from math import inf
+from types import SimpleNamespace
+
+import pytest
+
+from kombu_couchdb.consumer import attention as module
+from kombu_couchdb.consumer import bell
+from kombu_couchdb.consumer.attention import Attention
+from kombu_couchdb.leases.peers import Peers
+
+
+class World:
+    """Consumers of the queue `q`, and time."""
+
+    def __init__(self, consumers: int = 10) -> None:
+        self.now = 1000.0
+        self.peers = Peers()
+        self.attention: Attention
+        for number in range(consumers):
+            self.peers.seen({'_id': f'm{number}', 'queues': ['q']})
+        self.ranked, others = self.peers.listeners, [f'm{number}' for number in range(consumers)]
+        #: A consumer that is no listener by its rank.
+        self.other = next(name for name in others if name not in self.ranked)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def update(self, own: str, credit: str = 'q', *, queues: str = 'q', may_rest: bool = True) -> set[str]:
+        """Return the queues that must be read."""
+        return self.attention.update(own, [*queues], {*credit}, may_rest=may_rest)
+
+    def rest(self, credit: str = 'q') -> Attention:
+        """Return the attention of a consumer that rests; its first look was just now."""
+        self.update(self.other, credit)
+        assert not self.attention.listens
+        return self.attention
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    for timed in (module, bell):
+        monkeypatch.setattr(timed, 'time', world)
+    world.attention = Attention(world.peers)
+    monkeypatch.setattr(
+        module, 'random', SimpleNamespace(uniform=lambda least, most: (least + most) / 2, random=lambda: 0.5)
+    )
+    return world
+
+
+# -- who listens
+
+
+def test_two_of_ten_consumers_listen(world: World) -> None:
+    listen = []
+    for number in range(10):
+        world.attention = Attention(world.peers)
+        world.update(f'm{number}')
+        if world.attention.listens:
+            listen.append(f'm{number}')
+            assert world.attention.rank == world.ranked.index(f'm{number}')
+            assert world.attention.look_at == inf
+    assert sorted(listen) == sorted(world.ranked)
+
+
+def test_lone_consumer_listens(world: World) -> None:
+    attention = Attention(Peers())
+    attention.update('me', ['q'], {'q'}, may_rest=True)
+    assert (attention.listens, attention.rank, attention.followed) == (True, 0, {'q'})
+
+
+def test_consumer_of_a_queue_of_its_own_listens(world: World) -> None:
+    world.update(world.other, 'qr', queues='qr')
+    assert world.attention.listens
+
+
+def test_without_a_broadcasts_database_all_listen(world: World) -> None:
+    world.update(world.other, may_rest=False)
+    assert world.attention.listens
+    world.update(world.other, '', may_rest=False)
+    assert world.attention.listens
+
+
+def test_consumer_without_queues_rests(world: World) -> None:
+    assert world.update('new', '', queues='') == set()
+    assert not world.attention.listens
+
+
+def test_when_the_listeners_leave_another_one_listens(world: World) -> None:
+    attention = world.rest()
+    world.peers.keep({world.other, 'm-none'})
+    assert world.update(world.other) == {'q'}  # what happened before is not followed
+    assert attention.listens
+    assert world.update(world.other) == set()
+
+
+# -- looks
+
+
+def test_consumer_rests_only_after_a_look_at_everything_with_credit(world: World) -> None:
+    assert world.update(world.other, 'qr', queues='qrs') == set()  # it listens: nobody else serves `r` and `s`
+    world.peers.seen({'_id': 'm-more', 'queues': ['r', 's']})
+    world.peers.seen({'_id': 'm-most', 'queues': ['q', 'r', 's']})
+    world.peers.seen({'_id': 'm-last', 'queues': ['q', 'r', 's']})
+    world.peers.set_own(world.other, 'qr')
+    assert world.update(world.other, 'qr', queues='qrs') == {'q', 'r'}
+    assert not world.attention.listens
+    assert world.update(world.other, 'qr', queues='qrs') == set()
+
+
+@pytest.mark.parametrize(('consumers', 'seconds'), [(3, 0.875), (10, 0.875), (50, 4.375), (1000, 10.5)])
+def test_looks_are_rarer_the_more_consumers_there_are(world: World, consumers: int, seconds: float) -> None:
+    for number in range(10, consumers):
+        world.peers.seen({'_id': f'm{number}', 'queues': ['q']})
+    if consumers == 3:
+        world.peers.keep({*world.ranked, world.other})
+    world.other = next(
+        f'm{n}'
+        for n in range(consumers)
+        if f'm{n}' in world.peers.of('q', world.other) and f'm{n}' not in world.peers.listeners
+    )
+    attention = world.rest()
+    assert attention.look_at == pytest.approx(world.now + seconds)
+    world.now += seconds + 0.001
+    assert world.update(world.other) == {'q'}
+    assert attention.look_at == pytest.approx(world.now + seconds)
+
+
+def test_consumer_without_credit_does_not_look(world: World) -> None:
+    attention = world.rest('')
+    assert attention.look_at == inf
+    world.now += 100.0
+    assert world.update(world.other, '') == set()
+
+
+def test_regained_credit_makes_it_look(world: World) -> None:
+    world.rest('')
+    world.now += 0.1
+    assert world.update(world.other) == {'q'}
+    assert world.update(world.other) == set()
+
+
+def test_regained_credit_for_one_queue_makes_it_look_there(world: World) -> None:
+    for name in ('m0', 'm1', 'm2'):
+        world.peers.seen({'_id': name, 'queues': ['q', 'r']})
+    own = next(name for name in ('m0', 'm1', 'm2') if name not in world.peers.listeners)
+    world.update(own, 'q', queues='qr')
+    world.now += 0.1
+    assert world.update(own, 'qr', queues='qr') == {'r'}
+
+
+def test_one_of_those_that_become_free_after_long_tasks_listens(world: World) -> None:
+    world.rest('')
+    world.now += 20.0
+    assert world.update(world.other) == {'q'}
+    assert world.attention.listens
+    world.now += 9.9
+    world.update(world.other)
+    assert world.attention.listens
+    world.now += 0.2
+    assert world.update(world.other) == {'q'}
+    assert not world.attention.listens
+
+
+# -- the bell
+
+
+def test_bell_makes_it_look_soon(world: World) -> None:
+    attention = world.rest()
+    attention.heard('q')
+    assert world.now <= attention.look_at <= world.now + 0.05
+    assert world.update(world.other) == set()
+    world.now = attention.look_at
+    assert world.update(world.other) == {'q'}
+    assert attention.hurries('q')
+    assert not attention.hurries('q')
+    assert attention.look_at > world.now + 0.5
+
+
+def test_bell_of_a_queue_without_credit_changes_nothing(world: World) -> None:
+    attention = world.rest()
+    before = attention.look_at
+    attention.heard('r')
+    assert attention.look_at == before
+    assert not attention.hurries('r')
+    attention = world.rest('')
+    attention.heard('q')
+    assert attention.look_at == inf
+    assert not attention.hurries('q')
+
+
+def test_bell_changes_nothing_for_a_listener(world: World) -> None:
+    world.update(world.ranked[0])
+    world.attention.heard('q')
+    assert world.update(world.ranked[0]) == set()
+    assert not world.attention.hurries('q')
+
+
+# -- consumers that listen because they found work
+
+
+def test_consumer_that_found_a_message_listens_for_some_time(world: World) -> None:
+    attention = world.rest()
+    attention.won(0)
+    assert world.update(world.other) == {'q'}
+    assert (attention.listens, attention.rank) == (True, None)
+    world.now += 10.1
+    assert world.update(world.other) == {'q'}
+    assert not attention.listens
+
+
+def test_after_a_burst_only_some_of_those_that_found_a_message_listen(world: World) -> None:
+    attention = world.rest()
+    attention.won(100)
+    world.update(world.other)
+    assert not attention.listens
+    attention.won(2)
+    world.update(world.other)
+    assert attention.listens
+    world.now += 9.0
+    attention.won(100)  # it listens already
+    world.now += 9.0
+    world.update(world.other)
+    assert attention.listens
+
+
+def test_time_without_credit_does_not_count(world: World) -> None:
+    attention = world.rest()
+    attention.won(0)
+    world.update(world.other)
+    world.update(world.other, '')
+    for _ in range(6):
+        world.now += 5.0
+        world.update(world.other, '')
+    world.update(world.other)
+    assert attention.listens
+
+
+def test_consumer_stops_listening_after_losses(world: World) -> None:
+    attention = world.rest()
+    attention.won(0)
+    attention.lost()
+    world.update(world.other)
+    assert attention.listens
+    attention.won(0)
+    attention.lost()
+    attention.lost()
+    assert world.update(world.other) == {'q'}  # the last look
+    assert not attention.listens
+
+
+def test_listeners_by_rank_do_not_stop_after_losses(world: World) -> None:
+    for _ in range(5):
+        world.attention.lost()
+    world.update(world.ranked[1])
+    assert world.attention.listens
+
+
+# -- without credit
+
+
+def test_listener_without_credit_follows_to_ring_for_others(world: World) -> None:
+    world.update(world.ranked[0], '')
+    assert world.attention.listens
+    assert world.attention.followed == {'q'}
+
+
+def test_listener_does_not_follow_while_it_knows_that_messages_wait(world: World) -> None:
+    world.update(world.ranked[0], '')
+    world.attention.bell.waits('q', 0, ['a'])
+    assert world.update(world.ranked[0], '') == set()
+    assert not world.attention.listens
+    assert world.attention.followed == set()
+    world.attention.bell.forget('q')
+    assert world.update(world.ranked[0], '') == {'q'}
+    assert world.attention.listens
+
+
+def test_listener_follows_its_other_queues_while_messages_wait_in_one(world: World) -> None:
+    world.peers.set_own(world.ranked[0], 'qr')
+    world.update(world.ranked[0], 'r', queues='qr')
+    world.attention.bell.waits('q', 0, ['a'])
+    world.update(world.ranked[0], 'r', queues='qr')
+    assert world.attention.listens
+    assert world.attention.followed == {'r'}
+
+
+def test_other_consumer_without_credit_follows_for_a_second_only(world: World) -> None:
+    attention = world.rest()
+    attention.won(0)
+    world.update(world.other)
+    world.now += 0.5
+    world.update(world.other, '')
+    assert attention.listens
+    assert attention.followed == {'q'}
+    world.now += 0.6
+    world.update(world.other, '')
+    assert not attention.listens
+    assert attention.look_at == inf

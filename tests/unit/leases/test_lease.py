@@ -1,0 +1,99 @@
+"""When a consumer writes heartbeats (`kombu_couchdb.leases.lease`), with a clock that is set."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kombu_couchdb.leases import lease as module
+from kombu_couchdb.leases.lease import Lease
+from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, IDLE_CLOCK_SHARE
+
+TIMEOUT = 60.0
+
+
+class World:
+    """One lease, and time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: self.now))
+        self.lease = Lease(TIMEOUT)
+
+    def beat(self, *, proven: bool = True) -> None:
+        doc = self.lease.heartbeat_document(self.now, ['q'], {})
+        assert doc['expires'] == self.now + TIMEOUT
+        self.lease.heartbeat_stored('1-a', proven=proven)
+
+    def is_due(self, queues: str = 'q') -> bool:
+        return self.lease.needs_heartbeat([*queues])
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_first_heartbeat_is_due_at_once(world: World) -> None:
+    assert world.is_due()
+    assert not world.lease.written
+    world.beat()
+    assert world.lease.written
+    assert not world.is_due()
+
+
+@pytest.mark.parametrize(('idle', 'seconds'), [(False, 20.0), (True, 45.0)])
+def test_heartbeat_is_due_after_a_part_of_the_lease(world: World, idle: bool, seconds: float) -> None:
+    world.beat()
+    world.lease.idle = idle
+    assert world.lease.next_heartbeat == world.now + seconds
+    world.now += seconds - 0.1
+    assert not world.is_due()
+    world.now += 0.2
+    assert world.is_due()
+    assert world.lease.valid
+
+
+def test_first_claim_writes_the_heartbeat_that_an_idle_consumer_has_left_out(world: World) -> None:
+    world.beat()
+    world.lease.idle = True
+    world.now += 30.0
+    assert not world.is_due()
+    world.lease.idle = False
+    assert world.is_due()
+    world.beat()
+    assert not world.is_due()
+    assert world.lease.next_heartbeat == world.now + 20.0
+
+
+def test_first_claim_soon_after_a_heartbeat_writes_none(world: World) -> None:
+    world.beat()
+    world.lease.idle = True
+    world.now += 10.0
+    world.lease.idle = False
+    assert not world.is_due()
+    assert world.lease.next_heartbeat == world.now + 10.0
+
+
+def test_changed_queues_need_a_heartbeat_of_an_idle_consumer_too(world: World) -> None:
+    world.beat()
+    world.lease.idle = True
+    assert not world.is_due()
+    assert world.is_due('qr')
+
+
+def test_unproven_heartbeat_does_not_extend_the_lease(world: World) -> None:
+    world.beat()
+    world.now += 20.0
+    world.beat(proven=False)
+    world.now += 41.0
+    assert not world.lease.valid
+
+
+@pytest.mark.parametrize(('idle', 'share'), [(False, CLOCK_SHARE), (True, IDLE_CLOCK_SHARE)])
+def test_a_living_consumer_writes_in_the_time_that_a_sweeper_measures(world: World, idle: bool, share: float) -> None:
+    """Even with a wrong clock: the sweeper believes the server's time only for `share` of the lease."""
+    world.beat()
+    world.lease.idle = idle
+    assert world.lease.next_heartbeat - world.now < (1 - share) * TIMEOUT + GRACE_SECONDS
