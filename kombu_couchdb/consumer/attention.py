@@ -24,6 +24,9 @@ __all__ = ['Attention']
 #: last and at most once in the second of these numbers of seconds.
 _FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.1, 1.0, 12.0
 
+#: Only one of so many looks is also for queues that hardly ever receive anything but broadcasts.
+_QUIET_LOOKS = 6
+
 #: After a bell the consumers look one after the other, about once in this time, in seconds.
 _WAKE_SECONDS = 0.005
 
@@ -60,6 +63,7 @@ class Attention:
         self._active_until = -inf
         self._losses = 0
         self._look_at, self._credit_at = -inf, time.monotonic()
+        self._looks = 0
         self._rung: set[str] = set()
         self._with_credit: set[str] = set()
         self._consumers = 1
@@ -96,9 +100,13 @@ class Attention:
         self.listens = not may_rest or (bool(self.followed) and (self.rank is not None or self.is_active))
         if self.listens:
             return set() if before else self.followed
-        if before or (with_credit and now >= self._look_at):
+        if before:
             self._look_at = now + self._pause()
             return set(with_credit)
+        if with_credit and now >= self._look_at:
+            self._look_at = now + self._pause()
+            self._looks += 1
+            return with_credit - {*quiet} if self._looks % _QUIET_LOOKS and with_credit - {*quiet} else set(with_credit)
         return with_credit - had_credit
 
     @property
