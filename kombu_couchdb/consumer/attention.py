@@ -79,8 +79,8 @@ class Attention:
         """
         now = time.monotonic()
         self._consumers = max((len(self._peers.of(queue, own)) for queue in queues), default=1)
-        if with_credit:
-            if not self._with_credit:
+        if with_credit - {*quiet}:
+            if not self._with_credit - {*quiet}:
                 # The longer tasks take, the longer this consumer listens: so a few of those that are free do.
                 seconds = _FREE_SHARE * (now - self._credit_at) / self._consumers
                 if seconds >= _MIN_ACTIVE_SECONDS:
@@ -97,7 +97,7 @@ class Attention:
         if self.rank is not None or (self.listens and self.is_active and now - self._credit_at < _LINGER_SECONDS):
             # A listener also follows queues without credit, to ring for others; but not while it knows that all wait.
             self.followed |= {queue for queue in queues if not self.bell.knows(queue)}
-        self.listens = not may_rest or (bool(self.followed) and (self.rank is not None or self.is_active))
+        self.listens = not may_rest or (bool(self.followed - {*quiet}) and (self.rank is not None or self.is_active))
         if self.listens:
             return set() if before else self.followed
         if before:
@@ -106,7 +106,7 @@ class Attention:
         if with_credit and now >= self._look_at:
             self._look_at = now + self._pause()
             self._looks += 1
-            return with_credit - {*quiet} if self._looks % _QUIET_LOOKS and with_credit - {*quiet} else set(with_credit)
+            return (self._looks % _QUIET_LOOKS and with_credit - {*quiet}) or set(with_credit)
         return with_credit - had_credit
 
     @property

@@ -29,9 +29,15 @@ class World:
     def monotonic(self) -> float:
         return self.now
 
-    def update(self, own: str, credit: str = 'q', *, queues: str = 'q', may_rest: bool = True) -> set[str]:
+    def update(
+        self, own: str, credit: str = 'q', *, queues: str = 'q', quiet: str = '', may_rest: bool = True
+    ) -> set[str]:
         """Return the queues that must be read."""
-        return self.attention.update(own, [*queues], {*credit}, may_rest=may_rest)
+        return self.attention.update(own, [*queues], {*credit}, quiet=quiet, may_rest=may_rest)
+
+    def update_worker(self, credit: str) -> set[str]:
+        """Return the same for a worker with a queue `p` for remote control, for which it always has credit."""
+        return self.update(self.other, credit + 'p', queues='qp', quiet='p')
 
     def rest(self, credit: str = 'q') -> Attention:
         """Return the attention of a consumer that rests; its first look was just now."""
@@ -301,3 +307,35 @@ def test_other_consumer_without_credit_follows_for_a_second_only(world: World) -
     world.update(world.other, '')
     assert not attention.listens
     assert attention.look_at == inf
+
+
+# -- a queue for broadcasts
+
+
+def test_worker_rests_although_its_queue_for_broadcasts_has_no_other_consumer(world: World) -> None:
+    assert world.update_worker('q') == {'q', 'p'}
+    assert not world.attention.listens
+
+
+def test_most_looks_leave_out_the_queue_for_broadcasts(world: World) -> None:
+    world.update_worker('q')
+    looks = []
+    for _ in range(12):
+        world.now = world.attention.look_at
+        looks.append(world.update_worker('q'))
+    assert looks.count({'q'}) == 10
+    assert looks.count({'q', 'p'}) == 2
+
+
+def test_busy_worker_does_not_listen_because_of_its_queue_for_broadcasts(world: World) -> None:
+    world.update_worker('q')
+    world.attention.won(0)
+    world.now += 2.0
+    world.update_worker('')
+    assert not world.attention.listens
+    world.now += 60.0
+    assert world.update_worker('q') == {'q', 'p'}  # it begins to listen: others are evidently busy
+    assert world.attention.listens
+    world.now += 60.0
+    world.update_worker('q')
+    assert not world.attention.listens
