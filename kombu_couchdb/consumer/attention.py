@@ -106,7 +106,8 @@ class Attention:
         if with_credit and now >= self._look_at:
             self._look_at = now + self._pause()
             self._looks += 1
-            return (self._looks % _QUIET_LOOKS and with_credit - {*quiet}) or set(with_credit)
+            left_out = quiet if self._looks % _QUIET_LOOKS and {*queues} - {*quiet} else ()
+            return with_credit - {*left_out}
         return with_credit - had_credit
 
     @property
