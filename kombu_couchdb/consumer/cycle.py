@@ -221,6 +221,7 @@ class Cycle:
     def finish(self) -> None:
         """Release all unacknowledged messages and end the lease; *raises* the errors of `Client`."""
         self.unacked.release_all()
+        self._slots.begin()
         changes: list[PendingWrite] = []
         # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other consumer
         # can write an outcome before the lease ends.

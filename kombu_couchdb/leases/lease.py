@@ -21,8 +21,9 @@ from ..documents.ids import CONSUMER
 
 __all__ = ['Lease', 'set_worker', 'worker_name']
 
-#: The interval of an idle consumer's heartbeats as a part of the lease: a hundred idle workers write two in a second.
-_IDLE_SHARE = 0.75
+#: The interval of an idle consumer's heartbeats, as a part of the lease. With a longer one, others would end the lease after
+#: an outage: each notices only with its next request that the server does not respond.
+_IDLE_SHARE = 0.5
 
 
 class _Process:

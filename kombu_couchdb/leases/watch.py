@@ -26,7 +26,7 @@ GRACE_SECONDS = 2.0
 #: so a living consumer writes a heartbeat in it, and does not lose its lease because a clock is wrong.
 CLOCK_SHARE = 0.6
 
-#: The same for a consumer that holds no message: it writes a heartbeat only after three quarters of its lease.
+#: The same for a consumer that holds no message: it writes a heartbeat only after half of its lease.
 IDLE_CLOCK_SHARE = 0.2
 
 #: The longest lease: `visibility_timeout` has the same limit, see `options`.

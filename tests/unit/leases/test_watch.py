@@ -81,7 +81,7 @@ def test_of_a_consumer_that_holds_nothing_less_is_believed(world: World, silent_
 @pytest.mark.parametrize('jump', [90.0, -90.0, 600.0, -600.0, MONTH, -MONTH])
 @pytest.mark.parametrize('restart', [False, True])
 def test_clock_jump_ends_no_lease_of_an_idle_consumer(world: World, jump: float, restart: bool) -> None:
-    """It writes a heartbeat after three quarters of its lease."""
+    """It writes a heartbeat after half of its lease."""
     world.holding.clear()
     for _ in range(10):
         for _ in range(45):
