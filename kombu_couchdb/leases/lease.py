@@ -21,8 +21,8 @@ from ..documents.ids import CONSUMER
 
 __all__ = ['Lease', 'set_worker', 'worker_name']
 
-#: The interval of an idle consumer's heartbeats, as a part of the lease. With a longer one, others would end the lease after
-#: an outage: each notices only with its next request that the server does not respond.
+#: The interval of an idle consumer's heartbeats, as a part of the lease. With a longer one, others would end the lease
+#: after an outage: each notices only with its next request that the server does not respond.
 _IDLE_SHARE = 0.5
 
 
