@@ -1,4 +1,4 @@
-"""When to ask for a result: at times that follow from how long this process waited for earlier results."""
+"""The expected time of a result, computed from how long this process waited for earlier results. No I/O."""
 
 from __future__ import annotations
 

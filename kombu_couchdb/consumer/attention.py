@@ -1,7 +1,7 @@
 """Attention: whether a consumer listens to the changes feed or rests, and when a resting consumer looks. No I/O.
 
 A changes feed costs CouchDB 0.4 ms of processor time for each update of its database, whether or not it reports the
-update, so not all consumers can follow it. Of the consumers of a queue, about three *listen*: those of the first ranks
+update, so not all consumers can follow it. Of the consumers of a queue, two *listen*: those of the first ranks
 (see `peers`), and, for some time, those that were woken by a bell or found messages by themselves, because the others
 are evidently busy. All others *rest*. A consumer rests only after it has seen its queues empty. From then on it
 *looks* at them, with one cheap read, when it gets credit again, when a bell rings (see `bell`), and at random times
@@ -77,10 +77,10 @@ class Attention:
         anything but broadcasts, and `with_credit` those for which it could claim messages. `may_rest` is false if it
         must listen in any case.
         """
-        now = time.monotonic()
+        now, quiet = time.monotonic(), frozenset(quiet)
         self._consumers = max((len(self._peers.of(queue, own)) for queue in queues), default=1)
-        if with_credit - {*quiet}:
-            if not self._with_credit - {*quiet}:
+        if with_credit - quiet:
+            if not self._with_credit - quiet:
                 # The longer tasks take, the longer this consumer listens: so a few of those that are free do.
                 seconds = _FREE_SHARE * (now - self._credit_at) / self._consumers
                 if seconds >= _MIN_ACTIVE_SECONDS:
@@ -97,7 +97,7 @@ class Attention:
         if self.rank is not None or (self.listens and self.is_active and now - self._credit_at < _LINGER_SECONDS):
             # A listener also follows queues without credit, to ring for others; but not while it knows that all wait.
             self.followed |= {queue for queue in queues if not self.bell.knows(queue)}
-        self.listens = not may_rest or (bool(self.followed - {*quiet}) and (self.rank is not None or self.is_active))
+        self.listens = not may_rest or (bool(self.followed - quiet) and (self.rank is not None or self.is_active))
         if self.listens:
             return set() if before else self.followed
         if before:
@@ -106,8 +106,8 @@ class Attention:
         if with_credit and now >= self._look_at:
             self._look_at = now + self._pause()
             self._looks += 1
-            left_out = quiet if self._looks % _QUIET_LOOKS and {*queues} - {*quiet} else ()
-            return with_credit - {*left_out}
+            is_for_all = self._looks % _QUIET_LOOKS == 0 or not {*queues} - quiet
+            return set(with_credit) if is_for_all else with_credit - quiet
         return with_credit - had_credit
 
     @property

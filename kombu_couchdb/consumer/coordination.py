@@ -1,8 +1,8 @@
-"""What other processes have stored beside messages: other consumers, bindings, pauses, limits, deleted queues.
+"""The reader of coordination documents: those of other consumers, bindings, pauses, limits and deleted queues.
 
-The changes feed reports it to listeners. All other consumers read it when a notice in the broadcasts database tells
-that it has changed, and now and then in any case. Without a broadcasts database, broadcasts are read with it, four
-times a second.
+A consumer that follows the changes feed of the broker's database learns of changes from the feed. All other consumers
+read the documents when a notice in the broadcasts database tells of a change, and at long intervals in any case.
+Without a broadcasts database, they read them four times a second, and the broadcasts with them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..queues.topology import Topology
 
 __all__ = ['Coordination']
 
-#: How often it is read while a consumer does not follow the broadcasts database, in seconds; and, of that, how often
-#: the declarations of its queues are read, for changed limits.
+#: How often the documents are read while a consumer does not follow the broadcasts database, in seconds; and how often
+#: the declarations of its queues are read with them, for changed limits.
 _ALONE_SECONDS, _QUEUES_SECONDS = 0.25, 1.0
 
-#: How often it is read otherwise: the ids of other consumers, and everything. The least number of seconds, and, if that
-#: is more, the seconds for each consumer of the database: all together read ten times a second, and once in two.
+#: How often they are read otherwise: the ids of other consumers, and everything. The least number of seconds, and, if
+#: that is more, the seconds for each consumer of the database: all together read ten times a second, and once in two.
 _PEERS_SECONDS, _ALL_SECONDS = (1.0, 0.1), (10.0, 2.0)
 
 #: In a cluster, everything is read again after this time, in seconds: the node that was asked may have learned of the
@@ -38,9 +38,9 @@ _SAMPLE = 10
 
 
 class Coordination:
-    """What one connection knows of it, for its I/O thread alone.
+    """The coordination documents as one connection knows them, for its I/O thread alone.
 
-    It keeps `peers`, and what `topology` knows of bindings, limits and pauses up to date.
+    It keeps `peers`, and what `topology` knows of bindings, limits and pauses, up to date.
     """
 
     def __init__(self, client: Client, topology: Topology, listener: Listener) -> None:
