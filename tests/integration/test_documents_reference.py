@@ -166,6 +166,7 @@ def test_other_documents_of_the_broker(
         Queue(f'of {kind}', exchange, 'a.b', expires=60)(channel).declare()
         connection.Producer().publish('hello', exchange=exchange, routing_key='a.b', declare=[exchange])
     Queue('permanent', Exchange('to direct', 'direct'), 'c')(channel).declare()
+    monkeypatch.setattr(lease._Process, 'worker', None)  # a worker of an earlier test may have set it
     Inbox(connect(), 'of direct').wait(1)
     monkeypatch.setattr(lease._Process, 'worker', 'worker@host')
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
