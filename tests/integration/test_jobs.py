@@ -14,6 +14,7 @@ from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
 from kombu_couchdb import design
+from kombu_couchdb.admin import pages
 from kombu_couchdb.admin.listing import Wanted, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
@@ -295,3 +296,14 @@ def test_pending_jobs_are_listed_in_the_order_of_claims(app: Celery, client: Cli
     found = [doc['_id'] for doc in listing(client, Wanted(('pending',)), 600)]
     assert found[:-1] == [doc['_id'] for doc in sorted(docs, key=lambda doc: (-doc['priority'], doc['published']))]
     assert [doc['_id'] for doc in listing(client, Wanted(('pending',)), 300)] == found[:300]
+
+
+def test_no_job_is_left_out_between_two_pages(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded server returns some dates a little larger than they are stored."""
+    monkeypatch.setattr(pages, 'BATCH_ROWS', 2)
+    app.send_task('task')
+    [like] = items(client)
+    del like['_rev']
+    now = client.clock.now()
+    client.bulk([{**like, '_id': f'{number:030x}', 'published': now - 900 + number / 7} for number in range(400)])
+    assert len(list(listing(client, Wanted(('pending',)), 500))) == 401
