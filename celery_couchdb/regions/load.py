@@ -11,6 +11,7 @@ from kombu_couchdb.couchdb.shapes import members, number
 from kombu_couchdb.design.rows import ClaimCount, QueueCount
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
 from kombu_couchdb.documents.workitem import HIGHEST
+from kombu_couchdb.leases.watch import ends_at
 
 __all__ = ['Load', 'loads', 'waiting']
 
@@ -40,7 +41,7 @@ def loads(client: Client, concurrency: int) -> dict[str, Load]:
         doc = row['doc']
         if doc.get('type') == 'Pause':
             paused.add(str(doc.get('queue')))
-        elif 'worker' in doc and isinstance(doc.get('expires'), (int, float)) and doc['expires'] > now:
+        elif 'worker' in doc and ends_at(doc) > now:
             queues = map(str, doc.get('queues') or ())
             workers.update(queue for queue in queues if not queue.endswith(_MAILBOX))
     messages = waiting(client)

@@ -20,6 +20,7 @@ from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
 from ..documents.ids import CONSUMER
 from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, describe_user
+from ..leases.watch import ends_at
 
 __all__ = ['Step', 'Wanted', 'layouts', 'plan']
 
@@ -74,11 +75,7 @@ def layouts(client: Client) -> Counter[str]:
         return Counter()  # `plan` reports missing rights
     now = client.clock.now()
     docs = [row['doc'] for row in rows]
-    return Counter(
-        str(doc.get('layout', _FIRST_LAYOUT))
-        for doc in docs
-        if isinstance(doc.get('expires'), (int, float)) and doc['expires'] > now
-    )
+    return Counter(str(doc.get('layout', _FIRST_LAYOUT)) for doc in docs if ends_at(doc) > now)
 
 
 def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:

@@ -16,6 +16,7 @@ from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, QUEUE
 from ..errors import AccessDenied, DatabaseMissing, NotFound
+from ..leases.watch import ends_at
 from ..queues import waiting
 from ..queues.broadcasts_database import broadcasts_of
 from .leaders import Leader, leaders
@@ -263,7 +264,7 @@ def _consumer(doc: Document, now: float) -> Consumer:
         'queues': [name for name in queues if isinstance(name, str)] if isinstance(queues, list) else [],
         'heartbeat': None if written is None else round(max(0.0, now - written), 3),
         'rate': round(sum(_rates(doc).values()), 3),
-        'alive': (_float_or_none(doc.get('expires')) or 0.0) > now,
+        'alive': ends_at(doc) > now,
     }
 
 

@@ -19,6 +19,7 @@ from ..couchdb.shapes import DONE, flag, members, number
 from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing
 from ..leases.janitor import Janitor
+from ..leases.watch import ends_at
 from .cluster import Cluster
 from .indexes import Indexes
 from .tombstones import Marks, Tombstone, Tombstones, is_replicated
@@ -90,7 +91,7 @@ def longest_lease(client: Client) -> float:
     leases = [
         doc['expires'] - doc['date']
         for doc in docs
-        if all(isinstance(doc.get(name), (int, float)) for name in ('date', 'expires')) and doc['expires'] > now
+        if all(isinstance(doc.get(name), (int, float)) for name in ('date', 'expires')) and ends_at(doc) > now
     ]
     return max((lease for lease in leases if lease <= _MAX_LEASE_SECONDS), default=0.0)
 

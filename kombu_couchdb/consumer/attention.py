@@ -22,7 +22,7 @@ __all__ = ['Attention']
 
 #: All resting consumers of a database together look about once in this time, in seconds; but each at least once in the
 #: last and at most once in the second of these numbers of seconds.
-_FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.1, 1.0, 12.0
+_FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.3, 1.0, 30.0
 
 #: Only one of so many looks is also for queues that hardly ever receive anything but broadcasts.
 _QUIET_LOOKS = 6

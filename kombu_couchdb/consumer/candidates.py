@@ -8,6 +8,7 @@ read the document, or the head of the queue, again before they claim it.
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -212,7 +213,8 @@ class QueueCandidates:
         """Let this consumer claim a message that others could claim first, and have left for long enough."""
         if candidate.turn and (candidate.at <= now or self.hurries):
             candidate.at, self._sorted = min(candidate.at, now), None
-            candidate.turn = candidate.turn if self.hurries else 0
+            # After a bell, all consumers that find no message of their share choose at this moment: each another one.
+            candidate.turn = random.randrange(1, 1 + self._order.consumers) if self.hurries else 0
 
     # -- candidates
 

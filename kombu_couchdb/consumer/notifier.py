@@ -62,7 +62,8 @@ class Notifier:
         self._followed: frozenset[str] = frozenset()
         #: An update sequence from before the queues were last read, or None.
         self._checkpoint: Any = None
-        self._busy_at = -math.inf
+        #: The monotonic times at which it read its queues without a break: first and last.
+        self._busy_since = self._busy_at = -math.inf
         #: By queue: the monotonic time at which there was last credit for it.
         self._credit_at: dict[str, float] = {}
 
@@ -104,9 +105,9 @@ class Notifier:
     def _coordination_due_at(self) -> float:
         if self._since is not None:
             return math.inf  # the feed reports all of it
-        return self.coordination.due_at(
-            is_announced=self.broadcasts.is_followed, counts_peers=self._busy_at > time.monotonic() - _LINGER_SECONDS
-        )
+        # After a burst of messages, which wakes all consumers, each has enough to do without reading of the others.
+        counts_peers = self._busy_at > max(time.monotonic(), self._busy_since + 2 * _LINGER_SECONDS) - _LINGER_SECONDS
+        return self.coordination.due_at(is_announced=self.broadcasts.is_followed, counts_peers=counts_peers)
 
     def take(
         self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]
@@ -124,6 +125,7 @@ class Notifier:
         followed, now = self.attention.followed, time.monotonic()
         is_busy = any(candidates[queue].is_stale for queue in followed)
         if is_busy:
+            self._busy_since = now if now - self._busy_at >= _LINGER_SECONDS else self._busy_since
             self._busy_at = now
         if not self.attention.listens:
             self._stop_feed()

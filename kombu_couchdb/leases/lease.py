@@ -19,11 +19,14 @@ from ..couchdb.client import Document
 from ..documents.coordination import Consumer
 from ..documents.ids import CONSUMER
 
-__all__ = ['Lease', 'set_worker', 'worker_name']
+__all__ = ['IDLE_LEASES', 'Lease', 'set_worker', 'worker_name']
 
-#: The interval of an idle consumer's heartbeats, as a part of the lease. With a longer one, others would end the lease
-#: after an outage: each notices only with its next request that the server does not respond.
-_IDLE_SHARE = 0.5
+#: A consumer that holds nothing may be silent for this many leases: nobody waits for its messages.
+IDLE_LEASES = 3.0
+
+#: The interval of its heartbeats, as a part of that time. With a longer one, others would end its lease after an
+#: outage: each notices only with its next request that the server does not respond, after 30 seconds if it rests.
+_IDLE_SHARE = 2 / 3
 
 
 class _Process:
@@ -85,7 +88,7 @@ class Lease:
 
         An idle consumer waits for longer, and writes the heartbeat with its next claim if the third has passed.
         """
-        return self._sent + self.timeout * (_IDLE_SHARE if self.idle else 1 / 3)
+        return self._sent + self.timeout * (IDLE_LEASES * _IDLE_SHARE if self.idle else 1 / 3)
 
     def needs_heartbeat(self, queues: Collection[str]) -> bool:
         """Tell whether a heartbeat is due: it is time for it, or the consumed queues have changed."""

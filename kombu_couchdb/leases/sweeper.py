@@ -39,8 +39,8 @@ logger = get_logger(__name__)
 _MAX_DELETING_SECONDS = 0.5
 
 #: All consumers that rest (see `consumer.attention`) together sweep about once in this time, in seconds; but each at
-#: least once in this part of the lease.
-_FLEET_SECONDS, _REST_SHARE = 1.0, 1.5
+#: least once in this number of leases.
+_FLEET_SECONDS, _REST_LEASES = 5.0, 10.0
 
 #: The interval at which the janitor cleans up after killed processes, and the most documents of a kind that it deletes.
 _CLEAN_UP_INTERVAL_SECONDS, _MAX_CLEAN_UP_DOCS = 3600.0, 200
@@ -204,11 +204,12 @@ class Sweeper:
     def _schedule(self, pause: float | None, living: int) -> None:
         """Set the time of the next sweep: after `pause` seconds, or when a lease or a queue may have expired.
 
-        If many consumers (`living`) rest, each sweeps more rarely: the listeners sweep in time.
+        If many consumers (`living`) rest, each sweeps more rarely: the listeners sweep in time. If one of them finds
+        that a heartbeat is missing, the listeners do not.
         """
         wait = min(self._watch.next_in(), self._overdue.next_in(), self._timeout)
-        if self.rests:
-            wait = max(wait, min(_FLEET_SECONDS * living, _REST_SHARE * self._timeout))
+        if self.rests and not self._watch.suspects:
+            wait = max(wait, min(_FLEET_SECONDS * living, _REST_LEASES * self._timeout))
         self._next = time.monotonic() + (
             max(wait, self._timeout / 10) + random.uniform(0.1, 1.0) if pause is None else pause
         )

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
+from .lease import IDLE_LEASES
 
-__all__ = ['CLOCK_SHARE', 'GRACE_SECONDS', 'OverdueQueues', 'Watch', 'expires_of']
+__all__ = ['CLOCK_SHARE', 'GRACE_SECONDS', 'OverdueQueues', 'Watch', 'ends_at', 'expires_of']
 
 #: A lease has expired if the consumer was silent for this much longer than the lease. It is also the error that the
 #: server's time may have.
@@ -25,9 +26,6 @@ GRACE_SECONDS = 2.0
 #: measure the rest with its monotonic clock. The rest is longer than a third of the lease, the interval of heartbeats,
 #: so a living consumer writes a heartbeat in it, and does not lose its lease because a clock is wrong.
 CLOCK_SHARE = 0.6
-
-#: The same for a consumer that holds no message: it writes a heartbeat only after half of its lease.
-IDLE_CLOCK_SHARE = 0.2
 
 #: The longest lease: `visibility_timeout` has the same limit, see `options`.
 _MAX_LEASE_SECONDS = 1e9
@@ -39,6 +37,13 @@ class _Seen(NamedTuple):
     expires: float
     lease: float
     since: float
+    #: Whether the consumer holds something that others wait for.
+    holds: bool
+
+    @property
+    def longest_silence(self) -> float:
+        """The seconds after which the lease has ended if no heartbeat was written."""
+        return self.lease * (1.0 if self.holds else IDLE_LEASES) + GRACE_SECONDS
 
 
 class Watch:
@@ -83,10 +88,9 @@ class Watch:
             if seen is None or seen.expires != end:
                 lease = leases[name] if seen is None else seen.lease
                 written = answered - (now - (end - lease)) if trusted else answered
-                share = self._clock_share if name in holding else min(self._clock_share, IDLE_CLOCK_SHARE)
-                since = min(answered, max(written, looked, answered - share * lease))
-                seen = _Seen(end, lease, since)
-            self._seen[name] = seen
+                since = min(answered, max(written, looked, answered - self._clock_share * lease))
+                seen = _Seen(end, lease, since, True)
+            self._seen[name] = seen._replace(holds=name in holding)
 
     def interrupted(self, seconds: float) -> None:
         """Do not count the last `seconds` as silence: consumers could not write, or this process could not read."""
@@ -100,7 +104,12 @@ class Watch:
 
     def silent(self) -> list[str]:
         """Return the ids of consumers that had been silent for longer than their leases at the last look."""
-        return [name for name, seen in self._seen.items() if self._looked - seen.since > seen.lease + GRACE_SECONDS]
+        return [name for name, seen in self._seen.items() if self._looked - seen.since > seen.longest_silence]
+
+    @property
+    def suspects(self) -> bool:
+        """Whether, at the last look, the heartbeat of a consumer that holds something was missing."""
+        return any(seen.holds and self._looked - seen.since > seen.lease / 2 for seen in self._seen.values())
 
     def proven_in(self, longest: float) -> float:
         """Return the seconds until a look can prove that the known consumers are silent, if they are.
@@ -109,7 +118,7 @@ class Watch:
         """
         now = time.monotonic()
         return max(
-            (seen.since + seen.lease + GRACE_SECONDS - now for seen in self._seen.values() if seen.lease <= longest),
+            (seen.since + seen.longest_silence - now for seen in self._seen.values() if seen.lease <= longest),
             default=0.0,
         )
 
@@ -121,10 +130,7 @@ class Watch:
         """
         now = time.monotonic()
         return min(
-            (
-                min(seen.since + seen.lease + GRACE_SECONDS - now, CLOCK_SHARE * seen.lease)
-                for seen in self._seen.values()
-            ),
+            (min(seen.since + seen.longest_silence - now, CLOCK_SHARE * seen.lease) for seen in self._seen.values()),
             default=inf,
         )
 
@@ -159,6 +165,14 @@ class OverdueQueues:
 def expires_of(doc: Document) -> float:
     """Return `expires` of a Consumer document as the view `leases` emits it."""
     return max(-1e12, min(1e12, _number(doc.get('expires')) or 0.0))
+
+
+def ends_at(doc: Document) -> float:
+    """Return the server's time at which a consumer's lease ends, if it holds nothing and writes no more heartbeats.
+
+    A sweep deletes the document of a consumer that is silent for longer. Without any consumer, nobody sweeps.
+    """
+    return expires_of(doc) + (IDLE_LEASES - 1) * _lease_of(doc, 0.0)
 
 
 def _lease_of(doc: Document | None, default: float) -> float:

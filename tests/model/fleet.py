@@ -57,8 +57,8 @@ from .world import QUEUE, START, ModelClock, SilentEvent, Sleep, ThreadOfModel, 
 LEASE = 20.0
 
 #: How long a message may wait, in seconds, while a consumer with credit lives: if a listener lives that all know of,
-#: and in any case. Resting consumers look every 12 seconds at least.
-SERVED_SECONDS, MAX_SECONDS = 5.0, 13.0
+#: and in any case. Resting consumers look every 30 seconds at least.
+SERVED_SECONDS, MAX_SECONDS = 5.0, 31.0
 
 #: A consumer that has been one of the first ranks for so long, in seconds, knows that it is a listener.
 KNOWN_SECONDS = 12.0

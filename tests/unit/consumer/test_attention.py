@@ -118,7 +118,7 @@ def test_consumer_rests_only_after_a_look_at_everything_with_credit(world: World
     assert world.update(world.other, 'qr', queues='qrs') == set()
 
 
-@pytest.mark.parametrize(('consumers', 'seconds'), [(3, 0.875), (10, 0.875), (50, 4.375), (1000, 10.5)])
+@pytest.mark.parametrize(('consumers', 'seconds'), [(3, 0.875), (10, 2.625), (50, 13.125), (1000, 26.25)])
 def test_looks_are_rarer_the_more_consumers_there_are(world: World, consumers: int, seconds: float) -> None:
     for number in range(10, consumers):
         world.peers.seen({'_id': f'm{number}', 'queues': ['q']})

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.leases import watch as module
-from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, IDLE_CLOCK_SHARE, OverdueQueues, Watch, expires_of
+from kombu_couchdb.leases.lease import IDLE_LEASES
+from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, OverdueQueues, Watch, ends_at, expires_of
 
 LEASE, MONTH = 60.0, 30 * 86_400.0
 
@@ -71,20 +72,50 @@ def test_new_process_finds_an_old_heartbeat(world: World, silent_for: float) -> 
 
 
 @pytest.mark.parametrize('silent_for', [0.0, 10.0, 36.0, 60.0, MONTH])
-def test_of_a_consumer_that_holds_nothing_less_is_believed(world: World, silent_for: float) -> None:
+def test_consumer_that_holds_nothing_may_be_silent_for_longer(world: World, silent_for: float) -> None:
     world.holding.clear()
     world.now += silent_for
+    most = IDLE_LEASES * LEASE
     expired = world.expired_after(most=MONTH + 1000.0)
-    assert expired == pytest.approx(max(LEASE, silent_for + (1 - IDLE_CLOCK_SHARE) * LEASE) + GRACE_SECONDS, abs=0.1)
+    assert expired == pytest.approx(max(most, silent_for + most - CLOCK_SHARE * LEASE) + GRACE_SECONDS, abs=0.1)
+    assert ends_at(world.doc) == world.doc['date'] + most
+
+
+@pytest.mark.parametrize('holds', [True, False])
+def test_a_missing_heartbeat_of_a_consumer_that_holds_something_is_suspect(world: World, holds: bool) -> None:
+    """A process sees it also if it has just started."""
+    if not holds:
+        world.holding.clear()
+    assert not world.silent()
+    assert not world.watch.suspects
+    for _ in range(3):
+        world.now += LEASE / 3
+        world.heartbeat()
+        world.silent()
+        assert not world.watch.suspects
+    world.now += 0.6 * LEASE
+    world.watch = world.new_watch()
+    assert not world.silent()
+    assert world.watch.suspects == holds
+
+
+def test_consumer_that_began_to_hold_something_may_be_silent_for_one_lease(world: World) -> None:
+    world.holding.clear()
+    assert not world.silent()
+    world.now += 2 * LEASE
+    assert not world.silent()
+    world.heartbeat()
+    world.holding.add('a')
+    assert LEASE + GRACE_SECONDS <= world.expired_after() < LEASE + GRACE_SECONDS + 0.1
 
 
 @pytest.mark.parametrize('jump', [90.0, -90.0, 600.0, -600.0, MONTH, -MONTH])
 @pytest.mark.parametrize('restart', [False, True])
 def test_clock_jump_ends_no_lease_of_an_idle_consumer(world: World, jump: float, restart: bool) -> None:
-    """It writes a heartbeat after half of its lease."""
+    """It writes a heartbeat after twice its lease."""
     world.holding.clear()
     for _ in range(10):
-        for _ in range(45):
+        for _ in range(130):
             world.now += 1.0
             assert not world.silent()
         world.heartbeat()
