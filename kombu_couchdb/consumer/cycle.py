@@ -213,8 +213,8 @@ class Cycle:
 
     def sweep(self) -> None:
         """Release the messages of consumers whose leases expired, if it is time to; *raises* the errors of `Client`."""
+        self.sweeper.rests = not self._notifier.attention.listens
         if self.lease.written and time.monotonic() >= self.sweeper.due:
-            self.sweeper.rests = not self._notifier.attention.listens
             living = self.sweeper.sweep(self.lease.id, self.unacked.ids(), self._commits.on_orphans)
             self._notifier.coordination.know(living)
 

@@ -19,6 +19,7 @@ from kombu.utils.compat import detect_environment
 
 from ..couchdb.client import Client
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
+from ..leases.watch import GRACE_SECONDS
 from ..log import get_logger
 from ..options import Options
 from ..queues.database import ensure
@@ -161,8 +162,10 @@ class Consumer:
         at = self._cycle.next_at()
         if self._idle_since is not None:
             at = min(at, self._idle_since + _IDLE_SECONDS)
-        at = max(at, time.monotonic())
-        self.unacked.wakeup.wait(at - time.monotonic())
+        slept_at, usual = time.monotonic(), self._cycle.lease.timeout / 3
+        at = max(at, slept_at)
+        self.unacked.wakeup.wait(at - slept_at)
+        self._note_stall(slept_at, at)
         self._began = time.monotonic()
         self._warn_if_late(self._began - at)
         if self._cycle.is_busy:
@@ -172,7 +175,10 @@ class Consumer:
             self._cycle.sweeper.interrupted(time.monotonic() - self._outage_since)
             self._outage_since = None
         self._cycle.deliver_bodies()
+        self._note_stall(self._began, self._began + usual)
+        swept_at = time.monotonic()
         self._cycle.sweep()
+        self._note_stall(swept_at, swept_at + usual)
         if self._failures:
             logger.warning('%s responds again', self._client.url)
             self._failures = 0
@@ -180,6 +186,16 @@ class Consumer:
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() >= self._idle_since + _IDLE_SECONDS:
                 self.unacked.retire()
+
+    def _note_stall(self, since: float, planned: float) -> None:
+        """Note that the time since `since` says nothing of others if this thread was to be here at `planned`, long ago.
+
+        The process was stalled, and probably other consumers of this machine were, too. Shorter stalls cannot silence a
+        consumer for its whole lease, even if they begin just before a heartbeat.
+        """
+        now = time.monotonic()
+        if now > planned + GRACE_SECONDS:
+            self._cycle.sweeper.interrupted(now - since)
 
     def _warn_if_late(self, seconds: float) -> None:
         """Warn once if this thread is a greenlet, and a task has kept it from running for the time of a heartbeat."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection
-from math import inf
 
 from .. import design
 from ..couchdb.bulk import deletion
@@ -80,19 +79,19 @@ class Sweeper:
         self._janitor = Janitor(store.client, topology.broadcasts)
         self._clean_up_at = time.monotonic() + random.uniform(0.2, 1.0) * _CLEAN_UP_INTERVAL_SECONDS
         # The first sweep is early: a restarted worker finds the messages of its predecessor soon.
-        self._next = time.monotonic() + random.uniform(0.2, 1.0)
-        #: If a sweep begins after this monotonic time, this process was stalled.
-        self._expected = inf
+        self._next = self._next_at_rest = time.monotonic() + random.uniform(0.2, 1.0)
 
     @property
     def due(self) -> float:
         """The monotonic time of the next sweep."""
-        return min(self._next, self._resolver.due, self.unproven.due)
+        return min(self._next_at_rest if self.rests else self._next, self._resolver.due, self.unproven.due)
 
     def interrupted(self, seconds: float) -> None:
-        """Note that the server did not respond for the last `seconds`: other consumers may not have reached it."""
+        """Note that for the last `seconds` others may have written no heartbeat, although they live.
+
+        The server did not respond to this process, or this process was stalled, and others of its machine, too.
+        """
         self._watch.interrupted(seconds)
-        self._expected += seconds
 
     def sweep(self, own: str, held: Collection[str], on_orphans: Callable[[], None]) -> set[str]:
         """Sweep once and return the ids of the living consumers; one request if there is nothing to do.
@@ -102,8 +101,6 @@ class Sweeper:
         does the rest.
         """
         asked = time.monotonic()
-        if asked > self._expected:
-            self._watch.interrupted(asked - self._next)  # other processes of this machine were probably stalled, too
         leases = self._store.leases()
         now = self._store.client.clock.now()
         expired = self._end_expired_leases(leases, own, asked)
@@ -207,12 +204,8 @@ class Sweeper:
         If many consumers (`living`) rest, each sweeps more rarely: the listeners sweep in time. If one of them finds
         that a heartbeat is missing, the listeners do not.
         """
-        wait = min(self._watch.next_in(), self._overdue.next_in(), self._timeout)
-        if self.rests and not self._watch.suspects:
-            wait = max(wait, min(_FLEET_SECONDS * living, _REST_LEASES * self._timeout))
-        self._next = time.monotonic() + (
-            max(wait, self._timeout / 10) + random.uniform(0.1, 1.0) if pause is None else pause
-        )
-        # A stall shorter than this cannot silence a consumer for its whole lease, even if it begins just before a
-        # heartbeat.
-        self._expected = self._next + max(self._timeout / 3, GRACE_SECONDS)
+        wait = max(min(self._watch.next_in(), self._overdue.next_in(), self._timeout), self._timeout / 10)
+        self._next = time.monotonic() + (wait + random.uniform(0.1, 1.0) if pause is None else pause)
+        self._next_at_rest = self._next
+        if pause is None and not self._watch.suspects:
+            self._next_at_rest += max(0.0, min(_FLEET_SECONDS * living, _REST_LEASES * self._timeout) - wait)

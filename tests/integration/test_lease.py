@@ -122,6 +122,32 @@ def test_paused_consumer_notices_that_it_lost_its_lease(
         wait_for(lambda: not items(client), 'the ack of the new holder')
 
 
+def test_consumers_that_were_paused_together_keep_their_leases(
+    url: str, client: Client, connect: Callable[..., Connection]
+) -> None:
+    """A machine slept: none of its consumers counts the time as silence of the others."""
+    publish(connect(), 'slow')
+    options = {'visibility_timeout': 6.0, 'request_timeout': 5.0, 'connect_timeout': 5.0}
+    with Peer(url, options=options) as peer:
+        assert peer.next()['got'] == 'slow'
+        with Peer(url, options=options) as other:
+            wait_for(lambda: len(client.id_range('broker:consumer:')) == 2, 'the second consumer')
+            [before] = items(client)
+            peer.signal(signal.SIGSTOP)
+            time.sleep(5.0)  # shorter than the lease, and long enough for a sweep to see the last heartbeat
+            other.signal(signal.SIGSTOP)
+            time.sleep(10.0)  # longer than the lease and the tolerance for clocks
+            other.signal(signal.SIGCONT)
+            time.sleep(0.5)  # the other one sweeps first
+            peer.signal(signal.SIGCONT)
+            heartbeat = client.get(before['claimed']['by'])
+            wait_for(lambda: client.get(heartbeat['_id'])['_rev'] != heartbeat['_rev'], 'a heartbeat')
+            peer.tell('ack')
+            assert peer.next() == {'done': 'ack'}
+            wait_for(lambda: not items(client), 'the ack')
+            assert not [line for line in [*peer.log, *other.log] if 'lease' in line]
+
+
 def test_consumer_that_lost_its_lease_continues_with_a_new_one(
     url: str, connect: Callable[..., Connection], client: Client
 ) -> None:

@@ -104,7 +104,7 @@ FAULTS = [
         Single,
         Watch,
         'silent',
-        'self._looked - seen.since > seen.lease + GRACE_SECONDS',
+        'self._looked - seen.since > seen.longest_silence',
         'seen.expires + GRACE_SECONDS < self._clock.now()',
     ),
     Fault(
