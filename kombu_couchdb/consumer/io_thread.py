@@ -162,10 +162,10 @@ class Consumer:
         at = self._cycle.next_at()
         if self._idle_since is not None:
             at = min(at, self._idle_since + _IDLE_SECONDS)
-        slept_at, usual = time.monotonic(), self._cycle.lease.timeout / 3
-        at = max(at, slept_at)
+        slept_at, longest = time.monotonic(), max(self._cycle.lease.timeout / 3, GRACE_SECONDS)
+        at = max(min(at, slept_at + longest), slept_at)  # so that a stall is noticed
         self.unacked.wakeup.wait(at - slept_at)
-        self._note_stall(slept_at, at)
+        self._note_stall(slept_at, at + longest)
         self._began = time.monotonic()
         self._warn_if_late(self._began - at)
         if self._cycle.is_busy:
@@ -175,10 +175,10 @@ class Consumer:
             self._cycle.sweeper.interrupted(time.monotonic() - self._outage_since)
             self._outage_since = None
         self._cycle.deliver_bodies()
-        self._note_stall(self._began, self._began + usual)
+        self._note_stall(self._began, self._began + longest)
         swept_at = time.monotonic()
         self._cycle.sweep()
-        self._note_stall(swept_at, swept_at + usual)
+        self._note_stall(swept_at, swept_at + longest)
         if self._failures:
             logger.warning('%s responds again', self._client.url)
             self._failures = 0
@@ -187,14 +187,14 @@ class Consumer:
             if time.monotonic() >= self._idle_since + _IDLE_SECONDS:
                 self.unacked.retire()
 
-    def _note_stall(self, since: float, planned: float) -> None:
-        """Note that the time since `since` says nothing of others if this thread was to be here at `planned`, long ago.
+    def _note_stall(self, since: float, latest: float) -> None:
+        """If this thread is here only after `latest`, note that the time since `since` says nothing of others.
 
-        The process was stalled, and probably other consumers of this machine were, too. Shorter stalls cannot silence a
-        consumer for its whole lease, even if they begin just before a heartbeat.
+        The process was stalled, and probably other consumers of this machine were, too. A stall that is not noticed
+        cannot silence a consumer for its whole lease, even if it begins just before a heartbeat.
         """
         now = time.monotonic()
-        if now > planned + GRACE_SECONDS:
+        if now > latest:
             self._cycle.sweeper.interrupted(now - since)
 
     def _warn_if_late(self, seconds: float) -> None:

@@ -28,8 +28,8 @@ LIMIT = 200
 #: The minimum seconds between two longpolls: each costs the server 3 ms, and each change in it 0.1 ms.
 _MIN_INTERVAL_SECONDS = 0.015
 
-#: Seconds between the empty lines that the server sends. After 10 s without one, the connection is considered lost, see
-#: `Client.open_changes`.
+#: Seconds between the empty lines that the server sends, if a feed does not say otherwise. After 10 s without one, the
+#: connection is considered lost, see `Client.open_changes`.
 _HEARTBEAT_SECONDS = 4.0
 
 
@@ -66,21 +66,22 @@ class Longpoll:
         *,
         docs: bool = True,
         limit: int = LIMIT,
+        heartbeat: float = _HEARTBEAT_SECONDS,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Document | None:
         """Wait for a change after `since` and return `{'results', 'last_seq'}`; return None if interrupted.
 
         `generation` is the value of the attribute before the caller checked that it has to wait. `body` is
         `{'selector': …}`, `{'doc_ids': […]}` or, for all changes, empty. At most `limit` rows are returned, with their
-        documents if `docs` is true. The wait also ends if `is_wanted()` is false when the server sends something, at
-        the latest its next empty line.
+        documents if `docs` is true. The server sends an empty line every `heartbeat` seconds. The wait also ends if
+        `is_wanted()` is false when the server sends something, at the latest its next empty line.
 
         *Raises* the errors of `Client`.
         """
         if generation != self._generation:
             return None
         try:
-            response = self._client.open_changes(since, body, limit, _HEARTBEAT_SECONDS, docs=docs)
+            response = self._client.open_changes(since, body, limit, heartbeat, docs=docs)
         except CouchDBError:
             if generation != self._generation:
                 return None
@@ -117,7 +118,8 @@ class ContinuousFeed:
     The thread calls `on_rows(rows, last_seq)` with the changes; the rows contain the documents if `docs` is true. It
     calls `on_error(exc)` if the wait failed. After either call, the thread is idle until the next call of `watch`.
 
-    `name` is the name of the thread.
+    `name` is the name of the thread. The server sends an empty line every `heartbeat` seconds: a silent server is
+    noticed after twice that time and two seconds.
     """
 
     def __init__(
@@ -128,8 +130,9 @@ class ContinuousFeed:
         name: str,
         *,
         docs: bool = True,
+        heartbeat: float = _HEARTBEAT_SECONDS,
     ) -> None:
-        self._client, self._docs = client, docs
+        self._client, self._docs, self._heartbeat = client, docs, heartbeat
         self._on_rows, self._on_error = on_rows, on_error
         self._longpoll = Longpoll(client)
         self._wake = threading.Condition()
@@ -181,7 +184,7 @@ class ContinuousFeed:
                     time.sleep(seconds)
                 self._last_start = time.monotonic()
                 try:
-                    found = self._longpoll.wait(generation, since, body, docs=self._docs)
+                    found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
                 except NestedTooDeeply:  # read again, without the documents that cannot be decoded
                     found = self._client.changes(since, body, LIMIT)
             except CouchDBError as exc:

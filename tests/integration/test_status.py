@@ -107,7 +107,7 @@ def test_consumers_and_their_rates(connection: Connection, client: Client) -> No
         [
             heartbeat('a', rates={'q': 2.25, 'elsewhere': 0.5}),
             heartbeat('b'),
-            heartbeat('gone', expires_in=-1),
+            heartbeat('gone', expires_in=-600),
             {
                 '_id': 'broker:consumer:old',
                 'type': 'Consumer',

@@ -71,7 +71,9 @@ def test_heartbeats_on_a_node_that_missed_the_deletion_do_not_restore_the_lease(
     with begun(Cluster, credit=2) as run:
         couchdb, (swept, sweeper, _) = run.world.couchdb, run.world.processes
         run.go(who=0, until='idle', at=0)
-        run.tick(seconds=LEASE + 5.0)
+        for _ in range(2):
+            run.tick(seconds=LEASE / 3)
+            run.go(who=1, until='idle', at=0)
         deletion = about_to_end_a_lease(run, 1)
         couchdb.land(deletion, 0, lost=True)
         run.go(who=1, until='idle', at=1)
@@ -93,7 +95,9 @@ def test_unproven_deletion_does_not_end_a_lease() -> None:
     with begun(Cluster, credit=2) as run:
         couchdb, (holder, sweeper, _) = run.world.couchdb, run.world.processes
         run.go(who=0, until='idle', at=0)
-        run.tick(seconds=LEASE + 5.0)
+        for _ in range(2):
+            run.tick(seconds=LEASE / 3)
+            run.go(who=1, until='idle', at=0)
         run.go(who=0, until='write', at=0)
         deletion, beat = about_to_end_a_lease(run, 1), write_of(holder)
         for node in (1, 2):
