@@ -72,6 +72,7 @@ def test_tasks_run_on_while_results_cannot_be_stored(site: Site, proxy: Proxy, p
     worker = site.worker(pool=pool)
     proxy.refuse()
     results = run_to_the_end(site, 'nap', 40)
+    wait_for(lambda: 'results are not stored' in worker.logs(), 'the log line')
     proxy.restore()
     assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(40)]
     assert worker.logs().count('results are not stored') == 1

@@ -135,9 +135,9 @@ def _has(doc: Document, name: str, wanted: Any) -> bool:
 
 
 class Feed:
-    """A changes feed, as `ContinuousFeed` has it."""
+    """A changes feed, as `ContinuousFeed` has it; nothing is silent, so the heartbeat does not matter."""
 
-    def __init__(self, client: FleetClient, on_rows: Any, on_error: Any, name: str) -> None:
+    def __init__(self, client: FleetClient, on_rows: Any, on_error: Any, name: str, heartbeat: float = 4.0) -> None:
         self._member, self._database = client.member, client.database
         self._fleet, self._is_secondary = client.member.fleet, client.is_secondary
         self._on_rows, self._on_error = on_rows, on_error
