@@ -105,9 +105,10 @@ class Notifier:
     def _coordination_due_at(self) -> float:
         if self._since is not None:
             return math.inf  # the feed reports all of it
-        # After a burst of messages, which wakes all consumers, each has enough to do without reading of the others.
-        counts_peers = self._busy_at > max(time.monotonic(), self._busy_since + 2 * _LINGER_SECONDS) - _LINGER_SECONDS
-        return self.coordination.due_at(is_announced=self.broadcasts.is_followed, counts_peers=counts_peers)
+        is_busy = time.monotonic() - self._busy_at < _LINGER_SECONDS
+        # A burst of messages wakes all consumers: they have enough to do without reading about each other.
+        is_burst = self._busy_at - self._busy_since <= _LINGER_SECONDS
+        return self.coordination.due_at(is_announced=self.broadcasts.is_followed, counts_peers=is_busy and not is_burst)
 
     def take(
         self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]

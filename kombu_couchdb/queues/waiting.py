@@ -104,7 +104,7 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
 def first_due(client: Client, queues: Sequence[str], until: float, limit: int = 1) -> dict[str, list[str]]:
     """Return by queue the ids of up to `limit` messages due at once, or else planned for a time up to `until`.
 
-    With one queue and a limit of 1 this is the cheapest read of a queue, 1 ms of the server's processor time. *Raises*
+    With one queue and a limit of 1 this is the cheapest read of a queue, 1 to 2.5 ms of the server's time. *Raises*
     the errors of `Client`.
     """
 
