@@ -21,6 +21,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.bounds import time_limit
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared, reset_in_child
@@ -60,6 +61,9 @@ _MIN_PAUSE_SECONDS = 0.002
 #: subscriber polls, with a pause of `_POLL_SECONDS` after each request, until no new ids come. A wait would be
 #: interrupted again.
 _SHORT_WAIT_SECONDS, _POLL_SECONDS = 0.1, 0.015
+
+#: How long the request that counts the updates may take, in seconds. The feed cannot notice a silent server meanwhile.
+_COUNTING_SECONDS = 10.0
 
 #: How long the thread runs on without watched documents, in seconds.
 _IDLE_SECONDS = 10.0
@@ -210,7 +214,8 @@ class Subscriber:
 
     def _count_updates(self) -> None:
         if self._traffic.is_due(now := time.monotonic()):
-            self._traffic.count(self.store.sequence(), now)
+            with time_limit(_COUNTING_SECONDS):
+                self._traffic.count(self.store.sequence(), now)
 
     def _request(self, watched: set[str], unread: set[str], generation: int) -> float:
         """Deliver existing documents, wait for changes and deliver them; return the pause after that, in seconds."""
