@@ -21,7 +21,7 @@ nodes have replicated to each other:
   leaves with `void`.
 
 Sweepers resolve the other conflicts (`resolve`), which are left by consumers whose lease has expired and by a network
-that was cut in two. Sweepers never touch the leaf of a living consumer: it decides about its leaf itself.
+that was cut in two. A sweeper never touches the leaf of another living consumer: that one decides about its leaf.
 
 * If one leaf is done, sweepers acknowledge the leaves that no living consumer has claimed, in the same way.
 * Otherwise, while a living consumer has claimed one of the leaves, sweepers wait.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from .. import design
 from ..couchdb.bulk import deletion
@@ -65,7 +66,7 @@ class Sweeper:
             store.client,
             design.conflicted(),
             {
-                **dict.fromkeys(('WorkItem', 'DoneItem', 'LentItem'), store.resolve_conflict),
+                **dict.fromkeys(('WorkItem', 'DoneItem', 'LentItem'), self._resolve_item),
                 'Slot': lambda leaves, living: concurrency.resolve(
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),
@@ -78,6 +79,8 @@ class Sweeper:
         )
         self._janitor = Janitor(store.client, topology.broadcasts)
         self._clean_up_at = time.monotonic() + random.uniform(0.2, 1.0) * _CLEAN_UP_INTERVAL_SECONDS
+        #: The id of this consumer, and the ids of the messages that it knows to have claimed, as of this sweep.
+        self._own, self._claimed = '', frozenset[str]()
         # The first sweep is early: a restarted worker finds the messages of its predecessor soon.
         self._next = self._next_at_rest = time.monotonic() + random.uniform(0.2, 1.0)
 
@@ -113,7 +116,8 @@ class Sweeper:
         deleted = self._delete_unused_queues(leases, now, asked, until)
         deleted += self._enforce_limits(leases, now, until)
         unfinished = bool(deleted) and time.monotonic() >= until
-        if leases['claim'].get(own, {}).get('count', 0) > len({*held, *self.unproven}):
+        self._own, self._claimed = own, frozenset([*held, *self.unproven])
+        if leases['claim'].get(own, {}).get('count', 0) > len(self._claimed):
             on_orphans()
         self.unproven.decide(lambda doc_id, rev: self._decide_unproven(doc_id, rev, living))
         if time.monotonic() >= self._resolver.due:
@@ -192,6 +196,15 @@ class Sweeper:
         except NestedTooDeeply as exc:
             logger.error('the unproven claim of message %s cannot be decided: %s', doc_id, exc)
             return True
+
+    def _resolve_item(self, leaves: list[Document], living: Collection[str]) -> list[Mapping[str, Any]] | None:
+        """Return the changes that resolve the conflict of a message; None if they cannot be decided yet.
+
+        A claim of this consumer that it does not hold is nobody's, although this consumer lives: it has acknowledged
+        another leaf, for example if an operator's edit was stored twice.
+        """
+        mine = leaves[0]['_id'] in self._claimed
+        return self._store.resolve_conflict(leaves, living, ended=() if mine else (self._own,))
 
     def _clean_up(self) -> None:
         if time.monotonic() >= self._clean_up_at:

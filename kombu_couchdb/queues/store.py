@@ -221,12 +221,15 @@ class Store(Purge):
         )
         return changes is not None and write_each(self.client, changes)
 
-    def resolve_conflict(self, leaves: list[Document], living: Collection[str]) -> list[Mapping[str, Any]] | None:
+    def resolve_conflict(
+        self, leaves: list[Document], living: Collection[str], ended: Collection[str] = ()
+    ) -> list[Mapping[str, Any]] | None:
         """Return the documents to write about a message with these leaves, or None to try again later.
 
-        See `conflict_rules.resolve`.
+        The claims of the consumers `ended` do not count, even if these live. See `conflict_rules.resolve`.
         """
-        return conflict_rules.resolve(leaves, self._claimants(leaves, living), self.client.clock.now())
+        claimants = self._claimants(leaves, living).difference(ended)
+        return conflict_rules.resolve(leaves, claimants, self.client.clock.now())
 
     def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
         """Return the living claimants of a message; the index behind `living` may be older than their heartbeats."""

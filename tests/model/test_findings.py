@@ -12,15 +12,18 @@ import pytest
 
 from .couchdb import Write
 from .machine import PUBLISHED, WRONG, Cluster, Protocol, Single
+from .removing import RemovingCluster
 from .world import LEASE, Process
 
 
 @contextmanager
-def begun(machine: type[Protocol], credit: int = 1, salt: int = 0, wrong: float = 0.0) -> Iterator[Protocol]:
+def begun(
+    machine: type[Protocol], credit: int = 1, salt: int = 0, wrong: float = 0.0, ahead: int = 0, keeps: bool = False
+) -> Iterator[Protocol]:
     """Start three consumers that have sent nothing yet; at the end, check that all work gets done."""
     run = machine()
     try:
-        run.begin(skews=(0.0, 0.0, 0.0), credit=credit, salt=salt, wrong=wrong)
+        run.begin(skews=(0.0, 0.0, 0.0), credit=credit, salt=salt, wrong=wrong, ahead=ahead, keeps=keeps)
         yield run
         run.at_every_moment()
     finally:
@@ -178,3 +181,13 @@ def test_leases_survive_a_server_that_hangs(first: int) -> None:
     """The first consumer to run again ended the leases of the others, which had not been able to renew them."""
     with begun(Single, credit=2) as run:
         run.hang(first=first, at=0)
+
+
+def test_leaf_of_a_removal_that_was_stored_twice_does_not_stay() -> None:
+    """Its claimant acknowledged the other leaf, and everybody waited for the claimant to decide about this one."""
+    with begun(RemovingCluster, ahead=2, keeps=True) as run:
+        assert isinstance(run, RemovingCluster)
+        for who, *losses in ((0, False), (2, True, False)):
+            run.pause(who=who, at=0)
+            for lost in losses:
+                run.remove(at=0, lost=lost)
