@@ -65,6 +65,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes look soon again for a database that was missing or locked, and for broadcasts elsewhere."""
     monkeypatch.setattr(broadcasts_database, 'LOOK_SECONDS', 0.5)
     monkeypatch.setattr(broadcast_feed, '_RETRY_SECONDS', 0.5)
+    monkeypatch.setattr(broadcast_feed, '_DISTRUST_SECONDS', 0.5)
     monkeypatch.setattr(coordination, '_ALL_SECONDS', (1.0, 0.0))
 
 
