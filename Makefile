@@ -5,9 +5,8 @@ PYTHONS = $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10)
 VENV = .venv
 RUN = $(VENV)/bin/python
 
-# The tests wait for most of their time, so two cores are enough for four processes. Files with slow tests are the first,
-# see `testpaths`. To use a debugger: TEST_JOBS=
-TEST_JOBS = -n 4 --dist loadfile --no-loadscope-reorder
+# The tests wait for most of their time: three processes need half of it, on two cores. To use a debugger: TEST_JOBS=
+TEST_JOBS = -n 3 --dist loadfile
 
 # Coverage has a floor, `fail_under` in pyproject.toml. Only the whole suite reaches it: a part of the suite is not measured.
 MEASURED = $(if $(strip $(PYTEST_ARGS)),,yes)
