@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from kombu_couchdb.embedded import _find_node, install
+from kombu_couchdb.embedded import STACK_KILOBYTES, _find_node, install
 
 from .support import ROOT
 
@@ -26,7 +26,7 @@ class Device:
 
     def __init__(self, folder: Path, url: str) -> None:
         self._process = subprocess.Popen(
-            [_find_node()[0], 'device.js', str(folder), url],
+            [_find_node()[0], f'--stack-size={STACK_KILOBYTES}', 'device.js', str(folder), url],
             cwd=pouchdb(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

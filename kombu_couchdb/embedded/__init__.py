@@ -35,6 +35,10 @@ _FILES = ('package.json', 'package-lock.json', 'routes.js', 'server.js')
 #: How long the server may take to listen, and to stop. After that it is killed.
 _START_SECONDS, _STOP_SECONDS = 60.0, 10.0
 
+#: The stack of Node.js in kB. PouchDB recurses for each revision of one document that a request stores: with 1,000 it
+#: ends at times within the default of 984 kB. The operating system usually gives the main thread 8 MB.
+STACK_KILOBYTES = 3900
+
 
 class EmbeddedServerError(Exception):
     """The embedded server cannot be installed or started; the text says what to do."""
@@ -79,7 +83,7 @@ class EmbeddedServer:
             raise EmbeddedServerError('The embedded server was already started.')
         folder, (node, _) = install(), _find_node()
         self.process = process = subprocess.Popen(
-            [node, 'server.js'],
+            [node, f'--stack-size={STACK_KILOBYTES}', 'server.js'],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -82,8 +82,8 @@ def test_forged_sender(mover: Callable[[], Mover], client: Client, parcels: Clie
 
 
 def test_parcels_with_conflicts_run_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
-    store_conflicts(parcels, {'_id': 'a', 'task': 'add', 'args': [1, 2]}, 300)
-    store_conflicts(parcels, {**GOOD, '_id': 'b'}, 300)
+    store_conflicts(parcels, {'_id': 'a', 'task': 'add', 'args': [1, 2]}, 1_000)
+    store_conflicts(parcels, {**GOOD, '_id': 'b'}, 1_000)
     store(parcels, [{**GOOD, '_id': 'c'}])
     mover().step()
     assert len(items(client)) == 3
