@@ -1,4 +1,4 @@
-"""The documentation names what there is: modules, options, and the words of errors and log lines."""
+"""The documentation names what there is: options, and the words of errors and log lines."""
 
 from __future__ import annotations
 
@@ -47,13 +47,6 @@ def said() -> str:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
     return '\n'.join(texts)
-
-
-def test_every_module_has_a_line_in_the_architecture() -> None:
-    modules = {
-        str(path.relative_to(ROOT).with_suffix('')).replace('/', '.').removesuffix('.__init__') for path in SOURCES
-    }
-    assert rows(page('explanation/architecture.rst')) == modules - set(PACKAGES)
 
 
 def options_of_redis() -> set[str]:
