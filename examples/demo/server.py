@@ -57,14 +57,22 @@ class Databases:
         return f'{product} at {client.address.server}'
 
     def delete(self) -> None:
-        """Delete the created databases."""
-        for name in self._created:
-            try:
-                self._client(name).delete()
-            except (NotFound, DatabaseMissing):
-                pass
-            except CouchDBError as exc:
-                self.left.append(f'database {name} is left behind ({exc})')
+        """Delete the created databases.
+
+        Each twice: the embedded server may create a database anew for a request of a killed worker, which it received
+        before the deletion.
+        """
+        for _ in range(2):
+            self.left = [left for name in self._created if (left := self._deleted(name))]
+
+    def _deleted(self, name: str) -> str:
+        try:
+            self._client(name).delete()
+        except (NotFound, DatabaseMissing):
+            pass
+        except CouchDBError as exc:
+            return f'database {name} is left behind ({exc})'
+        return ''
 
     def _client(self, database: str) -> Client:
         address: dict[str, Any] = {
