@@ -5,11 +5,11 @@ PYTHONS = $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10)
 VENV = .venv
 RUN = $(VENV)/bin/python
 
-# The tests wait for most of their time: three processes need half of it, on two cores. To use a debugger: TEST_JOBS=
-TEST_JOBS = -n 3 --dist loadfile
+# The tests wait for half of their time: six processes use two cores well. To use a debugger: TEST_JOBS=
+TEST_JOBS = -n 6 --dist worksteal
 
-# Coverage has a floor, `fail_under` in pyproject.toml. Only the whole suite reaches it: a part of the suite is not measured.
-MEASURED = $(if $(strip $(PYTEST_ARGS)),,yes)
+# What PYTEST_ARGS name is run; without them `make test` leaves out the tests that are marked as slow.
+PYTEST = $(RUN) -m pytest $(TEST_JOBS)
 
 # Each of these examples is a program whose module is called `shop`: their types are checked one folder after the other.
 SHOPS = $(patsubst examples/%/,%,$(filter-out examples/demo/ examples/__pycache__/,$(wildcard examples/*/)))
@@ -20,15 +20,19 @@ unexport PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test versions model lint docs bench chaos clean
+.PHONY: help demo test test-all versions model lint docs bench chaos clean
 
 demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on an embedded server
 	@$(RUN) -m examples.demo
 
 test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an embedded server; PYTEST_ARGS="-k lease -x"
-	@$(if $(MEASURED),$(RUN) -m coverage erase)
-	@$(RUN) $(if $(MEASURED),-m coverage run) -m pytest $(TEST_JOBS) $(PYTEST_ARGS)
-	@$(if $(MEASURED),$(RUN) -m coverage combine -q && printf 'Coverage in percent: ' && $(RUN) -m coverage report --format=total)
+	@$(PYTEST) $(or $(PYTEST_ARGS),-m 'not slow')
+
+# Coverage has a floor, `fail_under` in pyproject.toml.
+test-all: $(VENV)/installed-dev  ## Run all tests, also the slow ones, and measure their coverage
+	@$(RUN) -m coverage erase
+	@$(RUN) -m coverage run -m pytest $(TEST_JOBS)
+	@$(RUN) -m coverage combine -q && printf 'Coverage in percent: ' && $(RUN) -m coverage report --format=total
 
 versions: $(VENV)/installed-dev  ## Run tests with other Pythons and Celerys, those that are there; TOX_ARGS="-e py310-oldest -- -x"
 	@$(RUN) -m tox run $(TOX_ARGS)
@@ -59,7 +63,7 @@ clean:  ## Remove the environment and all that was built
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## Show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 # If the Python that the environment was made with is gone, so is all that was installed.
 $(shell $(RUN) -c '' 2>/dev/null || rm -f $(VENV)/installed*)

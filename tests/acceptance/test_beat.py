@@ -109,6 +109,7 @@ def check_each_was_sent_once(names: list[str], seconds: float, schedules: Schedu
     return len(wanted)
 
 
+@pytest.mark.slow
 def test_beats_of_which_one_is_killed_again_and_again(
     site: Site, start: Start, inbox: Inbox, schedules: Schedules
 ) -> None:

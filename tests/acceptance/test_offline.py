@@ -121,6 +121,7 @@ def test_two_devices_with_the_same_id_run_one(
     assert site.journalled() == ['start of 0', 'end of 0']
 
 
+@pytest.mark.slow
 def test_a_thousand_conflicts_of_a_parcel_run_one(
     site: Site, device: Callable[[str], Device], worker: Any, parcels: Client
 ) -> None:

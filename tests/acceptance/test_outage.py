@@ -40,6 +40,7 @@ def proxy(site: Site) -> Iterator[Proxy]:
 @pytest.mark.parametrize(
     ('pool', 'trouble'), [('prefork', 'hang'), ('threads', 'refuse'), ('solo', 'hang'), ('gevent', 'refuse')]
 )
+@pytest.mark.slow
 def test_workers_work_and_end_during_an_outage(site: Site, proxy: Proxy, pool: str, trouble: str) -> None:
     if importlib.util.find_spec(pool) is None and pool == 'gevent':
         pytest.skip('gevent is not installed')

@@ -118,6 +118,7 @@ def another_ran(site: Site, before: int, count: int) -> bool:
     return len(journalled) > before or len(set(journalled)) == count
 
 
+@pytest.mark.slow
 def test_chords_complete_although_workers_are_killed(site: Site) -> None:
     """Workers are killed repeatedly while chords end. Each body runs exactly once."""
     settings: dict[str, Any] = {

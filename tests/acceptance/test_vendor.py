@@ -18,6 +18,9 @@ from kombu_couchdb.errors import DatabaseMissing
 from tests.conftest import PATIENCE
 from tests.support import ROOT, run_python
 
+# Each test runs a test suite of its own.
+pytestmark = pytest.mark.slow
+
 
 def projects(page: str) -> dict[str, dict[str, str]]:
     """Return the files of each section with code blocks; the first line of a block is the file name."""

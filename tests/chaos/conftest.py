@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,13 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
 from tests.patience import PatientConnection
 from tests.support import release_all
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder as slow: they wait for time limits, leases and outages."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

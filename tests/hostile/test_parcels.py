@@ -81,6 +81,7 @@ def test_forged_sender(mover: Callable[[], Mover], client: Client, parcels: Clie
     assert not {'x-parcel', 'x-from-region'} & {*item['message']['headers']}
 
 
+@pytest.mark.slow
 def test_parcels_with_conflicts_run_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
     store_conflicts(parcels, {'_id': 'a', 'task': 'add', 'args': [1, 2]}, 1_000)
     store_conflicts(parcels, {**GOOD, '_id': 'b'}, 1_000)

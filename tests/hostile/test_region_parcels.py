@@ -101,6 +101,7 @@ def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry
     assert item['priority'] == 9
 
 
+@pytest.mark.slow
 def test_parcel_with_conflicts_runs_once(regions: Regions, ferry: Ferry) -> None:
     eu = regions['eu']
     store_conflicts(eu.regions, {**GOOD, '_id': 'p:eu:us:1'}, 1_000)

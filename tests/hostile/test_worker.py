@@ -17,6 +17,7 @@ from .worst import HARD_TO_STORE, LARGEST, broker_texts, deep, result_texts, sto
 __all__ = ['database', 'site']
 
 
+@pytest.mark.slow
 def test_worker_runs_tasks_despite_the_worst_documents(site: Site, apache_couchdb: bool) -> None:
     site.set_up()
     most = 5000 if apache_couchdb else 1500  # the embedded server accepts no deeper documents

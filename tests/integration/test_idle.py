@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
@@ -14,6 +15,7 @@ from tests.support import Inbox, Request, publish
 WATCHED, SETTLING = 20.0, 3.0
 
 
+@pytest.mark.slow
 def test_idle_consumer_sends_few_requests(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:

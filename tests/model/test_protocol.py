@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Single
 from .removing import RemovingCluster, RemovingSingle
+
+pytestmark = pytest.mark.slow
 
 #: `MODEL_EXAMPLES=20` explores twenty times as many examples, and different ones in each run.
 MORE = int(os.environ.get('MODEL_EXAMPLES', '0'))
