@@ -13,7 +13,7 @@ from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
 from ..design.rows import Lease
-from ..documents import conflict_rules, dead_letter, malformed, workitem
+from ..documents import conflict_rules, dead_letter, validation, workitem
 from ..documents.ids import CONSUMER, QUEUE
 from ..documents.types import Parcel, Published, WorkItem
 from ..errors import ServerUnavailable
@@ -244,5 +244,5 @@ class Store(Purge):
 
 def _released(doc: Document, now: float) -> Document:
     """Return `doc` released, or as a dead letter if it is malformed: its deliveries could not be counted."""
-    reason = malformed.flaw(doc)
+    reason = validation.flaw(doc)
     return dead_letter.made_of(doc, reason, now) if reason else workitem.release(doc)

@@ -13,7 +13,7 @@ from kombu.utils.uuid import uuid
 
 from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.unacked import Unacked
-from ..documents.reasons import undecodable
+from ..documents.dead_letter import undecodable
 from ..documents.validation import check_names, check_value
 from ..log import get_logger
 from .declared import Declared

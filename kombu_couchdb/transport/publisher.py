@@ -22,13 +22,12 @@ from ..consumer.io_thread import Consumer
 from ..couchdb.bounds import time_limit
 from ..couchdb.client import Document
 from ..documents import workitem
-from ..documents.body import decoded, encoded
-from ..documents.compressed import check_unpacked
-from ..documents.done import KEEP_DONE, check_seconds
+from ..documents.body import check_unpacked, decoded, encoded
 from ..documents.idempotency import copy_id, fixed_id, is_fixed
 from ..documents.task_message import content_flaw
 from ..documents.types import Published, WorkItem
 from ..documents.validation import check_names, check_value
+from ..documents.workitem import KEEP_DONE, check_keep_done
 from ..errors import RETRIED, ServerUnavailable, Unstorable
 from ..queues.routing import TemporaryQueue
 from .collector import collector
@@ -137,7 +136,7 @@ class Publisher(virtual.Channel):
         if compression := (message.get('headers') or {}).get('compression'):
             check_unpacked(message['body'], compression)
         if (keep := message['properties'].get(KEEP_DONE)) is not None:
-            check_seconds(keep)
+            check_keep_done(keep)
         tag = message['properties'].get('delivery_tag')
         if not isinstance(tag, _PublishTag):
             fixed = fixed_id(message) if is_fixed() else None
