@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Task
 
-from kombu_couchdb.documents.job_key import JOB_KEY
+from kombu_couchdb.documents.ids import JOB_KEY
 from kombu_couchdb.unique import collect_outcomes
 
 __all__ = ['UniqueTask']

@@ -23,8 +23,7 @@ from kombu_couchdb.admin import dead, jobs, watching
 from kombu_couchdb.admin.edit import UNCHANGED, change, move
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.client import Client, Document, chunks
-from kombu_couchdb.documents.body import decoded, stub
-from kombu_couchdb.documents.compressed import loaded
+from kombu_couchdb.documents.body import decoded, loaded, stub
 from kombu_couchdb.documents.workitem import task_id as task_id_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport

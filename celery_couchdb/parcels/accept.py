@@ -16,8 +16,8 @@ from celery.app.task import Context
 
 from kombu_couchdb.documents import region
 from kombu_couchdb.documents.concurrency import CONCURRENCY_KEY, CONCURRENCY_LIMIT
+from kombu_couchdb.documents.ids import JOB_KEY
 from kombu_couchdb.documents.ids import PARCEL as MESSAGE
-from kombu_couchdb.documents.job_key import JOB_KEY
 from kombu_couchdb.documents.rates import RATE_KEY
 from kombu_couchdb.documents.task_message import EMBEDDED, HEADERS, OPTIONS, STAMPS, is_line, type_flaw
 

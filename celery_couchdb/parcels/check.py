@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from kombu.exceptions import DecodeError
 from kombu.serialization import prepare_accept_content
 
-from kombu_couchdb.documents import malformed, parcel, workitem
-from kombu_couchdb.documents.body import decoded
-from kombu_couchdb.documents.compressed import loaded
-from kombu_couchdb.documents.job_key import JOB_KEY
+from kombu_couchdb.documents import parcel, validation, workitem
+from kombu_couchdb.documents.body import decoded, loaded
+from kombu_couchdb.documents.ids import JOB_KEY
 from kombu_couchdb.documents.task_message import body_flaw, is_task
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
@@ -96,7 +95,7 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
     `body` is the attachment, or None if the parcel has none; `content` is the app's `accept_content`. *Raises*
     `Refused` if the message is malformed or not accepted.
     """
-    if reason := malformed.flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
+    if reason := validation.flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
         raise Refused(reason)
     message, headers = doc['message'], doc['message']['headers']
     properties = {name: message['properties'][name] for name in _PROPERTIES if name in message['properties']}

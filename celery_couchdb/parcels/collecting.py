@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 from kombu_couchdb.couchdb.client import Document
@@ -31,12 +31,12 @@ class CollectingChannel(Channel):
         if 'task' in message['headers']:
             super().basic_publish(message, exchange, routing_key, **kwargs)
 
-    def _put(self, queues: Collection[str], message: Document, **kwargs: Any) -> None:
-        self.items += self._items(queues, message)
+    def send(self, docs: Sequence[Any], message: Document, batch: Any) -> None:
+        """Gather the items of a task."""
+        if any(doc['type'] == 'Parcel' for doc in docs):
+            raise Refused('its task belongs to another region, and parcels are for tasks of this one')
+        self.items += docs
 
-    def _store_or_add(self, *args: Any, **kwargs: Any) -> None:
-        # Only messages for other regions come here; `_put` does not store the others.
-        raise Refused('its task belongs to another region, and parcels are for tasks of this one')
-
-    def _put_fanout(self, exchange: str, message: Document, routing_key: str, **kwargs: Any) -> None:
+    def broadcast(self, message: Document, exchange: str, routing_key: str, batch: Any = None) -> None:
+        """Refuse a message that no queue would receive."""
         raise Refused(f'exchange {exchange!r} is for broadcasts')

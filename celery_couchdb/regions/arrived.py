@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kombu_couchdb.documents.body import decoded
-from kombu_couchdb.documents.malformed import flaw
 from kombu_couchdb.documents.task_message import is_task
 from kombu_couchdb.documents.types import Document
-from kombu_couchdb.documents.validation import check_names, check_value
+from kombu_couchdb.documents.validation import check_names, check_value, flaw
 from kombu_couchdb.errors import Unstorable
 
 from ..parcels.check import Refused

@@ -8,8 +8,7 @@ from typing import Any
 from kombu.exceptions import KombuError
 from kombu.serialization import prepare_accept_content
 
-from kombu_couchdb.documents.body import decoded
-from kombu_couchdb.documents.compressed import loaded
+from kombu_couchdb.documents.body import decoded, loaded
 from kombu_couchdb.errors import Unstorable
 
 from ..parcels.check import UNSAFE_CONTENT

@@ -15,7 +15,7 @@ from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.documents import lent, malformed, region, workitem
+from kombu_couchdb.documents import lent, region, validation, workitem
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import Document, Parcel
 from kombu_couchdb.log import get_logger
@@ -191,7 +191,7 @@ class Lender:
 
 
 def _is_lent(doc: Mapping[str, object]) -> bool:
-    return doc.get('type') == 'LentItem' and isinstance(doc.get('lent'), (int, float)) and malformed.flaw(doc) is None
+    return doc.get('type') == 'LentItem' and isinstance(doc.get('lent'), (int, float)) and validation.flaw(doc) is None
 
 
 def _size(doc: Document) -> int:

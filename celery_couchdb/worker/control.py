@@ -18,7 +18,7 @@ from celery.worker.control import Panel, inspect_command
 
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.latency import LATENCY
-from kombu_couchdb.documents import malformed, workitem
+from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.queues.store import Store
@@ -83,7 +83,7 @@ def _planned(client: Client, queues: list[str]) -> list[Document]:
     """Return the planned messages of these queues, ordered by due date."""
     now = client.clock.now()
     docs = Store(client).planned(queues, _MAX_TASKS)
-    return [doc for doc in docs if not malformed.flaw(doc) and workitem.state(doc, now) == 'scheduled']
+    return [doc for doc in docs if not validation.flaw(doc) and workitem.state(doc, now) == 'scheduled']
 
 
 def _describe(doc: Document, hostname: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from celery import current_task, signals
 
 from kombu_couchdb.consumer import keeping
 from kombu_couchdb.consumer.removed import on_removed
-from kombu_couchdb.documents.done import KEEP_DONE
+from kombu_couchdb.documents.workitem import KEEP_DONE
 from kombu_couchdb.leases.lease import set_worker
 from kombu_couchdb.transport import Transport
 

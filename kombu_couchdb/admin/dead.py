@@ -9,9 +9,9 @@ from .. import design
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.shapes import items, members, number
 from ..design.rows import DeadRow, Row
-from ..documents import dead_letter, malformed, workitem
-from ..documents.job_key import job_id
-from ..documents.reasons import NO_QUEUE
+from ..documents import dead_letter, validation, workitem
+from ..documents.dead_letter import NO_QUEUE
+from ..documents.ids import job_id
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
@@ -101,7 +101,7 @@ def replay(
             refused[doc['_id']] = 'it is no dead letter (any more)'
         elif not isinstance(doc.get('queue'), str):
             refused[doc['_id']] = f'it cannot be delivered: {NO_QUEUE}'
-        elif reason := malformed.flaw({**item, 'claimed': None}):
+        elif reason := validation.flaw({**item, 'claimed': None}):
             refused[doc['_id']] = f'it cannot be delivered: {reason}'
         elif 'key' in doc and not workitem.is_unique(doc):
             # A unique job that failed, and was copied to a document of its own when the next message with its job key
@@ -111,7 +111,7 @@ def replay(
             else:
                 refused[doc['_id']] = 'another message with its job key waits'
         else:
-            pairs.append((doc, dead_letter.replayed(malformed.checked(doc), client.clock.now())))
+            pairs.append((doc, dead_letter.replayed(validation.checked(doc), client.clock.now())))
     for part in chunks(pairs, _BATCH_DOCS):
         if before:
             for doc, _ in part:
@@ -127,7 +127,7 @@ def replay(
 def _replay_unique(client: Client, letter: Document, before: Callable[[Document], object] | None) -> bool:
     """Enqueue a dead unique job again and delete the letter; return False if another job with its key waits."""
     job = job_id(letter['queue'], letter['message']['headers'].get('task'), letter['key'])
-    again = dead_letter.replayed(malformed.checked(letter), client.clock.now())
+    again = dead_letter.replayed(validation.checked(letter), client.clock.now())
     again['_id'] = job
     del again['_rev']
     [found] = client.fetch([job])

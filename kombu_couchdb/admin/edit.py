@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ..couchdb.client import Client, Document
-from ..documents import malformed, workitem
+from ..documents import validation, workitem
 from ..documents.concurrency import unpark
-from ..documents.properties import HIGHEST
+from ..documents.task_message import HIGHEST
 from ..documents.validation import check_names, check_value
 from ..errors import ConfigurationError, NotChangeable
 from ..queues.topology import Topology
@@ -67,7 +67,7 @@ def _waiting(client: Client, task_id: str) -> Document:
         raise NotChangeable(
             f'job {task_id} cannot be changed: {next((why[s] for s in why if s in states), "it is not in a queue")}'
         )
-    if reason := malformed.flaw(waiting[0]):
+    if reason := validation.flaw(waiting[0]):
         raise NotChangeable(f'job {task_id} cannot be changed: {reason}')
     if workitem.state(waiting[0], now) == 'gone':
         raise NotChangeable(f'job {task_id} cannot be changed: it has expired')

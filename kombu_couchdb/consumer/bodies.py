@@ -18,7 +18,7 @@ from ..couchdb.client import Client, Document, path_of
 from ..couchdb.failures import from_answer
 from ..couchdb.shapes import items, members, text
 from ..documents.body import NAME, stub
-from ..documents.reasons import malformed
+from ..documents.dead_letter import malformed
 from .delivery import Delivery
 from .unacked import Unacked
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
-from ..documents import dead_letter, malformed, workitem
+from ..documents import dead_letter, validation, workitem
 from ..documents.body import stub
+from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import waits_for_slot
-from ..documents.reasons import DELIVERY_LIMIT
 from ..leases.lease import Lease
 from ..leases.unproven import UnprovenClaims
 from ..log import get_logger
@@ -165,7 +165,7 @@ class Claims:
             return dead_letter.made_of(doc, reason, now), decided
 
         now = self._store.client.clock.now()
-        if reason := malformed.flaw(doc) or body.reason:
+        if reason := validation.flaw(doc) or body.reason:
             return set_aside(reason)
         limit = self._topology.limits.of(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
@@ -175,7 +175,7 @@ class Claims:
         max_attempts = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if max_attempts and doc['attempts'] >= max_attempts:
             return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
-        claimed = workitem.acked(doc, now) if final else workitem.claim(malformed.checked(doc), self._lease.id, now)
+        claimed = workitem.acked(doc, now) if final else workitem.claim(validation.checked(doc), self._lease.id, now)
         if not final and self._topology.declarations.is_temporary(doc['queue']):
             claimed = {**claimed, 'temporary': True}  # also if the publisher did not know that
 
@@ -234,7 +234,7 @@ class Claims:
             docs = itertools.chain(self._rates.ready({pull.queue: 1}), ready)
         parked: list[PendingWrite] = []
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused and not waits_for_slot(doc)):
-            if malformed.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+            if validation.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
                 if not self._rates.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..couchdb.client import Document
-from ..documents import done, workitem
+from ..documents import workitem
 from ..errors import ConfigurationError
 from ..leases.lease import worker_name
 from ..log import get_logger
@@ -37,15 +37,15 @@ class Keeping:
     def completed(self, doc: Document, now: float) -> Mapping[str, Any]:
         """Return the document to write when a claimed message is acknowledged."""
         seconds = self._seconds_of(doc)
-        return done.made_of(doc, seconds, now, worker_name()) if seconds else workitem.acked(doc, now)
+        return workitem.done(doc, seconds, now, worker_name()) if seconds else workitem.acked(doc, now)
 
     def _seconds_of(self, doc: Document) -> float:
-        given = doc['message']['properties'].get(done.KEEP_DONE)
+        given = doc['message']['properties'].get(workitem.KEEP_DONE)
         task = workitem.task_name(doc)
         if given is None and task is not None:
             given = next((found for lookup in _lookups if (found := lookup(task)) is not None), self._seconds)
         try:
-            return done.check_seconds(given) if given else 0.0
+            return workitem.check_keep_done(given) if given else 0.0
         except ConfigurationError as exc:
             if (source := task or doc['queue']) not in self._wrong:
                 self._wrong.add(source)

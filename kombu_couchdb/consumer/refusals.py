@@ -12,7 +12,7 @@ import time
 from ..couchdb.client import Client, Document
 from ..couchdb.write_result import WriteResult
 from ..documents import dead_letter
-from ..documents.reasons import malformed
+from ..documents.dead_letter import malformed
 from ..log import get_logger
 from .pending_writes import PendingWrite
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from ..errors import ConfigurationError
 from .coordination import Slot
 from .ids import RATE, SLOT
-from .properties import headers_of
+from .task_message import headers_of
 from .types import Document, Tombstone
 
 __all__ = [

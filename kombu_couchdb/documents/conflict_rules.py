@@ -6,7 +6,7 @@ if fewer nodes did: such a write is *unproven*. At most one consumer gets a prov
 the item, and its ack deletes its own leaf. Every other claim is an *unproven claim*. CouchDB may show it as the winner
 (measured: an unproven claim wins in 19 to 39 of 100 such documents).
 
-A leaf is *done* if its message was acknowledged or dropped: the leaf is deleted or kept as a DoneItem (see `done`), or,
+A leaf is *done* if its message was acknowledged or dropped: the leaf is deleted or kept as a DoneItem, or,
 in a unique job, the next message has taken its place. A deletion that is marked with `void` does not mean that the
 message is done. Of several leaves that are DoneItems, the one that ranks highest stays.
 

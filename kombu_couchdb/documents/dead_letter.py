@@ -1,8 +1,11 @@
 """The dead letter: a WorkItem that is not delivered but kept for an operator, with the reason.
 
-A dead letter has `status: "fail"`, `reason` (see `reasons`) and `failed` (when). It keeps its id, unless it is a unique
-job. A dead unique job gets an id of its own when the id of the job is needed for other messages: if it has messages in
-`next` (`apart`), or when a new message for its key is published (`unique_merge.merge`).
+A dead letter has `status: "fail"`, `reason` and `failed` (when). The beginning of the reason is one of the constants
+below, so that people and programs can tell the kinds apart; the rest is a sentence about the single message.
+
+A dead letter keeps its id, unless it is a unique job. A dead unique job gets an id of its own when the id of the job is
+needed for other messages: if it has messages in `next` (`apart`), or when a new message for its key is published
+(`unique_merge.merge`).
 """
 
 from __future__ import annotations
@@ -10,16 +13,72 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
-from . import malformed, workitem
+from . import workitem
 from .concurrency import unpark
 from .types import FAIL, DeadLetter, Document, WorkItem
 
-__all__ = ['apart', 'copy', 'made_of', 'members', 'replayed']
+__all__ = [
+    'DELIVERY_LIMIT',
+    'MALFORMED',
+    'NO_QUEUE',
+    'REJECTED',
+    'apart',
+    'copy',
+    'made_of',
+    'malformed',
+    'members',
+    'rejected',
+    'replayed',
+    'undecodable',
+]
+
+#: The document was changed by hand and is not valid any more, or its body cannot be read or decoded.
+MALFORMED = 'malformed'
+#: A worker rejected the message without requeueing it.
+REJECTED = 'rejected'
+#: The message was delivered as often as its queue allows.
+DELIVERY_LIMIT = 'delivery limit'
+
+#: The reason of a WorkItem whose queue is not text. The view `dead` writes the same.
+NO_QUEUE = f'{MALFORMED}: queue is not text'
+
+#: The maximum number of characters of the text of an error in a reason.
+_MAX_LENGTH = 280
 
 #: The latest date in the id of a copy, in seconds since the epoch.
 _MAX_DATE = 1e12
+
+
+# -- reasons
+
+
+def malformed(detail: str) -> str:
+    """Return the reason of a message that cannot be delivered."""
+    return f'{MALFORMED}: {detail}'
+
+
+def undecodable(error: object) -> str:
+    """Return the reason of a message whose body cannot be decoded."""
+    return malformed(f'the body cannot be decoded ({_one_line(str(error))})')
+
+
+def rejected(detail: object) -> str:
+    """Return the reason of a message that a worker rejected."""
+    return f'{REJECTED}: {_one_line(detail)}'
+
+
+def _one_line(detail: object) -> str:
+    """Return a text, or the type and text of an exception, in one line that CouchDB can store."""
+    try:
+        text = f'{type(detail).__name__}: {detail}' if isinstance(detail, BaseException) else str(detail)
+    except Exception:  # the text of another package's exception may fail
+        text = type(detail).__name__
+    return ' '.join(text.split())[:_MAX_LENGTH].encode('utf-8', 'replace').decode('utf-8')
+
+
+# -- documents
 
 
 def members(reason: str, now: float) -> DeadLetter:
@@ -70,4 +129,4 @@ def replayed(doc: WorkItem, now: float) -> WorkItem:
     kept = {name: value for name, value in doc.items() if name not in dropped}
     headers = {name: None if name == 'expires' else value for name, value in doc['message']['headers'].items()}
     message = {**doc['message'], 'headers': headers}
-    return malformed.checked({**kept, 'date': None, 'published': now, 'attempts': 0, 'message': message})
+    return cast(WorkItem, {**kept, 'date': None, 'published': now, 'attempts': 0, 'message': message})

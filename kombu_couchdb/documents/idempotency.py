@@ -1,21 +1,41 @@
-"""Idempotent publishing: a process that repeats the work of a killed process publishes no message twice.
+"""Idempotent publishing: a message has one id from its first publish on, so whoever repeats that stores it only once.
 
-Within `idempotent(key)` the id of a message is made of the key and of the id of its task, instead of the time. All
-processes that publish the message write the same first revision. CouchDB ignores a revision that it has already stored,
-even if the document was deleted since, and however late the request arrives: see `Bulk.create_once`.
+* kombu repeats a publish without a response with the same properties. They have the message's id.
+* Celery 5.7 makes a new message for each attempt to publish the next step of a chain, and a program may do the same
+  after an error. A message with the same content as one whose publish has failed gets the id of that one.
+* A process repeats the work of a killed one. Within `idempotent(key)` the id of a message is made of the key and of the
+  id of its task, instead of the time. All processes that publish the message write the same first revision. CouchDB
+  ignores a revision that it has already stored, even if the document was deleted since, and however late the request
+  arrives: see `Bulk.create_once`.
 """
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from ..errors import ServerUnavailable
+from . import workitem
 from .ids import ONCE
 
-__all__ = ['copy_id', 'fixed_id', 'idempotent', 'is_fixed', 'is_repeated']
+__all__ = ['MessageId', 'attempt', 'copy_id', 'fixed_id', 'idempotent', 'is_repeated']
+
+#: The most messages that are remembered because their publish has failed; the oldest are forgotten first.
+_MAX_FAILED = 1000
+
+
+class MessageId(str):
+    """The id of a message while it is being published, in its properties."""
+
+    __slots__ = ('may_be_stored',)
+
+    #: Whether an earlier attempt may have stored the message: also if it was acknowledged and deleted meanwhile.
+    may_be_stored: bool
 
 
 class _Context(NamedTuple):
@@ -24,6 +44,9 @@ class _Context(NamedTuple):
 
 
 _context: ContextVar[_Context | None] = ContextVar('kombu_couchdb_idempotent', default=None)
+
+#: The ids of the tasks whose publish has failed in this process, by `_content`.
+_failed: OrderedDict[str, str] = OrderedDict()
 
 
 @contextmanager
@@ -38,6 +61,40 @@ def idempotent(key: str, *, repeated: bool = False) -> Iterator[None]:
         yield
     finally:
         _context.reset(token)
+
+
+@contextmanager
+def attempt(database: str, message: Mapping[str, Any], exchange: str, routing_key: str, now: float) -> Iterator[None]:
+    """Set the `MessageId` in the properties of a message while it is published in the database with this URL.
+
+    After a success, the id is a plain string: the next publish with these properties is another message.
+    """
+    properties = message['properties']
+    found = _failed.pop(_content(database, message, exchange, routing_key), None) if _failed else None
+    earlier = properties.get('delivery_tag')
+    if found is None and isinstance(earlier, MessageId):
+        found = earlier
+    tag = MessageId(found or fixed_id(message) or workitem.new_id(now))
+    tag.may_be_stored = found is not None
+    properties['delivery_tag'] = tag
+    try:
+        yield
+    except ServerUnavailable:
+        if (message.get('headers') or {}).get('id'):  # without it, an equal message may be another one
+            _failed[_content(database, message, exchange, routing_key)] = tag
+            while len(_failed) > _MAX_FAILED:
+                _failed.popitem(last=False)
+        raise
+    properties['delivery_tag'] = str(tag)
+
+
+def _content(database: str, message: Mapping[str, Any], exchange: str, routing_key: str) -> str:
+    """Return what the attempts to publish the message of a task have in common."""
+    headers, body = message.get('headers') or {}, message['body']
+    known = [database, exchange, routing_key, *(str(headers.get(name)) for name in ('id', 'retries', 'eta'))]
+    digest = sha256(json.dumps(known).encode())
+    digest.update(body if isinstance(body, bytes) else str(body).encode('utf-8', 'surrogatepass'))
+    return digest.hexdigest()
 
 
 def fixed_id(message: Mapping[str, Any]) -> str | None:
@@ -57,11 +114,6 @@ def copy_id(tag: str, queue: str) -> str:
     each copy once, even if queues were bound or unbound in the meantime.
     """
     return f'{tag}-{sha256(queue.encode()).hexdigest()[:12]}'
-
-
-def is_fixed() -> bool:
-    """Tell whether messages have fixed ids in this context."""
-    return _context.get() is not None
 
 
 def is_repeated() -> bool:

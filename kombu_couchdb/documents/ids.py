@@ -1,6 +1,11 @@
-"""Prefixes of document ids, by type of document."""
+"""Ids of documents: their prefixes, by type of document, and the ids of unique jobs."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..errors import ConfigurationError
 
 __all__ = [
     'BELL',
@@ -9,6 +14,7 @@ __all__ = [
     'BROKER',
     'CONSUMER',
     'JOB',
+    'JOB_KEY',
     'LEADER',
     'NOTICE',
     'ONCE',
@@ -17,6 +23,7 @@ __all__ = [
     'QUEUE',
     'RATE',
     'SLOT',
+    'job_id',
 ]
 
 #: All documents in the broker's database that are not messages.
@@ -42,3 +49,17 @@ SLOT = 'slot:'
 
 #: The next starts of rate keys. Also the beginning of `parked.key` of messages that wait for one.
 RATE = 'rate:'
+
+
+#: The name of the header.
+JOB_KEY = 'job_key'
+#: The maximum length of a job key, in characters.
+_MAX_LENGTH = 500
+
+
+def job_id(queue: str, task: Any, key: Any) -> str:
+    """Return the id of a unique job; *raises* `ConfigurationError` unless `key` is text of 1 to 500 characters."""
+    if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
+        raise ConfigurationError(f'the header {JOB_KEY} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}')
+    # JSON keeps the three apart, whatever characters they have.
+    return JOB + json.dumps([queue, task, key], ensure_ascii=False, separators=(',', ':'))

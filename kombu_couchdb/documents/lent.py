@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import concurrency, malformed, parcel, rates, region, workitem
+from . import concurrency, parcel, rates, region, validation, workitem
 from .body import stub
-from .job_key import JOB_KEY
+from .ids import JOB_KEY
 from .region import ANY
 from .types import LENT, Document, Parcel
 
@@ -40,7 +40,7 @@ def is_lendable(doc: Mapping[str, Any], before: float) -> bool:
     """
     return (
         doc.get('type') == 'WorkItem'
-        and malformed.flaw(doc) is None
+        and validation.flaw(doc) is None
         and workitem.is_waiting(doc)
         and not doc.get('parked')
         and not doc['attempts']

@@ -20,7 +20,7 @@ from ..errors import ConfigurationError
 from . import concurrency
 from .coordination import Rate as RateDocument
 from .ids import RATE as PREFIX
-from .properties import headers_of
+from .task_message import headers_of
 from .types import Document, Tombstone
 
 __all__ = [

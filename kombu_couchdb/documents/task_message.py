@@ -1,7 +1,7 @@
-"""The format of Celery's messages: which types the headers, the content and the body of a task's message have.
+"""The format of Celery's messages: the types of headers, content and body, the due date, lifetime and priority.
 
 Celery's worker relies on these types: a header of another type raises in the worker's main process, outside the task.
-Everything that receives messages checks them here: consumers (`malformed`), and the processes that move messages from
+Everything that receives messages checks them here: consumers (`validation`), and the processes that move messages from
 other databases, which are stricter about what publishers may write.
 
 A message with the headers `task` and `id` is a task of protocol 2. Other messages, those of protocol 1 and those of
@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import MAXYEAR, MINYEAR, datetime
+from datetime import MAXYEAR, MINYEAR, datetime, timezone
 from typing import Any, NamedTuple
 
 __all__ = [
     'EMBEDDED',
     'HEADERS',
+    'HIGHEST',
     'OPTIONS',
     'STAMPS',
     'body_flaw',
     'content_flaw',
+    'due_date',
     'flaw',
+    'headers_of',
     'is_line',
     'is_task',
+    'lifetime',
+    'priority',
     'type_flaw',
 ]
 
@@ -84,15 +89,22 @@ def _is_date(value: Any) -> bool:
     is_kombus = (
         isinstance(value, dict) and value.keys() == {'__type__', '__value__'} and value['__type__'] == 'datetime'
     )
-    text = value['__value__'] if is_kombus else value
-    if not isinstance(text, (str, datetime)) or not text:
+    given = value['__value__'] if is_kombus else value
+    if not isinstance(given, (str, datetime)) or not given:
         return False
-    try:
-        if isinstance(text, str):
-            text = datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith('Z') else text)
-        return text.tzinfo is not None or MINYEAR < text.year < MAXYEAR
-    except ValueError:
+    if (date := _parsed(given)) is None:
         return not is_kombus
+    return date.tzinfo is not None or MINYEAR < date.year < MAXYEAR
+
+
+def _parsed(date: Any) -> datetime | None:
+    """Return a date that may be ISO text; None if it is no date."""
+    if not isinstance(date, str):
+        return date if isinstance(date, datetime) else None
+    try:
+        return datetime.fromisoformat(date[:-1] + '+00:00' if date.endswith('Z') else date)
+    except ValueError:
+        return None
 
 
 def _is_time_limit(value: Any) -> bool:
@@ -195,3 +207,44 @@ def body_flaw(body: Any) -> str | None:
 def is_line(value: Any) -> bool:
     """Tell whether a value is text that may be logged: printable, at most 255 characters."""
     return isinstance(value, str) and len(value) <= _MAX_LINE_CHARACTERS and value.isprintable()
+
+
+#: The highest of AMQP's priorities, which go from 0 to 9; 9 is delivered first.
+HIGHEST = 9
+
+
+def headers_of(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the headers of the message in a document that somebody may have changed; {} if they are malformed."""
+    message = doc.get('message')
+    headers = message.get('headers') if isinstance(message, dict) else None
+    return headers if isinstance(headers, dict) else {}
+
+
+def due_date(message: Mapping[str, Any]) -> float | None:
+    """Return when a Celery message with an `eta` header is due, in seconds since the epoch; None for at once.
+
+    A header that is not a date is ignored: Celery refuses the task with a clear error of its own. So is that of a
+    message without the header `task`: it belongs to a program that uses kombu without Celery.
+    """
+    headers = message.get('headers') or {}
+    eta = _parsed(headers.get('eta')) if 'task' in headers else None
+    if eta is None:
+        return None
+    # Celery takes a date without a time zone as UTC (celery.utils.time.maybe_make_aware).
+    return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def lifetime(message: Mapping[str, Any]) -> float | None:
+    """Return for how many seconds a message may wait to be delivered; None: forever."""
+    try:
+        return int(message['properties']['expiration']) / 1000  # AMQP has it as a string, in milliseconds
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def priority(message: Mapping[str, Any]) -> int:
+    """Return the priority of a message; 0 if it has none."""
+    try:
+        return max(0, min(HIGHEST, int(message['properties']['priority'])))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0

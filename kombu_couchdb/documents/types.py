@@ -5,7 +5,7 @@ written. Optional members are in a base class with `total=False`. CouchDB's own 
 is missing until a document is written, `_deleted` is there in deletions only.
 
 Every user with access to the database can write any document. So a document that was read is a `Document` until it was
-checked (see `malformed.flaw`), and functions that decide about such documents take any `Mapping`.
+checked (see `validation.flaw`), and functions that decide about such documents take any `Mapping`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _WorkItemOptions(TypedDict, total=False):
     removed: float
     #: `FAIL`: the item is a dead letter. This member and the two below are of dead letters only.
     status: Literal['fail']
-    #: Why; see `reasons`.
+    #: Why; see `dead_letter`.
     reason: str
     #: When the item became a dead letter.
     failed: float
@@ -158,7 +158,7 @@ class _DoneItemOptions(TypedDict, total=False):
 
 
 class DoneItem(_DoneItemOptions, Stored):
-    """A completed message that is kept for a while; see `done`."""
+    """A completed message that is kept for a while; see `workitem`."""
 
     _id: str
     type: Literal['DoneItem']

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from . import dead_letter, malformed, workitem
+from . import dead_letter, validation, workitem
 from .types import Document, WorkItem
 
 __all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'add_missing', 'merge', 'without_known']
@@ -58,7 +58,7 @@ def merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mappi
         return [doc], Outcome(ENQUEUED, own)
     if found.keys() == {'_id', '_rev'}:
         return [{**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
-    reason = malformed.flaw(found)
+    reason = validation.flaw(found)
     if found.get('status') or reason:
         dead = found if found.get('status') else dead_letter.made_of(found, str(reason), now)
         return [dead_letter.copy(dead), {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
@@ -101,7 +101,7 @@ def _followers(doc: Mapping[str, Any]) -> list[Document]:
     stored = doc.get('next')
     if not isinstance(stored, list):
         return []
-    return [one for one in stored if isinstance(one, dict) and not malformed.flaw({**one, 'attempts': 0})]
+    return [one for one in stored if isinstance(one, dict) and not validation.flaw({**one, 'attempts': 0})]
 
 
 def _moved(item: Mapping[str, Any], doc: WorkItem) -> Document:
@@ -140,7 +140,7 @@ def add_missing(kept: Document, others: list[Document], done: Collection[Any]) -
         workitem.tag(one): one
         for leaf in others
         for one in (_message_of(leaf), *_followers(leaf))
-        if not malformed.flaw({**one, 'attempts': 0}) and workitem.tag(one) not in known
+        if not validation.flaw({**one, 'attempts': 0}) and workitem.tag(one) not in known
     }
     if not missing:
         return kept

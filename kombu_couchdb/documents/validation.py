@@ -1,21 +1,36 @@
-"""Validation of names and values before they are sent: CouchDB would change or refuse invalid ones.
+"""Validation of names and values before they are sent, and of WorkItems that were read.
+
+CouchDB would change or refuse invalid names and values:
 
 * A name is text of at most 500 bytes: three names make the id of a document, which is part of a URL.
 * A number is one that CouchDB returns unchanged: not NaN, not infinite, and of a size from 1e-307 to 1e308.
 * Values are nested in at most 100 levels, so that every reader can read them. This concerns headers; the body is text.
+
+Everybody with write access to the database may have changed a WorkItem by hand, so that it cannot be delivered. `flaw`
+tells what is wrong with a document; `checked` returns a document without a flaw as a `WorkItem`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from ..errors import ConfigurationError, Unstorable
+from . import concurrency, dead_letter, rates, task_message, workitem
+from .types import Document, WorkItem
 
-__all__ = ['check_names', 'check_value', 'is_deeper']
+__all__ = ['check_names', 'check_value', 'checked', 'flaw', 'is_deeper']
 
 _MAX_NAME_BYTES = 500
 _MAX_LEVELS = 100
 _MAX_NUMBER, _MIN_NUMBER = 10**308, 1e-307
+
+#: The maximum number of levels in which an item may be nested: those of the published message (see `_MAX_LEVELS`), and
+#: those around a message that waits in `next`.
+_MAX_ITEM_LEVELS = 110
+
+#: An item with more attempts is malformed.
+_MAX_ATTEMPTS = 10**9
 
 
 def check_names(**names: Any) -> None:
@@ -60,3 +75,33 @@ def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> None:
         raise Unstorable(f'{what} cannot be stored: it is nested in more than {_MAX_LEVELS} levels')
     for member in value:
         check_value(what, member, levels - 1)
+
+
+def flaw(doc: Mapping[str, Any]) -> str | None:
+    """Return the reason why a changed or incomplete item cannot be delivered; None if it can."""
+    message = doc.get('message')
+    if not isinstance(message, dict):
+        return dead_letter.malformed('message is missing or not an object')
+    for name, kinds in (('properties', dict), ('headers', dict), ('body', (str, type(None)))):
+        if not isinstance(message.get(name), kinds):
+            return dead_letter.malformed(f'message.{name} is missing or of a wrong type')
+    if not isinstance(message['properties'].get('delivery_info', {}), dict):
+        return dead_letter.malformed('message.properties.delivery_info is not an object')
+    headers = message['headers']
+    if reason := task_message.flaw(message) or concurrency.flaw(headers) or rates.flaw(headers):
+        return dead_letter.malformed(reason)
+    if doc.get('claimed') is not None and workitem.claimant(doc) is None:
+        return dead_letter.malformed('claimed is neither null nor names a consumer')
+    attempts, date = doc.get('attempts'), doc.get('date')
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 0 <= attempts <= _MAX_ATTEMPTS:
+        return dead_letter.malformed('attempts is not a whole number, or too large')
+    if isinstance(date, bool) or not isinstance(date, (int, float, type(None))):
+        return dead_letter.malformed('date is neither null nor a number of seconds')
+    if is_deeper(doc, _MAX_ITEM_LEVELS):
+        return dead_letter.malformed(f'it is nested in more than {_MAX_ITEM_LEVELS} levels')
+    return None
+
+
+def checked(doc: Document) -> WorkItem:
+    """Return a document as a WorkItem; call this only if the document has no `flaw`."""
+    return cast(WorkItem, doc)

@@ -17,11 +17,20 @@
 
 A dead letter also has `status: "fail"`, `reason` and `failed` (when); see `dead_letter`. The state is derived from the
 members: dead, claimed, scheduled (`date` is in the future) or ready. An acknowledged item is deleted, and its tombstone
-has no body; or it is kept for a while as a document of another type, see `done`.
+has no body; or it becomes a DoneItem, with its times, which is kept for a while (`keep_done`)::
+
+    {"_id": "0000647…", "type": "DoneItem", "status": "done", "queue": "celery", "priority": 0, "date": null,
+     "published": 1763709000.123456, "attempts": 1,
+     "started": 1763709001.5,          when the consumer claimed it
+     "finished": 1763709002.5,         when the consumer acknowledged it
+     "expires": 1763795402.5,          when it is deleted
+     "consumer": "broker:consumer:…",  the consumer, whose id contains host and process id
+     "worker": "celery@shop-1",        the name of the Celery worker, if the consumer belongs to one
+     "claimed": null, "message": {…}, "_attachments": {…}}
 
 No function here does input or output. Each returns a new document and does not change the one that it was given. Dates
 are seconds since the epoch, UTC. Functions that take a `Mapping` accept documents that somebody may have changed by
-hand: see `malformed`.
+hand: see `validation`.
 """
 
 from __future__ import annotations
@@ -31,19 +40,22 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
+from ..errors import ConfigurationError
 from . import concurrency, rates
 from .body import attached, is_large
-from .ids import JOB, PARCEL
-from .job_key import JOB_KEY, job_id
-from .properties import HIGHEST, due_date, headers_of, lifetime, priority
-from .types import Document, Message, Tombstone, WorkItem
+from .ids import JOB, JOB_KEY, PARCEL, job_id
+from .task_message import HIGHEST, due_date, headers_of, lifetime, priority
+from .types import DONE, Document, Message, Tombstone, WorkItem
 
 __all__ = [
     'HIGHEST',
+    'KEEP_DONE',
     'acked',
+    'check_keep_done',
     'claim',
     'claimant',
     'deleted',
+    'done',
     'delivers_expired',
     'dropped',
     'has_expired',
@@ -70,6 +82,12 @@ __all__ = [
 #: published, but later states of the job are larger (claimed, or with a reason) and must be accepted, too. They are
 #: written without these blanks.
 _ROOM = ' ' * 600
+
+#: The property of a message, and the attribute of a task, with the seconds for which its completed message is kept.
+KEEP_DONE = 'keep_done'
+
+#: The longest time for which a completed message is kept, in seconds: about 31 years.
+_MAX_KEEP_SECONDS = 1e9
 
 _serial = itertools.count()
 
@@ -109,6 +127,18 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Work
     elif is_large(message):
         doc['message'], doc['_attachments'] = attached(doc['message'])
     return doc
+
+
+def check_keep_done(value: Any) -> float:
+    """Return `value` if it is a time for which completed messages can be kept; 0 means that they are deleted.
+
+    *Raises* `ConfigurationError` if it is not a number of seconds from 0 on.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_KEEP_SECONDS:
+        raise ConfigurationError(
+            f'{KEEP_DONE} must be a number of seconds from 0 on, not {value!r:.80}; the most is {_MAX_KEEP_SECONDS:.0f}'
+        )
+    return float(value)
 
 
 # -- questions
@@ -151,7 +181,7 @@ def is_dead(doc: Mapping[str, Any]) -> bool:
 
 
 def is_done(doc: Mapping[str, Any]) -> bool:
-    """Tell whether a document is a completed message that is kept; see `done`."""
+    """Tell whether a document is a completed message that is kept."""
     return doc.get('type') == 'DoneItem'
 
 
@@ -261,6 +291,26 @@ def acked(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
     return deleted(doc)
 
 
+def done(doc: Mapping[str, Any], seconds: float, now: float, worker: str | None) -> Document:
+    """Return the DoneItem that replaces an acknowledged item and is kept for `seconds`.
+
+    It has the same id, unless it is a unique job (see `dead_letter.apart`), and another type than a WorkItem, so that
+    no view shows it as a message that waits, is claimed or is a dead letter. `worker` is the name of the Celery worker.
+    """
+    claimed = doc.get('claimed') or {}
+    return {
+        **doc,
+        'type': 'DoneItem',
+        'status': DONE,
+        'claimed': None,
+        'started': claimed.get('date'),
+        'finished': now,
+        'expires': now + seconds,
+        **last_consumer(doc),
+        **({'worker': worker} if worker else {}),
+    }
+
+
 def dropped(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
     """Return the document to write when an item is deleted although nobody has acknowledged its message; see `acked`.
 
@@ -273,8 +323,8 @@ def dropped(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
 def deleted(doc: Mapping[str, Any]) -> Tombstone:
     """Return the deletion of exactly this revision of the item."""
     tombstone: Tombstone = {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
-    if done := _done(doc):
-        tombstone['done'] = done['done']
+    if finished := _done(doc):
+        tombstone['done'] = finished['done']
     if 'removed' in doc:
         tombstone['removed'] = True
     return tombstone
@@ -292,5 +342,5 @@ def _header(doc: Mapping[str, Any], name: str) -> str | None:
 
 def _done(doc: Mapping[str, Any]) -> dict[str, str]:
     # The id of a unique job is used again, so `done` names the message that is done.
-    done = tag(doc) if 'key' in doc else None
-    return {} if done is None else {'done': done}
+    finished = tag(doc) if 'key' in doc else None
+    return {} if finished is None else {'done': finished}

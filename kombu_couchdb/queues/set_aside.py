@@ -11,8 +11,8 @@ import re
 
 from ..couchdb.client import Client, Document
 from ..documents import dead_letter
+from ..documents.dead_letter import malformed
 from ..documents.ids import BROKER
-from ..documents.reasons import malformed
 from ..errors import Conflict, DocumentTooLarge, NotFound, RequestRefused
 from ..log import get_logger
 

@@ -13,9 +13,9 @@ from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
 from ..design.rows import Lease
-from ..documents import conflict_rules, dead_letter, malformed, workitem
-from ..documents.ids import CONSUMER, QUEUE
-from ..documents.types import Parcel, Published, WorkItem
+from ..documents import conflict_rules, dead_letter, validation, workitem
+from ..documents.ids import CONSUMER, ONCE, QUEUE
+from ..documents.types import Published
 from ..errors import ServerUnavailable
 from ..log import get_logger
 from . import waiting
@@ -26,7 +26,7 @@ __all__ = ['LeaseStats', 'Store']
 
 logger = get_logger(__name__)
 
-_Published = TypeVar('_Published', WorkItem, Parcel)
+_Published = TypeVar('_Published', bound=Published)
 
 #: Seconds in the view `leases`, by kind and name (see `design.rows.Lease`): CouchDB's `sum`, `count`, `min` and `max`.
 LeaseStats = dict[str, dict[str, dict[str, float]]]
@@ -59,10 +59,15 @@ class Store(Purge):
     def publish(self, docs: Sequence[Published]) -> None:
         """Store new messages: one request for up to 5,000 messages and 1 MB, and one or more for each unique job.
 
-        If the same documents are published again, each is stored only once. *Raises* `ServerUnavailable` (it is unknown
+        Messages with fixed ids (see `idempotency`) are stored as `publish_once` does it. If the same documents are
+        published again, each is stored only once. *Raises* `ServerUnavailable` (it is unknown
         which are stored: publish the same documents again), `DocumentTooLarge` (the other messages may be stored),
         `AccessDenied`.
         """
+        if fixed := [doc for doc in docs if doc['_id'].startswith(ONCE)]:
+            for result in self.publish_once(fixed):
+                raise result.exception(self.client.address.url)
+            docs = [doc for doc in docs if doc not in fixed]
         for doc in docs:
             if 'key' in doc:
                 enqueue(self.client, doc)
@@ -84,7 +89,7 @@ class Store(Purge):
                 if result.is_refused:
                     raise result.exception(self.client.address.url)
 
-    def publish_once(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
+    def publish_once(self, docs: Sequence[Published]) -> list[WriteResult]:
         """Store those new messages whose ids were never used: two requests, and one or more for each unique job.
 
         No process can store such a message a second time, even if it was paused while another process published the
@@ -244,5 +249,5 @@ class Store(Purge):
 
 def _released(doc: Document, now: float) -> Document:
     """Return `doc` released, or as a dead letter if it is malformed: its deliveries could not be counted."""
-    reason = malformed.flaw(doc)
+    reason = validation.flaw(doc)
     return dead_letter.made_of(doc, reason, now) if reason else workitem.release(doc)

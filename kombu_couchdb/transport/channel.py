@@ -1,36 +1,63 @@
-"""kombu's channel: AMQP's methods as reads and writes of documents."""
+"""kombu's channel: AMQP's methods as reads and writes of documents.
+
+A published message becomes WorkItems, one for each queue, or a broadcast. kombu's transport option `deadletter_queue`
+names the queue of messages that match no binding. It has nothing to do with the dead letters of this transport.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from math import inf
+from typing import Any, ClassVar, cast
 
 import amqp
 from amqp.protocol import queue_declare_ok_t
+from kombu.exceptions import OperationalError
+from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.functional import retry_over_time
 from kombu.utils.uuid import uuid
 
 from ..consumer.delivery import Credit, Delivery, Subscription
+from ..consumer.io_thread import Consumer
 from ..consumer.unacked import Unacked
-from ..documents.reasons import undecodable
+from ..couchdb.bounds import time_limit
+from ..couchdb.client import Document
+from ..documents import workitem
+from ..documents.body import check_unpacked, decoded, encoded
+from ..documents.dead_letter import undecodable
+from ..documents.idempotency import attempt, copy_id
+from ..documents.ids import ONCE
+from ..documents.task_message import content_flaw
+from ..documents.types import Published, WorkItem
 from ..documents.validation import check_names, check_value
+from ..documents.workitem import KEEP_DONE, check_keep_done
+from ..errors import RETRIED, IndexNotReady, ServerUnavailable, Unstorable
 from ..log import get_logger
-from .declared import Declared
-from .exchanges import Direct, check_exchange_type
-from .publisher import Publisher, closed
+from ..queues.routing import TemporaryQueue
+from .collector import collector
+from .exchanges import EXCHANGE_TYPES, Direct, check_exchange_type
+from .publish_batch import PublishBatch
 from .qos import Message, QoS
+from .taker import taker
+from .transient import TransientMessages, is_transient
 
-__all__ = ['Channel']
+__all__ = ['Channel', 'Declared']
 
 logger = get_logger(__name__)
 
+#: How the names of the exchanges of remote control end, see `kombu.pidbox`.
+_REMOTE_CONTROL = '.pidbox'
 
-class Channel(Publisher):
+
+class Channel(virtual.Channel):
     """A channel of a connection to CouchDB."""
 
     QoS = QoS
     Message = Message
+    exchange_types: ClassVar[dict[str, type[Any]]] = EXCHANGE_TYPES  # kombu makes a dictionary of instances of it
     supports_fanout = True
     do_restore = True
     from_transport_options = ('deadletter_queue',)
@@ -39,6 +66,190 @@ class Channel(Publisher):
         super().__init__(connection, **kwargs)
         self.credit = Credit()
         self._subscriptions: dict[str, Subscription] = {}  # by consumer tag
+        self._transient: TransientMessages | None = None
+
+    # -- publish
+
+    def basic_publish(
+        self,
+        message: Document,
+        exchange: str,
+        routing_key: str,
+        *,
+        _publish_batch: PublishBatch | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Store a message: one document for each of its queues, all in one request; or add it to a batch.
+
+        A process that consumes stores events and replies of remote control in a thread, see `transient`.
+
+        `message` is as `prepare_message` returns it. *Raises* `ConfigurationError` for names that are not valid,
+        `Unstorable` for a message that CouchDB cannot hold, and the errors of `Store.publish`. After
+        `ServerUnavailable`, call this with the same `message` to retry.
+        """
+        check_names(exchange=exchange, routing_key=routing_key)
+        if self.connection is None:
+            # If kombu reconnects while it declares queues, it continues with the channel of the lost connection.
+            raise _closed()
+        if not exchange and self.connection.topology.is_broadcast(routing_key):
+            exchange = routing_key
+        couchdb = self.connection.couchdb
+        with attempt(couchdb.address.url, message, exchange, routing_key, couchdb.clock.now()):
+            prepared = self._prepared(message, exchange, routing_key)
+            if _publish_batch is not None or collector() is not None:
+                prepared = _copied(prepared)  # the caller may change the message before the batch is stored
+            prepared, parcels = self.connection.regions.parcels_of(prepared, exchange, routing_key)
+            if parcels:
+                self.send(parcels, prepared, _publish_batch)
+            elif exchange and _publish_batch is None and self._may_wait(prepared):
+                self._store_soon((_copied(prepared), exchange, routing_key))
+            elif (docs := self._documents(prepared, exchange, routing_key)) is not None:
+                self.send(docs, prepared, _publish_batch)
+            else:
+                self.broadcast(prepared, exchange, routing_key, _publish_batch)
+
+    def close(self) -> None:
+        """Store the transient messages that wait, if CouchDB responds, and close the channel."""
+        if self._transient is not None:
+            self._transient.close()
+        super().close()
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """Return a batch for `Producer.batch()` (kombu 5.7)."""
+        return PublishBatch(self, max_size)
+
+    def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
+        """Return a body as it is stored, and its `body_encoding`."""
+        return encoded(body, encoding)
+
+    def decode_body(self, body: Any, encoding: str | None = None) -> Any:
+        """Return a body as it was published; *raises* `ValueError` if the stored body is malformed."""
+        return decoded(body, encoding)
+
+    def send(self, docs: Sequence[Published], message: Document, batch: PublishBatch | None) -> None:
+        """Store the documents of a message, or add them to a batch or to the messages that are collected."""
+        may_be_stored = message['properties']['delivery_tag'].may_be_stored
+        sink = batch or collector()
+        if sink is None or may_be_stored or (batch is None and any('key' in doc for doc in docs)):
+            self.store_docs(docs, again=may_be_stored)
+        else:
+            sink.add(docs, len(message['body']))
+
+    def broadcast(self, message: Document, exchange: str, routing_key: str, batch: PublishBatch | None = None) -> None:
+        """Broadcast a message, or add it to a batch. Listeners ignore the copy that a retry may make.
+
+        kombu publishes commands of remote control with endless retries. They are tried here for `connect_timeout`
+        instead, and then *raise* `OperationalError`, as other messages do when kombu stops trying.
+        """
+        send = self.connection.broadcaster.send
+        if batch is not None:
+            batch.add_broadcast(exchange, routing_key, message)
+        elif not exchange.endswith(_REMOTE_CONTROL):
+            send(exchange, routing_key, message)
+        else:
+            command = exchange, routing_key, message, self._reply_binding(message)
+            seconds = self.connection.options.connect_timeout
+            try:
+                with time_limit(2 * seconds):
+                    retry_over_time(send, RETRIED, command, interval_start=0.2, interval_max=1, timeout=seconds)
+            except RETRIED as exc:
+                raise OperationalError(str(exc)) from exc
+
+    def store_docs(self, docs: Sequence[Any], *, again: bool = False) -> None:
+        """Store the documents of messages; *raises* the errors of `Store.publish`.
+
+        `again` says that an earlier attempt may have stored them: then none is stored twice.
+        """
+        if parcels := [doc for doc in docs if doc['type'] == 'Parcel']:
+            self.connection.regions.store(parcels, again=again)
+        items = [doc for doc in docs if doc['type'] != 'Parcel']
+        if again and items:
+            items = self.connection.store.unpublished(items)
+        elif items and (take := taker()) is not None and self._are_simple(items):
+            items = list(take(self.connection.address, items))
+        if items:
+            self.connection.store_items(items)
+
+    def _are_simple(self, items: Sequence[Any]) -> bool:
+        """Tell whether a taker may store messages: one write is enough for each.
+
+        It is not for unique jobs, messages with fixed ids, and messages for queues with a length limit.
+        """
+        limits = self.connection.topology.limits
+        return all(
+            'key' not in doc and not doc['_id'].startswith(ONCE) and limits.of(doc['queue']).length is None
+            for doc in items
+        )
+
+    def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
+        """Return the message as it is stored; `message` itself is not changed, so that kombu can retry."""
+        body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
+        check_value('the message', {**message, 'body': body})
+        if reason := content_flaw(message):
+            raise Unstorable(f'the message would become a dead letter: {reason}')
+        if compression := (message.get('headers') or {}).get('compression'):
+            check_unpacked(message['body'], compression)
+        if (keep := message['properties'].get(KEEP_DONE)) is not None:
+            check_keep_done(keep)
+        info = {**message['properties'].get('delivery_info', {}), 'exchange': exchange, 'routing_key': routing_key}
+        properties = {**message['properties'], 'body_encoding': encoding, 'delivery_info': info}
+        return {**message, 'body': body, 'properties': properties}
+
+    def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[Published] | None:
+        """Return the WorkItems of a message, one for each of its queues, or None if it is broadcast."""
+        # With AMQP's default exchange, the routing key is the name of the queue.
+        queues = self._lookup(exchange, routing_key) if exchange else [routing_key or self.deadletter_queue]
+        return None if queues is None else self._items(queues, message)
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> Collection[str] | None:
+        """Return the queues of a message for a named exchange, or None if it is broadcast.
+
+        A message that matches no binding goes to `default`, or to kombu's `deadletter_queue`, or else nowhere.
+        """
+        default = default or self.deadletter_queue
+        queues = self.typeof(exchange).lookup(self.connection.topology, exchange, routing_key, default)
+        return [default] if default and queues is not None and not queues else queues
+
+    def _items(self, queues: Collection[str], message: Document) -> list[WorkItem]:
+        now, properties = self.connection.couchdb.clock.now(), message['properties']
+        tag, exchange = properties['delivery_tag'], properties['delivery_info']['exchange']
+        items = []
+        for queue in sorted(filter(None, queues)):
+            item = workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now)
+            if isinstance(queue, TemporaryQueue):
+                item['temporary'] = True
+                if queue.ttl is not None:
+                    item['expires'] = min(now + queue.ttl, item.get('expires', inf))
+            items.append(item)
+        return items
+
+    def _may_wait(self, message: Document) -> bool:
+        """Tell whether a thread stores a message: a program that only publishes may end before that."""
+        return is_transient(message) and (self._transient is not None or Consumer.runs_here())
+
+    def _store_soon(self, routed: tuple[Document, str, str]) -> None:
+        if self._transient is None:
+            self._transient = TransientMessages(self._store_transient)
+        self._transient.add(routed)
+
+    def _store_transient(self, messages: Sequence[tuple[Document, str, str]]) -> None:
+        docs: list[Published] = []
+        for message, exchange, routing_key in messages:
+            found = self._documents(message, exchange, routing_key)
+            if found is None:
+                self.broadcast(message, exchange, routing_key)
+            else:
+                docs += found
+        self.store_docs(docs)
+
+    def _reply_binding(self, message: Document) -> Mapping[str, Any] | None:
+        """Return the binding of the queue for the replies to a command of remote control, if it wants replies."""
+        try:
+            reply_to = json.loads(message['body'])['reply_to']
+            binding = self.connection.topology.routes.reply_binding(reply_to['exchange'], reply_to['routing_key'])
+        except (ValueError, TypeError, LookupError):  # no replies, or not JSON: receivers read the binding
+            return None
+        return cast('Mapping[str, Any] | None', binding)
 
     # -- consume
 
@@ -46,7 +257,7 @@ class Channel(Publisher):
     def unacked(self) -> Unacked:
         """The unacknowledged messages of the connection; *raises* `ServerUnavailable` if the connection was closed."""
         if self.connection is None:
-            raise closed()
+            raise _closed()
         found: Unacked = self.connection.unacked
         return found
 
@@ -60,7 +271,7 @@ class Channel(Publisher):
         """
         check_names(queue=queue)
         if self.connection is None:
-            raise closed()
+            raise _closed()
         consumer_tag = consumer_tag or f'amq.ctag-{uuid()}'
         if consumer_tag in self._subscriptions:
             raise amqp.NotAllowed(
@@ -246,3 +457,56 @@ class Channel(Publisher):
         """Delete the ready and scheduled messages of a queue and return their number; claimed messages are kept."""
         check_names(queue=queue)
         return int(self.connection.store.purge(queue))
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a message; faster than `deepcopy`."""
+    if isinstance(value, dict):
+        return {key: _copied(member) for key, member in value.items()}
+    return [_copied(element) for element in value] if isinstance(value, (list, tuple)) else value
+
+
+def _closed() -> ServerUnavailable:
+    """Return the error for a channel whose connection was lost."""
+    return ServerUnavailable('the channel was closed, because its connection was lost')
+
+
+class Declared(queue_declare_ok_t):
+    """`(queue, message_count, consumer_count)`; the messages are counted when `message_count` is first read.
+
+    Publishers declare their queues and do not read it, and counting takes up to two requests. If the result is unpacked
+    while CouchDB builds the index, the number is 0.
+    """
+
+    def __new__(cls, queue: str, count: Callable[[], int]) -> Declared:
+        """Return the result for `queue`; `count()` returns the number of ready messages."""
+        declared: Declared = super().__new__(cls, queue, 0, 0)
+        declared._count = count
+        return declared
+
+    @cached_property
+    def message_count(self) -> int:
+        """The number of ready messages; *raises* `CouchDBError`."""
+        return int(self._count())
+
+    def __iter__(self) -> Iterator[Any]:
+        # kombu unpacks the result for each reply queue, and does not use the number. It must not have to connect again.
+        try:
+            count = self.message_count
+        except IndexNotReady:
+            count = 0
+        return iter((self.queue, count, 0))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return self.message_count if index in (1, -2) else super().__getitem__(index)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == (tuple(other) if isinstance(other, Declared) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        counted = self.__dict__.get('message_count', '…')
+        return f'{type(self).__name__}(queue={self.queue!r}, message_count={counted}, consumer_count=0)'

@@ -30,7 +30,8 @@ from ..consumer.pull import Pull
 from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
 from ..couchdb.client import Client
-from ..couchdb.urls import joined
+from ..couchdb.redaction import MASK, redacted
+from ..couchdb.urls import joined, parse
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
@@ -46,8 +47,7 @@ from ..queues.store import Store
 from ..queues.topology import Topology
 from .channel import Channel
 from .exchanges import EXCHANGE_TYPES
-from .failover import hide_alternates, others
-from .other_regions import OtherRegions, hide_passwords
+from .other_regions import OtherRegions
 from .parcel_channel import ParcelChannel
 from .temporary_queues import TemporaryQueues
 
@@ -96,9 +96,8 @@ class Transport(virtual.Transport):
             credentials=self.options.credentials,
             auth=self.options.auth,
         )
-        self.address = joined(self.address, others(self.address, client), 'broker_url')
-        hide_alternates(client)
-        hide_passwords(client)
+        self.address = joined(self.address, _failover_nodes(self.address, client), 'broker_url')
+        _hide_passwords(client)
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
         self.regions = OtherRegions(self.options, self.couchdb)
@@ -254,15 +253,13 @@ class Transport(virtual.Transport):
     def store_items(self, docs: Sequence[WorkItem], *, once: bool = False) -> list[WriteResult]:
         """Store new WorkItems, and delete messages from the front of queues that exceed their length limit.
 
-        With `once` only items that were never stored before are stored (see `Store.publish_once`), and the results that
-        CouchDB refused are returned. Without `once` the returned list is empty. *Raises* what `Store.publish` raises.
+        With `once` only items that were never stored before are stored, and the results that CouchDB refused are
+        returned, see `Store.publish_once`. Otherwise the list is empty. *Raises* what `Store.publish` raises.
         """
         self.name_node()
-        refused: list[WriteResult] = []
+        refused = self.store.publish_once(docs) if once and docs else []
         if not once:
             self.store.publish(docs)
-        elif docs:
-            refused = self.store.publish_once(docs)
         if logger.isEnabledFor(logging.DEBUG):
             failed = {result.id for result in refused}
             for doc in docs:
@@ -327,3 +324,35 @@ class Transport(virtual.Transport):
         return any(
             queue in queues_of(row['doc']) for row in self.couchdb.id_range(CONSUMER, docs=True) if row['id'] != own
         )
+
+
+def _failover_nodes(address: Address, client: Any) -> tuple[Address, ...]:
+    """Return the other addresses in kombu's failover list, starting with those after `address`."""
+    given = [
+        parse(url, 'broker_url', 'celery', tls=client.ssl, credentials=address.credentials, auth=address.auth)
+        for url in client.alt
+    ]
+    given = [other for other in given if other.password != MASK]  # the URLs of a pickled connection have no passwords
+    at = given.index(address) if address in given else -1
+    return tuple(dict.fromkeys(other for other in given[at + 1 :] + given[: at + 1] if other != address))
+
+
+def _hide_passwords(client: Any) -> None:
+    """Show the URLs of regions and of failover nodes without passwords, in `inspect stats` for example.
+
+    kombu's connection itself keeps the failover URLs: its clones need them, and kombu needs them when it switches to
+    the next one. But Celery before 5.7 sends those in `client.info()` to remote control.
+    """
+    if regions := client.transport_options.get('regions'):
+        shown = {name: redacted(url, '********') for name, url in regions.items()}
+        client.transport_options = {**client.transport_options, 'regions': shown}
+    if not client.alt or 'info' in vars(client):
+        return
+    original = client.info
+
+    def info() -> dict[str, Any]:
+        info: dict[str, Any] = original()
+        info['alternates'] = [redacted(url) if isinstance(url, str) else url for url in info['alternates']]
+        return info
+
+    client.info = info

@@ -1,7 +1,8 @@
 """Exchange types: which queues a message goes to, and how a queue is bound.
 
-The classes fill in the hooks of kombu's exchange types: `prepare_bind`, `lookup` and `deliver`; `declare`, `bind` and
-`unbind` are ours. To add an exchange type, write one class and add it to `EXCHANGE_TYPES`.
+The classes fill in the hooks `prepare_bind` and `lookup` of kombu's exchange types; `declare`, `bind` and `unbind` are
+ours. The channel itself stores the copies of a message, all in one request. To add an exchange type, write one class
+and add it to `EXCHANGE_TYPES`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from typing import Any
 
 from kombu.transport.virtual import exchange as virtual
 
-from ..couchdb.client import Document
 from ..errors import ConfigurationError
 from ..queues.routing import topic_pattern
 from ..queues.topology import Topology
 
-__all__ = ['EXCHANGE_TYPES', 'Direct', 'Fanout', 'Topic', 'Unrouted', 'check_exchange_type']
+__all__ = ['EXCHANGE_TYPES', 'Direct', 'Fanout', 'Topic', 'check_exchange_type']
 
 
 class _Routed(virtual.ExchangeType):
@@ -39,18 +39,10 @@ class _Routed(virtual.ExchangeType):
         """Return the queues with a matching binding, or None if a process has declared a fanout exchange of this name.
 
         The bindings decide how a key matches, not the class: a publisher may use an exchange that it has not declared,
-        and kombu treats it as a direct one. `default`, a parameter of kombu's hook, is not used: `Publisher._lookup`
+        and kombu treats it as a direct one. `default`, a parameter of kombu's hook, is not used: `Channel._lookup`
         applies it if no binding matches.
         """
         return table.lookup(exchange, routing_key, recheck=self.rechecks)
-
-    def deliver(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Store one copy of a message for each of its queues, all in one request."""
-        queues = self.channel._lookup(exchange, routing_key)
-        if queues is None:
-            self.channel._put_fanout(exchange, message, routing_key, **kwargs)
-        else:
-            self.channel._put(queues, message, **kwargs)
 
 
 class Direct(_Routed, virtual.DirectExchange):
@@ -85,14 +77,6 @@ class Fanout(virtual.FanoutExchange):
 
     def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> None:
         """Return None: the message is broadcast, and the publisher does not know which queues receive it."""
-
-
-class Unrouted(virtual.ExchangeType):
-    """A direct or topic exchange in a database of parcels: the worker that moves the parcel looks up its queues."""
-
-    def deliver(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Store one copy of a message."""
-        self.channel._put((), message, **kwargs)
 
 
 #: The supported exchange types, by the names that kombu has for them.

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..couchdb.client import Client
-from ..couchdb.redaction import redacted
 from ..documents import lent, parcel, region
 from ..documents.types import Parcel
 from ..errors import ConfigurationError
@@ -18,7 +17,7 @@ from ..log import get_logger
 from ..options import Options
 from ..queues.store import Store
 
-__all__ = ['OtherRegions', 'hide_passwords']
+__all__ = ['OtherRegions', 'store_parcels']
 
 logger = get_logger(__name__)
 
@@ -60,24 +59,18 @@ class OtherRegions:
 
     def store(self, docs: Sequence[Parcel], *, again: bool = False) -> None:
         """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
-        store = self._opened()
-        store.publish(store.unpublished(docs) if again else docs)
-        for doc in docs:
-            logger.debug('published message %s as a parcel', doc['_id'])
+        if self._store is None:
+            self._store = Store(self._couchdb.beside(region.database(self._regions, str(self.own))))
+        store_parcels(self._store, docs, again=again)
 
     def close(self) -> None:
         """Close the idle connections."""
         if self._store is not None:
             self._store.close()
 
-    def _opened(self) -> Store:
-        if self._store is None:
-            self._store = Store(self._couchdb.beside(region.database(self._regions, str(self.own))))
-        return self._store
 
-
-def hide_passwords(client: Any) -> None:
-    """Let a kombu connection show the URLs of regions without passwords, in `inspect stats` for example."""
-    if regions := client.transport_options.get('regions'):
-        shown = {name: redacted(url, '********') for name, url in regions.items()}
-        client.transport_options = {**client.transport_options, 'regions': shown}
+def store_parcels(store: Store, docs: Sequence[Parcel], *, again: bool) -> None:
+    """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
+    store.publish(store.unpublished(docs) if again else docs)
+    for doc in docs:
+        logger.debug('published message %s as a parcel', doc['_id'])

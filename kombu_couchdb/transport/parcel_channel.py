@@ -6,54 +6,49 @@ only the URL.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from ..couchdb.client import Document
 from ..documents import parcel
 from ..documents.types import Published
 from ..errors import ConfigurationError
-from ..log import get_logger
-from ..queues.store import Store
-from .channel import Channel
-from .declared import Declared
-from .exchanges import Direct, Fanout, Topic, Unrouted, check_exchange_type
-from .publish_batch import PublishBatch
+from .channel import Channel, Declared
+from .exchanges import Direct, Fanout, check_exchange_type
+from .other_regions import store_parcels
 
 __all__ = ['ParcelChannel']
 
-logger = get_logger(__name__)
-
 _ONLY_TASKS = 'it takes tasks, and neither events nor remote control'
+
+
+def _refusal(reason: str) -> Any:
+    """Return a method that raises `ConfigurationError`."""
+
+    def refuse(self: ParcelChannel, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise `ConfigurationError`."""
+        raise ConfigurationError(f'{self.connection.couchdb.url} is a database of parcels: {reason}')
+
+    return refuse
 
 
 class ParcelChannel(Channel):
     """Publishes parcels. All other methods need the broker's database and *raise* `ConfigurationError`."""
 
-    exchange_types: ClassVar[dict[str, type[Any]]] = {Direct.type: Unrouted, Topic.type: Unrouted, Fanout.type: Fanout}
+    broadcast = _refuse_message = _refusal('it takes tasks, and neither events nor remote control')
 
-    def _put(
-        self, queues: Collection[str], message: Document, *, again: bool = False, batch: PublishBatch | None = None
-    ) -> None:
-        """Store a message as one parcel, whatever its queues, or add the parcel to a batch."""
+    def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[Published] | None:
+        """Return one parcel: the worker that moves it looks up the queues of its message."""
         if not isinstance(message['headers'].get('task'), str):
-            self._refuse(_ONLY_TASKS)
-        info, now = message['properties']['delivery_info'], self.connection.couchdb.clock.now()
-        docs = [parcel.new(message, info['exchange'], info['routing_key'], now)]
-        self._store_or_add(docs, message, again=again, batch=batch)
+            self._refuse_message()
+        if exchange and isinstance(self.typeof(exchange), Fanout):
+            return None
+        return [parcel.new(message, exchange, routing_key, self.connection.couchdb.clock.now())]
 
-    def store_docs(self, docs: Sequence[Published], *, again: bool = False) -> None:
+    def store_docs(self, docs: Sequence[Any], *, again: bool = False) -> None:
         """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
-        _store(self.connection.store, self.connection.store.unpublished(docs) if again else docs)
-
-    def _put_fanout(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse(_ONLY_TASKS)
-
-    def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """Return a batch for `Producer.batch()` (kombu 5.7)."""
-        store = partial(_store, self.connection.store)
-        return PublishBatch(self, store, self.connection.broadcaster, max_size)
+        store_parcels(self.connection.store, docs, again=again)
 
     # -- Publishers declare queues before they publish, so these methods do not fail. The worker that moves a parcel
     # declares its queue in the broker's database.
@@ -83,40 +78,9 @@ class ParcelChannel(Channel):
 
     # -- Methods that need the broker's database.
 
-    def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `ConfigurationError`."""
-        self._refuse('workers and monitors need the URL of the database of the broker')
-
-    def basic_get(self, queue: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `ConfigurationError`."""
-        self._refuse('messages are in the database of the broker')
-
-    def queue_delete(self, queue: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `ConfigurationError`."""
-        self._refuse('queues are in the database of the broker')
-
-    def queue_unbind(self, queue: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `ConfigurationError`."""
-        self._refuse('bindings are in the database of the broker')
-
-    def exchange_delete(self, exchange: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `ConfigurationError`."""
-        self._refuse('exchanges are in the database of the broker')
-
-    def _has_queue(self, queue: str, **kwargs: Any) -> NoReturn:
-        self._refuse('queues are in the database of the broker')
-
-    def _size(self, queue: str) -> NoReturn:
-        self._refuse('messages are counted in the database of the broker')
-
-    _purge = _size
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise ConfigurationError(f'{self.connection.couchdb.url} is a database of parcels: {reason}')
-
-
-def _store(store: Store, docs: Sequence[Published]) -> None:
-    """Store new parcels; *raises* what `Store.publish` raises."""
-    store.publish(docs)
-    for doc in docs:
-        logger.debug('published message %s as a parcel', doc['_id'])
+    basic_consume = _refusal('workers and monitors need the URL of the database of the broker')
+    basic_get = _refusal('messages are in the database of the broker')
+    queue_delete = _has_queue = _refusal('queues are in the database of the broker')
+    queue_unbind = _refusal('bindings are in the database of the broker')
+    exchange_delete = _refusal('exchanges are in the database of the broker')
+    _size = _purge = _refusal('messages are counted in the database of the broker')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kombu import exceptions
@@ -10,7 +10,6 @@ from kombu import exceptions
 from ..couchdb.client import Document
 from ..documents.types import Published
 from ..errors import CouchDBError
-from ..queues.fanout import Broadcaster
 
 __all__ = ['PublishBatch']
 
@@ -24,10 +23,8 @@ class PublishBatch:
     A batch cannot be used again after a flush that failed.
     """
 
-    def __init__(
-        self, channel: Any, store: Callable[[Sequence[Any]], object], broadcaster: Broadcaster, max_size: int
-    ) -> None:
-        self.channel, self._store, self._broadcaster, self._max_size = channel, store, broadcaster, max_size
+    def __init__(self, channel: Any, max_size: int) -> None:
+        self.channel, self._max_size = channel, max_size
         self._docs: list[Published] = []
         self._broadcasts: list[tuple[str, str, Document]] = []
         self._ended: str | None = None
@@ -40,8 +37,8 @@ class PublishBatch:
         if len(self._docs) + len(self._broadcasts) >= self._max_size:
             self.flush()
 
-    def add(self, docs: Sequence[Published]) -> None:
-        """Add the documents of a message."""
+    def add(self, docs: Sequence[Published], characters: int) -> None:
+        """Add the documents of a message; the number of characters of its body is not used."""
         self._docs += docs
 
     def add_broadcast(self, exchange: str, routing_key: str, message: Document) -> None:
@@ -51,22 +48,21 @@ class PublishBatch:
     def flush(self) -> None:
         """Store the collected messages; *raises* `BatchPublishError` if some of them may not be stored."""
         self._check()
-        docs, self._docs = self._docs, []
-        broadcasts, self._broadcasts = self._broadcasts, []
+        docs, broadcasts = self._docs, self._broadcasts
+        self._docs, self._broadcasts = [], []
         try:
             if docs:
-                self._store(docs)
+                self.channel.store_docs(docs)
             for broadcast in broadcasts:
-                self._broadcaster.send(*broadcast)
-        except CouchDBError as exc:
+                self.channel.connection.broadcaster.send(*broadcast)
+        except BaseException as exc:
             self._failure = exc
+            if not isinstance(exc, CouchDBError):
+                raise
             raise BatchPublishError(
                 f'a batch of {len(docs) + len(broadcasts)} messages failed; which of them were stored '
                 f'is uncertain: {exc}'
             ) from exc
-        except BaseException as exc:
-            self._failure = exc
-            raise
 
     def discard(self) -> None:
         """Drop the messages that are not stored yet."""

@@ -8,8 +8,8 @@ from typing import Any
 from amqp.exceptions import AMQPError
 from kombu.transport import virtual
 
-from ..documents.compressed import unpacked
-from ..documents.reasons import REJECTED, rejected, undecodable
+from ..documents.body import unpacked
+from ..documents.dead_letter import REJECTED, rejected, undecodable
 from ..documents.task_message import content_flaw
 from ..errors import CouchDBError
 

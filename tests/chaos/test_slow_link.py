@@ -10,7 +10,7 @@ from kombu import Connection
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import malformed, workitem
+from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all
@@ -90,7 +90,7 @@ def test_large_messages_of_an_expired_consumer_are_redelivered(
                 **{name: value for name, value in doc.items() if name != '_attachments'},
                 'message': {**doc['message'], 'body': body},
             }
-        client.put(workitem.claim(malformed.checked(doc), 'broker:consumer:gone', 0.0))
+        client.put(workitem.claim(validation.checked(doc), 'broker:consumer:gone', 0.0))
     inbox = Inbox(slow())
     assert sorted(inbox.wait(COUNT)) == [text(number) for number in range(COUNT)]
     assert all(message.delivery_info['redelivered'] for message in inbox.messages)

@@ -15,7 +15,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.nodes import Node
 from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.queues import waiting
-from kombu_couchdb.transport.declared import Declared
+from kombu_couchdb.transport.channel import Declared
 
 from .fake import HOST, Fake
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import malformed
+from kombu_couchdb.documents import validation
 from kombu_couchdb.errors import CouchDBError, Unstorable
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
@@ -141,7 +141,7 @@ def test_odd_dates_priorities_and_expirations_block_no_message(
     assert count > 5
     stored = items(client)
     assert len(stored) == count
-    assert not [reason for item in stored if (reason := malformed.flaw(item))]
+    assert not [reason for item in stored if (reason := validation.flaw(item))]
     publish(connection, 'last')
     inbox = Inbox(connect(), prefetch=3)
     inbox.drain_until(lambda: any(message.body == b'"last"' for message in inbox.messages), 'the last message')

@@ -25,7 +25,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.nodes import Node
-from kombu_couchdb.documents import dead_letter, malformed, workitem
+from kombu_couchdb.documents import dead_letter, validation, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
@@ -261,9 +261,9 @@ def test_malformed_item_can_be_inspected_and_dead_lettered(name: str) -> None:
         workitem.is_waiting(doc), workitem.is_due(doc, 5.0), workitem.has_expired(doc, 5.0), workitem.acked(doc, 5.0)
         assert dead_letter.made_of(doc, 'reason', 5.0)['status'] == 'fail'
         dead_letter.apart(dead_letter.made_of(doc, 'reason', 5.0))
-        if malformed.flaw(doc) is None:
-            dead_letter.apart(workitem.claim(malformed.checked(doc), 'me', 5.0))
+        if validation.flaw(doc) is None:
+            dead_letter.apart(workitem.claim(validation.checked(doc), 'me', 5.0))
             workitem.release(doc, delivered=False)
-            dead_letter.replayed(malformed.checked(doc), 5.0)
+            dead_letter.replayed(validation.checked(doc), 5.0)
 
     judge()

@@ -22,7 +22,7 @@ from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, checked
 from celery_couchdb.regions.arrived import message_of
 from kombu_couchdb.consumer.delivery import Credit, Delivery
-from kombu_couchdb.documents import malformed, task_message, workitem
+from kombu_couchdb.documents import task_message, validation, workitem
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.transport.qos import Message
 
@@ -133,14 +133,14 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 def test_worker_accepts_each_header_without_a_flaw(worker: Worker, name: str) -> None:
     for value in ODD:
         doc = stored(with_header(name, value) if name in NAMES else {**FULL, name: value})
-        if malformed.flaw(doc) is None:
+        if validation.flaw(doc) is None:
             worker.receive(doc)
 
 
 @given(ONE_HEADER)
 def test_worker_accepts_each_message_without_a_flaw(worker: Worker, message: dict[str, Any]) -> None:
     doc = json.loads(json.dumps(stored(message)))
-    if malformed.flaw(doc) is None:
+    if validation.flaw(doc) is None:
         worker.receive(doc)
 
 

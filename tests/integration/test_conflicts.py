@@ -11,7 +11,7 @@ from kombu import Connection
 
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.documents import dead_letter, malformed, workitem
+from kombu_couchdb.documents import dead_letter, validation, workitem
 from kombu_couchdb.documents.ids import QUEUE
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish
@@ -63,7 +63,7 @@ def leave(client: Client, doc: Document, rev: str) -> None:
 
 
 def claimed(item: Document, by: str) -> Document:
-    return {**workitem.claim(malformed.checked(item), by, 1.0)}
+    return {**workitem.claim(validation.checked(item), by, 1.0)}
 
 
 def test_conflict_of_two_releases(

@@ -16,7 +16,7 @@ from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import Unstorable
-from kombu_couchdb.transport import publisher
+from kombu_couchdb.transport import channel
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all
 
@@ -204,7 +204,7 @@ def test_body_that_decompresses_to_too_much_becomes_a_dead_letter(
 ) -> None:
     with pytest.raises(Unstorable, match='the message is compressed too well'):
         publish(connection, '0' * 50_000_000, compression=method)
-    monkeypatch.setattr(publisher, 'check_unpacked', lambda *args: None)
+    monkeypatch.setattr(channel, 'check_unpacked', lambda *args: None)
     publish(connection, '0' * 50_000_000, compression=method)
     publish(connection, 'hello', compression=method)
     inbox = Inbox(connection)

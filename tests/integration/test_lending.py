@@ -13,7 +13,7 @@ from celery_couchdb.regions.ferry import Ferry
 from celery_couchdb.regions.looks import _SELECTOR
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import malformed, workitem
+from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
 from tests.regions import Region, Regions, await_death, regions_on
@@ -99,8 +99,8 @@ def test_what_is_not_lent(regions: Regions, ferry: Ferries) -> None:
     now, found = time.time(), {doc['message']['headers']['id']: doc for doc in items(us.broker)}
     us.broker.bulk(
         [
-            workitem.claim(malformed.checked(found['claimed']), 'broker:consumer:x', now),
-            workitem.release(workitem.claim(malformed.checked(found['delivered']), 'broker:consumer:x', now)),
+            workitem.claim(validation.checked(found['claimed']), 'broker:consumer:x', now),
+            workitem.release(workitem.claim(validation.checked(found['delivered']), 'broker:consumer:x', now)),
         ]
     )
     want(regions, 10)
@@ -119,7 +119,7 @@ def test_message_that_is_claimed_meanwhile_is_not_lent(
 
     def late(prepared: Any) -> None:
         [first] = [doc for doc in items(us.broker) if doc['message']['headers']['id'] == '1']
-        us.broker.bulk([workitem.claim(malformed.checked(first), 'broker:consumer:x', time.time())])
+        us.broker.bulk([workitem.claim(validation.checked(first), 'broker:consumer:x', time.time())])
         move(prepared)
 
     monkeypatch.setattr(lender, '_move', late)
@@ -325,7 +325,7 @@ def test_region_does_not_rest_while_any_worker_has_a_message(regions: Regions, f
     eu = regions['eu']
     send(eu, '1', region='eu')
     [item] = items(eu.broker)
-    eu.broker.bulk([workitem.claim(malformed.checked(item), 'broker:consumer:b', time.time())])
+    eu.broker.bulk([workitem.claim(validation.checked(item), 'broker:consumer:b', time.time())])
     one = ferry(eu.app)
     for _ in range(10):
         one._wants._looks.next_at = 0.0

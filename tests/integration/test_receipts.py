@@ -15,7 +15,7 @@ from celery_couchdb.parcels.receipts import Receipts
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter, workitem
-from kombu_couchdb.documents.reasons import rejected
+from kombu_couchdb.documents.dead_letter import rejected
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for

@@ -11,7 +11,7 @@ from kombu_couchdb.admin.tombstones import Marks, Tombstone, batches, is_ours
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import idempotency, workitem
-from kombu_couchdb.documents.job_key import job_id
+from kombu_couchdb.documents.ids import job_id
 from kombu_couchdb.documents.parcel import moved_id
 from kombu_couchdb.errors import AccessDenied, NotFound
 

@@ -1,4 +1,4 @@
-"""Decompression of bodies up to a limit (`kombu_couchdb.documents.compressed`)."""
+"""Decompression of bodies up to a limit (`kombu_couchdb.documents.body`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from kombu import compression
 from kombu.compression import compress
 
-from kombu_couchdb.documents.compressed import TooLarge, check_unpacked, unpacked
+from kombu_couchdb.documents.body import TooLarge, check_unpacked, unpacked
 from kombu_couchdb.errors import Unstorable
 
 METHODS = ['gzip', 'zlib', 'bzip2', 'lzma', 'xz', 'brotli', 'zstd']

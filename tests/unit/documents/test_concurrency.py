@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, dead_letter, malformed, unique_merge, workitem
+from kombu_couchdb.documents import concurrency, dead_letter, unique_merge, validation, workitem
 from kombu_couchdb.documents.concurrency import Concurrency
 
 HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'concurrency_limit': 2}
@@ -33,7 +33,7 @@ def test_limit_of_an_item() -> None:
     changed = item()
     changed['message']['headers']['concurrency_limit'] = []
     assert concurrency.limit_of(changed) is None
-    assert 'concurrency_limit' in str(malformed.flaw(changed))
+    assert 'concurrency_limit' in str(validation.flaw(changed))
 
 
 @pytest.mark.parametrize('limit', [True, False, 0, -1, 1001, 2.0, '2', None, [2]])
@@ -79,7 +79,7 @@ def test_parked_item_becomes_claimable_again() -> None:
     assert concurrency.is_parked(parked)
     assert workitem.is_waiting(parked)
     assert concurrency.unpark(parked) == item()
-    assert not concurrency.is_parked(workitem.claim(malformed.checked(parked), 'c', 6.0))
+    assert not concurrency.is_parked(workitem.claim(validation.checked(parked), 'c', 6.0))
     assert not concurrency.is_parked(dead_letter.made_of(parked, 'reason', 6.0))
 
 

@@ -1,4 +1,4 @@
-"""The DoneItem (`kombu_couchdb.documents.done`), and the rules that keep it done."""
+"""The DoneItem (`kombu_couchdb.documents.workitem`), and the rules that keep it done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import dead_letter, done, workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.documents.conflict_rules import decide, resolve
 from kombu_couchdb.errors import ConfigurationError
 
@@ -31,7 +31,7 @@ def item(rev: str = '2-b', by: str | None = 'us', **more: Any) -> dict[str, Any]
 
 
 def kept(rev: str = '3-d', **more: Any) -> dict[str, Any]:
-    return {**done.made_of(item(**more), 60.0, NOW, 'worker@host'), '_rev': rev}
+    return {**workitem.done(item(**more), 60.0, NOW, 'worker@host'), '_rev': rev}
 
 
 def test_kept_message_is_neither_waiting_nor_dead_nor_claimed() -> None:
@@ -46,19 +46,19 @@ def test_kept_message_is_neither_waiting_nor_dead_nor_claimed() -> None:
 
 @pytest.mark.parametrize('seconds', [0, 0.5, 60, 1e9])
 def test_valid_time(seconds: float) -> None:
-    assert done.check_seconds(seconds) == seconds
+    assert workitem.check_keep_done(seconds) == seconds
 
 
 @pytest.mark.parametrize('wrong', [-1, None, True, '60', float('inf'), float('nan'), 2e9, []])
 def test_wrong_time(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds'):
-        done.check_seconds(wrong)
+        workitem.check_keep_done(wrong)
 
 
 def test_unique_job_is_kept_as_a_copy_and_goes_on() -> None:
     follower = {**item(), 'published': 2.0, 'message': {**item()['message'], 'properties': {'delivery_tag': 'second'}}}
     following = {name: follower[name] for name in ('date', 'published', 'message')}
-    doc = done.made_of(item(_id='job:["q","report","k"]', key='k', next=[following]), 60.0, NOW, None)
+    doc = workitem.done(item(_id='job:["q","report","k"]', key='k', next=[following]), 60.0, NOW, None)
     copy, successor = dead_letter.apart(doc)
     assert workitem.is_done(copy)
     assert not workitem.is_unique(copy)

@@ -1,4 +1,4 @@
-"""Which items are malformed (`kombu_couchdb.documents.malformed`)."""
+"""Which items are malformed (`kombu_couchdb.documents.validation`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import malformed, workitem
+from kombu_couchdb.documents import validation, workitem
 
 from .test_workitem import NOW, item, message, nested
 
@@ -20,7 +20,7 @@ def test_valid_items_have_no_flaw() -> None:
         item(attempts=7),
         item(message=message(delivery_info={})),
     ):
-        assert malformed.flaw(doc) is None
+        assert validation.flaw(doc) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_valid_items_have_no_flaw() -> None:
     ],
 )
 def test_flaw_names_the_member(spoilt: dict[str, Any], named: str) -> None:
-    sentence = malformed.flaw(item(**spoilt))
+    sentence = validation.flaw(item(**spoilt))
     assert sentence is not None
     assert named in sentence
     assert sentence.startswith('malformed: ')
@@ -62,14 +62,14 @@ def test_flaw_names_the_member(spoilt: dict[str, Any], named: str) -> None:
 def test_missing_member_is_a_flaw(name: str) -> None:
     doc = item()
     del doc[name]
-    assert name in (malformed.flaw(doc) or '')
+    assert name in (validation.flaw(doc) or '')
 
 
 @pytest.mark.parametrize('name', ['properties', 'headers'])
 def test_missing_member_of_the_message_is_a_flaw(name: str) -> None:
     doc = item()
     del doc['message'][name]
-    assert name in (malformed.flaw(doc) or '')
+    assert name in (validation.flaw(doc) or '')
 
 
 @pytest.mark.parametrize('place', ['headers', 'properties', 'message', 'item', 'next'])
@@ -84,11 +84,11 @@ def test_deep_nesting_is_a_flaw(place: str) -> None:
             'next': doc,
         }[place]
         inner['next' if place == 'next' else 'x'] = nested(levels)
-    assert malformed.flaw(fit) is None
-    assert malformed.flaw(deep) == 'malformed: it is nested in more than 110 levels'
+    assert validation.flaw(fit) is None
+    assert validation.flaw(deep) == 'malformed: it is nested in more than 110 levels'
 
 
 @pytest.mark.parametrize('attempts', [10**10, int(1.7e308)])
 def test_too_many_attempts_are_a_flaw(attempts: int) -> None:
     """CouchDB could not store a larger number."""
-    assert malformed.flaw(item(attempts=attempts)) == 'malformed: attempts is not a whole number, or too large'
+    assert validation.flaw(item(attempts=attempts)) == 'malformed: attempts is not a whole number, or too large'

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, malformed, rates, workitem
+from kombu_couchdb.documents import concurrency, rates, validation, workitem
 from kombu_couchdb.documents.rates import Rate
 
 
@@ -33,7 +33,7 @@ def test_items_without_a_rate() -> None:
     changed = item()
     changed['message']['headers']['rate'] = 'fast'
     assert rates.rate_of(changed) is None
-    assert 'the header rate must be' in str(malformed.flaw(changed))
+    assert 'the header rate must be' in str(validation.flaw(changed))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from celery import Celery
 from kombu.utils.json import dumps, loads
 
-from kombu_couchdb.documents import malformed, task_message
-from kombu_couchdb.documents.compressed import loaded
+from kombu_couchdb.documents import task_message, validation
+from kombu_couchdb.documents.body import loaded
 from kombu_couchdb.transport.qos import Message
 
 from .test_workitem import item, message
@@ -25,7 +25,7 @@ ANYTHING: list[Any] = ['x', 5, -5, 1.5, 1e300, True, [], [1], ['x', 'y'], [[1]],
 
 
 def flaw(headers: dict[str, Any], **changes: Any) -> str | None:
-    return malformed.flaw(item(message={**message(headers=headers), **changes}))
+    return validation.flaw(item(message={**message(headers=headers), **changes}))
 
 
 def test_what_celery_writes_has_no_flaw() -> None:
@@ -118,7 +118,7 @@ def test_other_encodings_are_never_decoded(encoding: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(zlib, 'decompress', decode)
     monkeypatch.setattr('kombu.serialization._decode', decode)
     spoilt = {**message('x' * 1000), 'content-encoding': encoding, 'content-type': 'application/data'}
-    assert 'content-encoding must be' in (malformed.flaw(item(message=spoilt)) or '')
+    assert 'content-encoding must be' in (validation.flaw(item(message=spoilt)) or '')
     with pytest.raises(ValueError, match='content-encoding must be'):
         Message(spoilt)
     with pytest.raises(ValueError, match='content-encoding must be'):

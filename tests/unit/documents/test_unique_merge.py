@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import dead_letter, malformed, unique_merge, workitem
+from kombu_couchdb.documents import dead_letter, unique_merge, validation, workitem
 from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.documents.unique_merge import AGAIN, ENQUEUED, MOVED, Outcome
 from kombu_couchdb.errors import ConfigurationError
@@ -160,7 +160,7 @@ def test_running_job_runs_once_more() -> None:
         0,
         None,
     )
-    assert malformed.flaw(done) is None
+    assert validation.flaw(done) is None
     assert 'next' not in done
     assert workitem.acked(done, NOW) == {'_id': held['_id'], '_rev': '2-a', '_deleted': True, 'done': 'tag-b'}
 

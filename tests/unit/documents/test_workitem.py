@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import dead_letter, malformed, workitem
+from kombu_couchdb.documents import dead_letter, validation, workitem
 from kombu_couchdb.documents.body import MAX_INLINE
 from kombu_couchdb.documents.parcel import moved_id
-from kombu_couchdb.documents.properties import due_date
+from kombu_couchdb.documents.task_message import due_date
 from kombu_couchdb.errors import Unstorable
 
 NOW = 1_763_709_000.25
@@ -54,7 +54,7 @@ def test_new_item_waits_and_is_due() -> None:
     assert doc['message'] == message()
     assert workitem.is_waiting(doc)
     assert workitem.is_due(doc, 0.0)
-    assert malformed.flaw(doc) is None
+    assert validation.flaw(doc) is None
 
 
 def test_ids_of_one_moment_sort_by_creation() -> None:
@@ -210,7 +210,7 @@ def test_functions_do_not_modify_their_document() -> None:
         workitem.release(doc, delivered=False)
         dead_letter.made_of(doc, 'because', NOW)
         workitem.acked(doc, NOW)
-        malformed.flaw(doc)
+        validation.flaw(doc)
         assert doc == before
 
 
@@ -250,7 +250,7 @@ def test_large_body_is_an_attachment() -> None:
     doc = workitem.new('id', 'q', message(body), NOW)
     assert doc['message'] == {**message(body), 'body': None}
     assert b64decode(doc['_attachments']['body']['data']) == body.encode()
-    assert malformed.flaw(doc) is None
+    assert validation.flaw(doc) is None
     assert '_attachments' not in workitem.new('id', 'q', message('x' * MAX_INLINE), NOW)
 
 
@@ -285,7 +285,7 @@ def test_replayed_item_is_like_a_new_one() -> None:
         attempts=20, consumer='me', message=message(headers={'id': 'a', 'expires': 'long ago', 'eta': 'long ago'})
     )
     dead = dead_letter.made_of({**doc, 'expires': NOW, 'date': NOW}, 'because', NOW + 1)
-    replayed = dead_letter.replayed(malformed.checked(dead), NOW + 60)
+    replayed = dead_letter.replayed(validation.checked(dead), NOW + 60)
     assert workitem.is_waiting(replayed)
     assert workitem.is_due(replayed, NOW + 60)
     assert not workitem.has_expired(replayed, NOW + 1e9)
@@ -324,7 +324,7 @@ def test_last_consumer_is_kept() -> None:
     claimed = workitem.claim(item(), 'me', NOW)
     assert dead_letter.made_of(claimed, 'because', NOW)['consumer'] == 'me'
     assert dead_letter.made_of(workitem.release(claimed), 'because', NOW)['consumer'] == 'me'
-    again = workitem.claim(malformed.checked(workitem.release(claimed)), 'you', NOW)
+    again = workitem.claim(validation.checked(workitem.release(claimed)), 'you', NOW)
     assert workitem.release(again, delivered=False)['consumer'] == 'me'
 
 
