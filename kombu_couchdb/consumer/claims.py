@@ -13,6 +13,7 @@ from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import waits_for_slot
 from ..leases.lease import Lease
 from ..leases.unproven import UnprovenClaims
+from ..limits.gate import Gate
 from ..log import get_logger
 from ..options import Options
 from ..queues.store import Store
@@ -24,7 +25,6 @@ from .candidates import QueueCandidates
 from .delivery import Credit, Delivery, Subscription
 from .pending_writes import PendingWrite
 from .pull import Pull
-from .rates import Rates
 from .unacked import Unacked
 
 __all__ = ['Claims']
@@ -52,7 +52,7 @@ class Claims:
         lease: Lease,
         unproven: UnprovenClaims,
         topology: Topology,
-        rates: Rates,
+        gate: Gate,
         attention: Attention,
     ) -> None:
         self._store, self._options, self._unacked, self._lease, self._unproven = (
@@ -62,7 +62,7 @@ class Claims:
             lease,
             unproven,
         )
-        self._topology, self._rates, self._attention = topology, rates, attention
+        self._topology, self._gate, self._attention = topology, gate, attention
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
         #: The `basic_get` calls that wait for one message each.
         self.pulls = unacked.pulls
@@ -76,7 +76,7 @@ class Claims:
         """
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
-        for doc in self._rates.ready(self._unacked.credit()):
+        for doc in self._gate.ready(self._unacked.credit()):
             if doc['queue'] in served:
                 candidates[doc['queue']].offer(doc, own=True)
         claimable = [queue for queue in served if candidates[queue].has_claimable]
@@ -116,7 +116,7 @@ class Claims:
         missing, most = dict(wanted), len(writes) + _MAX_PARKED
         while missing:
             taken = self.reader.take(candidates, missing)
-            for queue, admitted in self._rates.admit(taken, writes).items():
+            for queue, admitted in self._gate.admit(taken, writes).items():
                 docs[queue] += admitted
                 if len(writes) >= most or len(admitted) == len(taken[queue]):
                     del missing[queue]
@@ -231,12 +231,12 @@ class Claims:
         docs: Iterable[Document] = ()
         if pull.queue not in self._topology.paused:
             ready = self._store.each_ready(pull.queue, _PULL_CANDIDATES)
-            docs = itertools.chain(self._rates.ready({pull.queue: 1}), ready)
+            docs = itertools.chain(self._gate.ready({pull.queue: 1}), ready)
         parked: list[PendingWrite] = []
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused and not waits_for_slot(doc)):
             if validation.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
-                if not self._rates.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
+                if not self._gate.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue
                 body = self._body(doc)  # the `basic_get` has to wait for the body in any case
                 self._unacked.wakeup.set()  # if the claim fails, the next cycle tries another message

@@ -15,9 +15,11 @@ from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
 from ..couchdb.write_result import WriteResult
 from ..documents import workitem
+from ..documents.concurrency import is_parked, parked_key
 from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..leases.sweeper import Sweeper
+from ..limits.gate import Gate
 from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
@@ -35,9 +37,7 @@ from .heartbeat import Heartbeat
 from .mailbox import Mailbox
 from .notifier import Notifier
 from .pending_writes import PendingWrite
-from .rates import Rates
 from .removed import Suspects
-from .slots import Slots
 from .unacked import Unacked
 from .write_order import WriteOrder
 
@@ -73,7 +73,9 @@ class Cycle:
         self._client, self._options, self._notifier, self._topology = client, options, notifier, topology
         self._store, self._harmful = Store(client), Harmful(client, stub)
         self.lease = Lease(options.visibility_timeout)
-        self.sweeper = Sweeper(self._store, topology, options.visibility_timeout)
+        #: Which messages may be claimed now, and which wait for a slot or a start.
+        self._gate = Gate(self._store, self.lease, topology, notifier.peers)
+        self.sweeper = Sweeper(self._store, topology, options.visibility_timeout, self._gate.sweep)
         #: The subscriptions, the unacknowledged messages and the decisions about them.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
         #: Which decisions wait until something else is stored.
@@ -84,11 +86,6 @@ class Cycle:
         self._commits = Commits(self._store, self.unacked, self.lease, self.sweeper.unproven)
         self._suspects = Suspects(client)
         self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
-        self._slots = Slots(client, self.lease, self.unacked)
-        self._rates = Rates(client, self.lease, self._slots)
-        self._rates.consumers = lambda queue: len(notifier.peers.of(queue, self.lease.id))
-        self.sweeper.slots.known = self._slots.revisions
-        self.sweeper.slots.on_waiting = notifier.on_waiting = self._rates.saw
         self._claims = Claims(
             self._store,
             options,
@@ -96,7 +93,7 @@ class Cycle:
             self.lease,
             self.sweeper.unproven,
             topology,
-            self._rates,
+            self._gate,
             notifier.attention,
         )
         self._candidates: dict[str, QueueCandidates] = {}
@@ -121,10 +118,10 @@ class Cycle:
         times = [self._poll_at, self._notifier.attention.bell.due_at]
         times += [at for at in (self.unacked.overdue_at,) if at is not None]
         if self.lease.written:
-            times += [self.lease.next_heartbeat, self.sweeper.due, self._slots.due]
+            times += [self.lease.next_heartbeat, self.sweeper.due, *self.unacked.may_run().values()]
         times.append(self._notifier.due_at())
         credit, low = self.unacked.credit(), self.unacked.low()
-        times.append(self._rates.due(credit))
+        times.append(self._gate.due(credit))
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) <= 0:
                 if queue in self._notifier.attention.followed:
@@ -159,7 +156,7 @@ class Cycle:
         self.unacked.retry_changed(self._client.fetch)
         pulls = list(self._claims.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
-        self._slots.begin()
+        self._gate.begin(self._in_use())
         pending = self.order.writable(self.unacked.take_writes())
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         claims: list[PendingWrite] = []
@@ -188,8 +185,8 @@ class Cycle:
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, claims)
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
-            self._slots.free(claims)
-            self.lease.idle = not (claims or pending or self.unacked.ids() or self._slots.revisions())
+            self._gate.free(claims)
+            self.lease.idle = not (claims or pending or self.unacked.ids() or self._gate.holds_slots)
             if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(
@@ -198,7 +195,7 @@ class Cycle:
                 if queue not in self._topology.paused
             )
             self._commits.write(pending, claims)
-            self._offer(self._slots.settle())
+            self._offer(self._gate.settle(self._in_use()))
             self._ring()
             self.announced.set(self.lease.announced)
         except CouchDBError:
@@ -221,7 +218,7 @@ class Cycle:
     def finish(self) -> None:
         """Release all unacknowledged messages and end the lease; *raises* the errors of `Client`."""
         self.unacked.release_all()
-        self._slots.begin()
+        self._gate.begin(self._in_use())
         changes: list[PendingWrite] = []
         # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other consumer
         # can write an outcome before the lease ends.
@@ -233,7 +230,7 @@ class Cycle:
                 break
             self._commits.write(changes)
             changes = []
-        keeps_slots = self._slots.finish(changes)
+        keeps_slots = self._gate.finish(changes)
         if keeps_slots:
             # Tasks with a concurrency key may still be running: their slots are freed when the lease expires.
             changes.append(self._heartbeat.next_write(set()))
@@ -241,12 +238,16 @@ class Cycle:
             changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
         self._commits.write(changes)
         self._store.delete_without_queue(self.unacked.take_released())
-        self._commits.write(self._slots.wake_last())
+        self._commits.write(self._gate.wake_last())
 
     @property
     def _poll_at(self) -> float:
         interval = self._options.polling_interval
         return self._polled + (interval if self._client.replicas == 1 else min(interval, _CLUSTER_POLL_SECONDS))
+
+    def _in_use(self) -> set[str]:
+        """Return the ids of the messages that are held, or whose tasks may still run."""
+        return self.unacked.held_ids() | self.unacked.may_run().keys()
 
     def _new_candidates(self, queue: str) -> QueueCandidates:
         return QueueCandidates(self._client.clock, queue, self._options.read_ahead)
@@ -276,7 +277,10 @@ class Cycle:
             # A listener without credit must know whether messages wait.
             unserved = [self._candidates[queue] for queue in attention.followed - with_credit]
             self._claims.reader.refill([candidates for candidates in unserved if candidates.needs_page])
-        self._offer(items)
+        for doc in items:
+            if key := parked_key(doc):
+                self._gate.saw(key)
+        self._offer([doc for doc in items if not is_parked(doc)])
         for queue, message in broadcasts:
             self.unacked.broadcast(queue, message)
 

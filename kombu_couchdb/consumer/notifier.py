@@ -17,7 +17,6 @@ from typing import Any
 
 from ..couchdb.changes import LIMIT, ContinuousFeed
 from ..couchdb.client import Client, Document, Row
-from ..documents.concurrency import is_parked, parked_key
 from ..documents.ids import BROKER
 from ..documents.workitem import is_waiting
 from ..errors import CouchDBError
@@ -54,8 +53,6 @@ class Notifier:
         #: The least seconds between two looks at the feed, if they are more than its own.
         self.feed_interval = 0.0
         self._received: deque[tuple[list[Row], Any] | CouchDBError] = deque()
-        #: Is called with the `parked_key` of each message that changed, or None if it has none.
-        self.on_waiting: Callable[[str | None], None] = lambda parked: None
         #: The update sequence from which the feed is followed; None: it is not followed.
         self._since: Any = None
         #: The queues whose messages the feed reports.
@@ -113,7 +110,7 @@ class Notifier:
     def take(
         self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]
     ) -> tuple[list[Document], list[tuple[str, Document]]]:
-        """Return the new messages that may be claimed, and the new broadcasts as `(queue, message)`.
+        """Return the new messages that wait, also parked ones, and the new broadcasts as `(queue, message)`.
 
         `own` is the id of this consumer, and `with_credit` names the queues for which a message could be claimed now.
         *Raises* the error that ended the feed.
@@ -155,9 +152,6 @@ class Notifier:
         for doc in broadcasts:
             self._topology.routes.note_reply(doc.get('reply'))
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
-        for doc in items:
-            self.on_waiting(parked_key(doc))
-        items = [doc for doc in items if not is_parked(doc)]
         # CouchDB's filter also admits a document whose `queue` is a list with the name in it.
         return [
             doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in candidates

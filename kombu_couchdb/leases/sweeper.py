@@ -23,7 +23,6 @@ from ..log import get_logger
 from ..queues.limits import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
-from .freed_slots import FreedSlots
 from .janitor import Janitor
 from .peers import queues_of
 from .temporary import UnusedQueues
@@ -45,19 +44,22 @@ _FLEET_SECONDS, _REST_LEASES = 5.0, 10.0
 #: The interval at which the janitor cleans up after killed processes, and the most documents of a kind that it deletes.
 _CLEAN_UP_INTERVAL_SECONDS, _MAX_CLEAN_UP_DOCS = 3600.0, 200
 
+#: Takes what a sweep has read, the id of this consumer, and the ids of those whose leases have just ended.
+SweepLimits = Callable[[LeaseStats, str, Collection[str]], None]
+
 
 class Sweeper:
     """Sweeps one database, for one consumer. Only the consumer's I/O thread may use it."""
 
-    def __init__(self, store: Store, topology: Topology, timeout: float) -> None:
-        """Create a sweeper; `timeout` is the visibility timeout in seconds."""
-        self._store, self._topology, self._timeout = store, topology, timeout
+    def __init__(
+        self, store: Store, topology: Topology, timeout: float, sweep_limits: SweepLimits = lambda *leases: None
+    ) -> None:
+        """Create a sweeper; `timeout` is the visibility timeout in seconds, and `sweep_limits` a part of each sweep."""
+        self._store, self._topology, self._timeout, self._sweep_limits = store, topology, timeout, sweep_limits
         self._watch = Watch(store.client.clock, timeout)
         self._overdue = OverdueQueues(timeout / 3)
         #: Deletes queues without consumers.
         self.unused = UnusedQueues(store, topology)
-        #: Frees the slots of concurrency keys that nobody uses.
-        self.slots = FreedSlots(store)
         #: Whether this consumer rests, and listeners sweep, too.
         self.rests = False
         #: Claims of this consumer that a cluster did not prove.
@@ -108,7 +110,7 @@ class Sweeper:
         now = self._store.client.clock.now()
         expired = self._end_expired_leases(leases, own, asked)
         self._release_messages(leases, own, expired)
-        self.slots.sweep(leases, own, {doc['_id'] for doc in expired})
+        self._sweep_limits(leases, own, {doc['_id'] for doc in expired})
         living = set(leases['consumer']) - {doc['_id'] for doc in expired}
         self.unused.abandoned |= {queue for doc in expired for queue in queues_of(doc)}
         pause = min(_MAX_DELETING_SECONDS, self._timeout / 6)

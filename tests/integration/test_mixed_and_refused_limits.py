@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.consumer import refusals
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, WriteResult
-from kombu_couchdb.queues.slots import Slots
-from tests.support import Inbox, Request, items, publish, publish_many, replace_in_clients
+from kombu_couchdb.limits import permits
+from kombu_couchdb.limits.parked import ParkedMessages
+from tests.support import Inbox, Request, items, publish, publish_many
 
 from .test_concurrency_limits import limited, parked, slots
 from .test_rates import rated
@@ -50,13 +49,13 @@ def test_message_for_a_slot_is_found_behind_many_with_lower_limits(
     now = client.clock.now()
     client.bulk([{**doc, 'parked': {'key': 'k', 'date': now}} for doc in items(client)])
     sent.clear()
-    [(key, number, doc)] = Slots(client).parked_for_slots({'k': {3}})
+    [(key, number, doc)] = ParkedMessages(client).for_slots({'k': {3}})
     assert (key, number, doc and doc['message']['body']) == ('k', 3, '"high"')
     assert len(sent) <= 6
     sent.clear()
-    assert [number for _, number, _ in Slots(client).parked_for_slots({'k': {0, 1}})] == [1, 0]
+    assert [number for _, number, _ in ParkedMessages(client).for_slots({'k': {0, 1}})] == [1, 0]
     assert len(sent) == 2
-    assert not Slots(client).parked_for_slots({'k': {7}, 'unknown': {0}})
+    assert not ParkedMessages(client).for_slots({'k': {7}, 'unknown': {0}})
 
 
 def test_sweep_wakes_a_message_behind_one_with_a_lower_limit(
@@ -79,7 +78,7 @@ def refuse(
     """Return a function that lets CouchDB refuse documents of a type, and returns one that lets it store them again."""
     if not apache_couchdb:
         pytest.skip('the embedded server does not call validate_doc_update')
-    monkeypatch.setattr(refusals, 'PAUSE_SECONDS', 0.3)
+    monkeypatch.setattr(permits, 'REFUSED_SECONDS', 0.3)
 
     def begin(kind: str) -> Callable[[], None]:
         function = f"function (doc) {{ if (doc.type === '{kind}') throw({{forbidden: 'no {kind} here'}}); }}"
@@ -120,27 +119,6 @@ def test_refusal_that_passes(
     assert not [doc for doc in items(client) if doc.get('status')]
     store_again()
     assert sorted(inbox.wait(4)[2:]) == ['a', 'b']
-
-
-@pytest.mark.parametrize('kind', ['Slot', 'Rate'])
-def test_document_that_is_refused_for_ever_makes_a_dead_letter(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    bulk = Client.bulk
-
-    def too_large(self: Client, docs: Any, **others: Any) -> Any:
-        if not any(doc.get('type') == kind for doc in docs):
-            return bulk(self, docs, **others)
-        return [WriteResult.refused(doc['_id'], DOCUMENT_TOO_LARGE, 'document_too_large') for doc in docs]
-
-    replace_in_clients(monkeypatch, client.address.database, 'bulk', too_large)
-    publish(connect(), 'a', **(limited() if kind == 'Slot' else rated()))
-    publish(connect(), 'b')
-    inbox = Inbox(connect())
-    assert inbox.wait(1) == ['b']
-    inbox.drain_until(lambda: [doc['message']['body'] for doc in items(client) if doc.get('status')] == ['"a"'])
-    [dead] = items(client)
-    assert dead['reason'].endswith('of this message cannot be stored: document_too_large')
 
 
 @pytest.mark.parametrize('options', [limited(), rated()])

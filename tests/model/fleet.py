@@ -30,8 +30,6 @@ from kombu_couchdb.consumer import (
     io_thread,
     notifier,
     pending_writes,
-    rates,
-    slots,
 )
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.consumer.mailbox import Mailbox
@@ -44,6 +42,7 @@ from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import BROADCAST, CONSUMER
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.leases.peers import Peers
+from kombu_couchdb.limits import permits
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues import harmful
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
@@ -539,7 +538,7 @@ class Fleet:
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{self.dice.getrandbits(64):016x}'))),
             *(
                 (module, 'random', self.dice)
-                for module in (attention, bell, claim_order, rates, slots, harmful, sweeper, conflicts)
+                for module in (attention, bell, claim_order, permits, harmful, sweeper, conflicts)
             ),
             *((module, 'time', clock) for module in product_modules()),
         ]

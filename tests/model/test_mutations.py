@@ -15,13 +15,12 @@ from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
 from kombu_couchdb.consumer.removed import Suspects
 from kombu_couchdb.consumer.shelf import Shelf
-from kombu_couchdb.consumer.slots import Slots
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.leases.freed_slots import FreedSlots
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.leases.watch import Watch
+from kombu_couchdb.limits.permits import Slots
 
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Single
@@ -134,9 +133,9 @@ FAULTS = [
     Fault(
         'slots of living consumers are freed',
         LimitedSingle,
-        FreedSlots,
+        Slots,
         'sweep',
-        'name in expired or (name in unknown and name not in alive)',
+        'name in expired or (name in unknown and name not in living)',
         'True',
     ),
     Fault(

@@ -1,0 +1,269 @@
+"""The gate of one consumer, with responses of CouchDB that a test chooses."""
+
+from __future__ import annotations
+
+import random
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
+from kombu_couchdb.limits import permits
+from kombu_couchdb.limits.gate import Gate, Write
+
+NEVER = float('inf')
+
+
+class World:
+    """A database without parked messages, and a consumer. Slots and starts get the results in `statuses` first."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.statuses: list[WriteStatus] = []
+        self.docs: dict[str, dict[str, Any]] = {}
+        self.requests: list[str] = []
+        self.held: set[str] = set()
+        self.consumers = 1
+        self.lease = SimpleNamespace(id='me')
+        self.client: Any = SimpleNamespace(
+            bulk=self._bulk,
+            find=self._find,
+            id_range=self._id_range,
+            clock=SimpleNamespace(now=lambda: self.now),
+            replicas=1,
+        )
+        store: Any = SimpleNamespace(client=self.client)
+        peers: Any = SimpleNamespace(of=lambda queue, own: ['me'] * self.consumers)
+        topology: Any = SimpleNamespace(paused=frozenset())
+        lease: Any = self.lease
+        self.gate = Gate(store, lease, topology, peers)
+
+    def _find(self, ids: list[str]) -> list[dict[str, Any] | None]:
+        self.requests.append('find')
+        return [self.docs.get(doc_id) for doc_id in ids]
+
+    def _id_range(self, prefix: str) -> list[dict[str, Any]]:
+        return [{'id': doc_id} for doc_id in self.docs if doc_id.startswith(prefix)]
+
+    def _bulk(self, docs: list[dict[str, Any]]) -> list[WriteResult]:
+        self.requests.append('bulk')
+        results = []
+        for doc in docs:
+            stored = self.docs.get(doc['_id'], {}).get('_rev')
+            status = self.statuses.pop(0) if self.statuses else WriteStatus.STORED
+            if status is WriteStatus.STORED and stored != doc.get('_rev'):
+                status = WriteStatus.CONFLICT
+            if status in (WriteStatus.STORED, WriteStatus.UNPROVEN):
+                self.docs[doc['_id']] = {**doc, '_rev': f'{len(self.requests)}-a'}
+            rev = self.docs.get(doc['_id'], {}).get('_rev', '')
+            results.append(WriteResult(doc['_id'], status, rev, 'forbidden', 'because'))
+        return results
+
+    def cycle(self, *names: str, parked: str | None = None, **headers: Any) -> tuple[list[str], list[str]]:
+        """Claim messages in a cycle; return the ids of those that are admitted, and of all documents to be written."""
+        where = {'parked': {'key': parked, 'date': 1}} if parked else {}
+        message = {'headers': headers}
+        docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': message, **where} for name in names]
+        writes: list[Write] = []
+        self.gate.begin(self.held)
+        admitted = [doc['_id'] for doc in self.gate.admit({'q': docs}, writes)['q']]
+        self.gate.free(writes)
+        self.held = {*self.held, *admitted}
+        self.gate.settle(self.held)
+        assert all('parked' in doc or doc.get('_deleted') for doc, _ in writes)
+        return admitted, [doc['_id'] for doc, _ in writes]
+
+    def limited(self, *names: str, limit: int = 1) -> tuple[list[str], list[str]]:
+        return self.cycle(*names, concurrency_key='k', concurrency_limit=limit)
+
+    def rated(self, *names: str, rate: str = '10/s', parked: bool = False) -> tuple[list[str], list[str]]:
+        return self.cycle(*names, parked='rate:q:k' if parked else None, rate=rate, rate_key='k')
+
+    @property
+    def slots(self) -> list[str]:
+        return sorted(doc_id for doc_id in self.docs if doc_id.startswith('slot:'))
+
+    @property
+    def next(self) -> float:
+        return float(self.docs['rate:k']['next'])
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# -- slots
+
+
+def test_as_many_messages_are_admitted_as_there_are_slots(world: World) -> None:
+    assert world.limited('a', 'b', 'c', 'd', limit=3) == (['a', 'b', 'c'], ['d'])
+    assert world.slots == ['slot:k:0', 'slot:k:1', 'slot:k:2']
+    assert world.gate.holds_slots
+
+
+def test_slot_is_used_again_or_freed(world: World) -> None:
+    world.limited('a')
+    world.held = set()
+    assert world.limited('b') == (['b'], [])
+    assert world.requests == ['bulk']
+    world.held = set()
+    assert world.limited() == ([], ['slot:k:0'])
+
+
+def test_slot_of_an_ended_lease_is_not_used_again(world: World) -> None:
+    world.limited('a')
+    world.held, world.lease.id = set(), 'second'
+    assert world.limited('b') == ([], ['b', 'slot:k:0'])
+
+
+@pytest.mark.parametrize('status', [WriteStatus.UNPROVEN, WriteStatus.CONFLICT])
+def test_slot_that_is_not_proven_is_not_used(world: World, status: WriteStatus) -> None:
+    world.statuses = [status]
+    assert world.limited('a') == ([], ['a', 'slot:k:0'] if status is WriteStatus.UNPROVEN else ['a'])
+
+
+def test_slot_of_a_message_without_a_start_is_freed(world: World) -> None:
+    world.docs['rate:k'] = {'_id': 'rate:k', '_rev': '1-a', 'next': world.now + 5, 'by': 'other'}
+    both: dict[str, Any] = {'concurrency_key': 'k', 'concurrency_limit': 1, 'rate': '1/s', 'rate_key': 'k'}
+    assert world.cycle('a', **both) == ([], ['a', 'slot:k:0'])
+    assert world.cycle('b', **both)[0] == []
+    assert world.requests.count('bulk') == 1  # now it is known that there is no start, so no slot is taken
+
+
+def test_who_parks_a_message_looks_for_free_slots_afterwards(world: World) -> None:
+    world.docs['slot:k:0'] = {'_id': 'slot:k:0', '_rev': '1-a'}
+    assert world.gate.due({}) == NEVER
+    assert world.limited('a') == ([], ['a'])
+    assert world.gate.due({}) <= time.monotonic()
+    assert world.limited() == ([], [])
+    assert world.gate.due({}) == NEVER
+
+
+# -- starts
+
+
+def test_one_start_at_a_time(world: World) -> None:
+    assert world.rated('a', 'b') == (['a'], ['b'])
+    assert world.next == pytest.approx(1000.11)
+    assert world.docs['rate:k']['by'] == 'me'
+    world.now += 0.02
+    assert world.rated('b', parked=True) == (['b'], [])  # up to BURST_SECONDS before its time
+    assert world.rated('c') == ([], ['c'])
+
+
+def test_no_request_while_it_is_known_that_there_is_no_start(world: World) -> None:
+    world.rated('a')
+    world.requests.clear()
+    assert world.rated('b') == ([], ['b'])
+    assert world.rated('c', parked=True) == ([], [])
+    assert not world.requests
+
+
+def test_the_known_revision_is_written_without_a_read(world: World) -> None:
+    world.rated('a')
+    world.now += 1
+    world.requests.clear()
+    world.rated('b')
+    assert world.requests == ['bulk']
+
+
+def test_a_start_that_another_consumer_has_taken_is_not_used(world: World) -> None:
+    world.rated('a')
+    world.now += 1
+    world.docs['rate:k'] |= {'_rev': '9-b', 'next': world.now + 0.11, 'by': 'other'}
+    assert world.rated('b') == ([], ['b'])
+    assert world.next == pytest.approx(world.now + 0.11)
+
+
+def test_conflict_with_starts_left(world: World) -> None:
+    world.rated('a')
+    world.now += 1
+    world.docs['rate:k'] |= {'_rev': '9-b', 'next': world.now, 'by': 'other'}
+    assert world.rated('b') == (['b'], [])
+
+
+def test_an_unproven_start_is_lost(world: World) -> None:
+    world.statuses = [WriteStatus.UNPROVEN]
+    assert world.rated('a') == ([], ['a'])
+    assert world.next == pytest.approx(1000.11)
+
+
+def test_conflicts_end(world: World) -> None:
+    world.statuses = [WriteStatus.CONFLICT] * 9
+    assert world.rated('a') == ([], ['a'])
+    assert world.requests.count('bulk') == 3
+
+
+def test_burst_of_a_high_rate(world: World) -> None:
+    """In the first moment start as many as are due within BURST_SECONDS, and no more."""
+    admitted, parked = world.rated(*map(str, range(50)), rate='100/s')
+    assert (len(admitted), len(parked)) == (10, 40)
+
+
+def test_only_queues_with_credit_are_looked_at(world: World) -> None:
+    world.rated('a', 'b')
+    assert world.gate.due({'q': 1}) < NEVER
+    assert world.gate.due({'q': 0}) == world.gate.due({'other': 1}) == NEVER
+
+
+@pytest.mark.parametrize(
+    ('rate', 'consumers', 'most'), [('1/s', 2, 1.0), ('50/s', 1, 0.088), ('50/s', 2, 0.176), ('50/s', 100, 1.0)]
+)
+def test_others_look_later_than_the_consumer_with_the_last_start(
+    world: World, monkeypatch: pytest.MonkeyPatch, rate: str, consumers: int, most: float
+) -> None:
+    """The later the more they are, so that they do not read more often together."""
+    spans: list[float] = []
+
+    def uniform(least: float, most: float) -> float:
+        spans.append(most)
+        return least
+
+    monkeypatch.setattr(random, 'uniform', uniform)
+    world.consumers = consumers
+    world.docs['rate:k'] = {'_id': 'rate:k', '_rev': '1-a', 'next': world.now + 5, 'by': 'other'}
+    assert world.rated('a', rate=rate) == ([], ['a'])
+    assert spans == [pytest.approx(most)]
+
+
+def test_messages_that_other_consumers_parked(world: World) -> None:
+    for parked in ('a concurrency key', 'rate:'):
+        world.gate.saw(parked)
+    assert world.gate.due({'q': 1}) == NEVER
+    world.gate.saw('rate:q:k')
+    assert world.gate.due({'q': 1}) < NEVER
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize(
+    ('kind', 'what', 'headers'),
+    [
+        ('Slot', 'the concurrency slot', {'concurrency_key': 'k', 'concurrency_limit': 3}),
+        ('Rate', 'the next start', {'rate': '10/s', 'rate_key': 'k'}),
+    ],
+)
+def test_messages_wait_after_a_refusal(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    what: str,
+    headers: dict[str, Any],
+) -> None:
+    """The message is parked. Meanwhile no request is made for its key, and one line is logged."""
+    world.statuses = [WriteStatus.REFUSED]
+    assert world.cycle('a', **headers) == ([], ['a'])
+    assert world.gate.due({'q': 1}) > time.monotonic() + 29
+    world.requests.clear()
+    assert world.cycle('b', **headers) == ([], ['b'])
+    assert not world.requests
+    [line] = caplog.messages
+    assert line.startswith(f"{what} of key 'k' was not stored, and its messages wait: CouchDB refuses it (because)")
+    monkeypatch.setattr(permits, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + 31))
+    assert world.cycle('a', **headers) == (['a'], [])
+    assert [doc['type'] for doc in world.docs.values()] == [kind]
