@@ -16,8 +16,8 @@ from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound
 from kombu_couchdb.transport import Transport
 
-from .code import code_entries
-from .due import upcoming
+from .code_entries import code_entries
+from .due_dates import upcoming
 from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, error_of, state_of
 from .messages import send
 from .schedules import described

@@ -41,8 +41,8 @@ from kombu_couchdb.queues.harmful import Harmful
 from .accept import PRINTED, Accept
 from .check import Refused, call_in, checked
 from .collecting import CollectingChannel
+from .inbox import Batch, Inbox
 from .inherited import PARCEL
-from .led_job import Batch, LedJob
 from .receipts import Receipts
 from .writing import write
 
@@ -70,7 +70,7 @@ _MAX_BODY_BYTES = 64_000_000
 _ROW = members(id=text, value=exactly(revision, number))
 
 
-class Mover(LedJob):
+class Mover(Inbox):
     """Moves the parcels of an app. Use it in one thread. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
     done_by_leader = 'this worker moves the parcels of %s from now on'
@@ -92,22 +92,31 @@ class Mover(LedJob):
             self._keep = options.receipts
             self._receipts = Receipts(app, transport, self._client, wake)
 
-    def step(self) -> None:
-        """Move all parcels that wait, and bring the receipts up to date, if this process is the leader."""
-        super().step()
-        if self._receipts is None:
-            return
-        if not self._leader.leads:
+    def begin(self) -> None:
+        """Forget the receipts that were open in a former term."""
+        super().begin()
+        if self._receipts is not None:
             self._receipts.reset()
-            return
-        try:
-            self._receipts.step()
-            self._receipts_error = ''
-        except CouchDBError as exc:
+
+    def rest(self) -> float:
+        """Follow nothing."""
+        if self._receipts is not None:
             self._receipts.reset()
-            if self._receipts_error != str(exc):
-                self._receipts_error = str(exc)
-                logger.warning('receipts are not written just now: %s', exc)
+        return super().rest()
+
+    def work(self, *, stale: bool) -> float:
+        """Move all parcels that wait, and bring the receipts up to date."""
+        seconds = super().work(stale=stale)
+        if self._receipts is not None:
+            try:
+                self._receipts.step()
+                self._receipts_error = ''
+            except CouchDBError as exc:
+                self._receipts.reset()
+                if self._receipts_error != str(exc):
+                    self._receipts_error = str(exc)
+                    logger.warning('receipts are not written just now: %s', exc)
+        return seconds
 
     def close(self) -> None:
         """Release the lead to another process, and close the connections."""

@@ -8,15 +8,14 @@ result are looked up now and then (`messages`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery import states
 
 from kombu_couchdb import design
-from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.couchdb.leaves import delete_revisions
 from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
 from kombu_couchdb.documents import receipt
@@ -25,7 +24,6 @@ from kombu_couchdb.log import get_logger
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
-from .led_job import Changes
 from .messages import Messages
 from .writing import write
 
@@ -77,33 +75,31 @@ class Receipts:
 
     def __init__(self, app: Any, transport: Any, client: Client, wake: Callable[[], None]) -> None:
         """Use the connected `transport` of the broker. Another thread calls `wake()` when tasks have ended."""
-        self._client, self._wake = client, wake
+        self._client = client
         self._keep, self._region = transport.options.receipts, transport.options.region
         self._messages = Messages(transport.couchdb)
         self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
         if self._backend is None:
             logger.info('receipts do not tell how tasks end: the result backend is not CouchDB')
-        self._feed: ContinuousFeed | None = None
+        else:
+            self._results = Follower(self._backend.store.client, 'celery-couchdb-receipts-feed', wake)
         self.reset()
 
     def reset(self) -> None:
         """Forget which receipts are open, and stop waiting for results: another process may move parcels."""
-        if self._feed is not None:
-            self._feed.pause()
+        self._pause()
         #: The task of each open receipt, by the document id. Complete after `_load`.
         self._open: dict[str, str] = {}
         self._is_loaded = False
         #: The receipts whose results may have been stored before the feed reported any.
         self._unread: dict[str, str] = {}
         self._since: Any = None
-        self._is_watching = False
-        self._changes: deque[Changes | None] = deque()
         self._sweep_at = float('-inf')
 
     def close(self) -> None:
         """End the thread of the changes feed."""
-        if self._feed is not None:
-            self._feed.close()
+        if self._backend is not None:
+            self._results.close()
 
     def prepare(self) -> None:
         """Note where the feed of results is. Call this before messages are published."""
@@ -134,11 +130,10 @@ class Receipts:
         self._process_changes()
         self._look_up()
         self._end_without_results()
-        if self._open and not self._is_watching:
-            self._watch()
-        elif not self._open and self._is_watching and self._feed is not None:
-            self._feed.pause()
-            self._is_watching = False
+        if not self._open:
+            self._pause()
+        elif not self._results.is_following:
+            self._results.follow(self._since, _SELECTOR)
 
     def _load(self) -> None:
         """Find all open receipts. Those that were moved before this process did may have a result already."""
@@ -186,22 +181,16 @@ class Receipts:
             write(self._client, [{**doc, 'kept_until': until} for doc in docs])
             self._sweep_at = min(self._sweep_at, until)
 
-    def _watch(self) -> None:
-        if self._feed is None:
-            self._feed = ContinuousFeed(
-                self._backend.store.client, self._on_rows, self._on_error, 'celery-couchdb-receipts-feed', docs=False
-            )
-        self._feed.watch(self._since, _SELECTOR)
-        self._is_watching = True
+    def _pause(self) -> None:
+        if self._backend is not None:
+            self._results.pause()
 
     def _process_changes(self) -> None:
-        while self._changes:
-            changes = self._changes[0]
-            if changes is not None:
-                self._write(changes.ids)
-                self._since = changes.last
-            self._changes.popleft()
-            self._is_watching = False  # the feed is idle until it is told to go on
+        changes = self._results.take()
+        # Of what the feed does not report just now, nothing is missed: it goes on from the same sequence.
+        if changes is not None and changes.last is not None:
+            self._write([row['id'] for row in changes.rows if not row.get('deleted')])
+            self._since = changes.last
 
     def _write(self, ids: Sequence[str]) -> None:
         """Write the results with these document ids into the open receipts of their parcels, if they are final."""
@@ -288,13 +277,3 @@ class Receipts:
         self._sweep_at = max(
             now + _SWEEP_SECONDS, min((row['key'][1] for row in rows[len(over) :]), default=float('inf'))
         )
-
-    # -- in the thread of the feed
-
-    def _on_rows(self, rows: list[Document], last: Any) -> None:
-        self._changes.append(Changes([row['id'] for row in rows if not row.get('deleted')], last))
-        self._wake()
-
-    def _on_error(self, exc: CouchDBError) -> None:
-        logger.debug('results for receipts are not reported just now: %s', exc)
-        self._changes.append(None)  # the next step, without a wake, tries again: while the server is away, not at once

@@ -18,7 +18,7 @@ from kombu_couchdb.documents import region
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.options import Options
 
-from ..parcels.led_job import Batch
+from ..parcels.inbox import Batch
 from ..parcels.mover import Mover
 from .arrived import message_of
 from .fallbacks import Fallbacks
@@ -54,28 +54,22 @@ class Ferry(Mover):
             Looks(self._activity),
         )
         self._fallbacks = Fallbacks(self._client, self.region, others, self._move, self._refuse_unreadable)
-        self._led = self._changed = False
+        self._changed = False
 
-    @property
-    def next_in(self) -> float:
-        """The number of seconds until the next call of `step` is useful, unless `wake()` is called before."""
-        if not self._leader.leads:
-            return super().next_in
-        due = min(self._wants.next_at, self._lender.next_at, self._fallbacks.next_at)
-        return max(0.0, min(super().next_in, due - time.monotonic()))
+    def begin(self) -> None:
+        """Forget what a former term of this process knew."""
+        super().begin()
+        self._wants.reset()
+        self._lender.reset()
 
-    def step(self) -> None:
-        """Publish, withdraw and lend what is due, if this process is the leader."""
-        super().step()
-        if not self._leader.leads:
-            if self._led:
-                self._activity.pause()
-                self._led = False
-            return
-        if not self._led:
-            self._wants.reset()
-            self._lender.reset()
-            self._led = True
+    def rest(self) -> float:
+        """Follow nothing."""
+        self._activity.pause()
+        return super().rest()
+
+    def work(self, *, stale: bool) -> float:
+        """Publish, withdraw and lend what is due."""
+        seconds = super().work(stale=stale)
         if self._changed:
             self._lender.read_wants()
             self._fallbacks.read()
@@ -86,6 +80,8 @@ class Ferry(Mover):
         self._fallbacks.step()
         self._lender.step()
         self._wants.step()
+        due = min(self._wants.next_at, self._lender.next_at, self._fallbacks.next_at)
+        return min(seconds, due - time.monotonic())
 
     def close(self) -> None:
         """Release the lead to another process, and close the connections."""

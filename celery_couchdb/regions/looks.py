@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-from kombu_couchdb.couchdb.changes import ContinuousFeed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.conflicts import SYNC
+from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.documents.ids import PAUSE
 
 __all__ = ['Activity', 'Looks']
@@ -41,10 +40,8 @@ class Activity:
 
     def __init__(self, broker: Client, wake: Callable[[], None]) -> None:
         """Another thread calls `wake()` when `take` has become true."""
-        self._broker, self._wake = broker, wake
-        self._feed: ContinuousFeed | None = None
-        self._since: float | None = None
-        self._is_noted = False
+        self._broker, self._since = broker, 0.0
+        self._follower = Follower(broker, 'celery-couchdb-region-feed', wake)
 
     @property
     def is_enough(self) -> bool:
@@ -52,38 +49,27 @@ class Activity:
 
         In a cluster, the node that is read may not have yet what another one stored before the feed was followed.
         """
-        since = self._since  # the thread of the feed sets it to None
-        return since is not None and (self._broker.replicas == 1 or time.monotonic() >= since + SYNC)
+        is_synchronised = self._broker.replicas == 1 or time.monotonic() >= self._since + SYNC
+        return self._follower.is_following and is_synchronised
 
     def watch(self) -> None:
         """Report the next change from now on, once; one request, or none if that was asked for before."""
-        if self._since is not None:
-            return
-        since = self._broker.sequence()
-        if self._feed is None:
-            self._feed = ContinuousFeed(self._broker, self._note, self._note, 'celery-couchdb-region-feed', docs=False)
-        self._since = time.monotonic()
-        self._feed.watch(since, _SELECTOR)
+        if not self._follower.is_following:
+            since = self._broker.sequence()
+            self._since = time.monotonic()
+            self._follower.follow(since, _SELECTOR)
 
     def take(self) -> bool:
         """Tell whether there was a change, or the feed has failed, since the last call."""
-        taken, self._is_noted = self._is_noted, False
-        return taken
+        return self._follower.take() is not None
 
     def pause(self) -> None:
         """Report nothing until the next call of `watch`."""
-        self._since = None
-        if self._feed is not None:
-            self._feed.pause()
+        self._follower.pause()
 
     def close(self) -> None:
         """End the thread of the feed."""
-        if self._feed is not None:
-            self._feed.close()
-
-    def _note(self, *_: Any) -> None:
-        self._since, self._is_noted = None, True
-        self._wake()
+        self._follower.close()
 
 
 class Looks:

@@ -11,16 +11,16 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from kombu_couchdb.leases.leader import Led
 from kombu_couchdb.transport import Transport
 
 from ..parcels.mover import Mover
-from ..parcels.thread import MovingThread
 from ..patches import lifecycle
 from ..regions.ferry import Ferry
 
 __all__ = ['on_worker_ready', 'start']
 
-_threads: WeakKeyDictionary[Any, list[MovingThread]] = WeakKeyDictionary()
+_threads: WeakKeyDictionary[Any, list[Led]] = WeakKeyDictionary()
 
 
 def start(app: Any, concurrency: int = 1) -> None:
@@ -29,13 +29,23 @@ def start(app: Any, concurrency: int = 1) -> None:
     The worker runs up to `concurrency` tasks at once.
     """
     options = app.conf.broker_transport_options or {}
-    movers: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(Ferry, concurrency=concurrency)}
-    wanted = [moves for option, moves in movers.items() if options.get(option)]
+    kinds: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(Ferry, concurrency=concurrency)}
+    wanted = [kind for option, kind in kinds.items() if options.get(option)]
     if app in _threads or not wanted:
         return
     with app.connection_for_write() as connection:
         if issubclass(connection.get_transport_cls(), Transport):
-            _threads[app] = [MovingThread(app, moves) for moves in wanted]
+            _threads[app] = [_started(app, kind) for kind in wanted]
+
+
+def _started(app: Any, kind: Callable[..., Mover]) -> Led:
+    led = Led(
+        app.connection_for_write(),
+        lambda connection, wake: kind(app, connection.connection, wake),
+        'parcels are not moved just now',
+    )
+    led.start('celery-couchdb-parcels')
+    return led
 
 
 def on_worker_ready(sender: Any = None, **_: Any) -> None:

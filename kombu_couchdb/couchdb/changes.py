@@ -146,9 +146,13 @@ class ContinuousFeed:
 
     def watch(self, since: Any, selector: Document | None) -> None:
         """Wait for changes after `since`, and interrupt an earlier wait; None is a selector that all changes match."""
+        self.ask(since, {'selector': selector} if selector else {})
+
+    def ask(self, since: Any, body: Document) -> None:
+        """Wait for changes after `since` as `watch` does; `body` as in `Longpoll.wait`."""
         with self._wake:
             self._longpoll.interrupt()
-            self._request = (since, {'selector': selector} if selector else {})
+            self._request = (since, body)
             self._wake.notify()
 
     def pause(self) -> None:
@@ -156,6 +160,7 @@ class ContinuousFeed:
         with self._wake:
             self._longpoll.interrupt()
             self._request = None
+            self._wake.notify()
 
     def close(self) -> None:
         """Tell the thread to end. It ends at the server's next empty line at the latest."""
@@ -179,9 +184,8 @@ class ContinuousFeed:
                 generation = self._longpoll.generation
                 seconds = self._last_start + max(_MIN_INTERVAL_SECONDS, self.min_interval) - time.monotonic()
             try:
-                if seconds > 0:
-                    # Changes in quick succession share one response, and their messages one claim request.
-                    time.sleep(seconds)
+                # Changes in quick succession share one response, and their messages one claim request.
+                self._sleep(seconds, generation)
                 self._last_start = time.monotonic()
                 try:
                     found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
@@ -196,3 +200,8 @@ class ContinuousFeed:
             else:
                 if found is not None and generation == self._longpoll.generation:
                     self._on_rows(found['results'], found['last_seq'])
+
+    def _sleep(self, seconds: float, generation: int) -> None:
+        """Wait before a longpoll; no longer if it is interrupted."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed or generation != self._longpoll.generation, max(0.0, seconds))

@@ -1,4 +1,4 @@
-"""A leader: of all processes that offer to do a job, one does it.
+"""A leader: of all processes that offer to do a duty, one does it.
 
 The document `broker:leader:<name>` names the leader. The leader renews it every `RENEWAL_SECONDS`. The other processes
 read it at the same interval. One of them becomes the leader if the document was released, or if its revision has not
@@ -9,22 +9,31 @@ not compared, and no step of a clock ends a lead.
 A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that is
 paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
 alone: a leader's writes must be safe to repeat (see `Bulk.create_once`).
+
+A `Duty` says what the leader does, and `Led` is the loop around it: connect, lead, do the duty, wait, and go on after
+any error.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import socket
+import threading
 import time
 import uuid
+from collections.abc import Callable
+from math import inf
+from typing import Any, ClassVar
 
 from ..couchdb.client import Client
 from ..documents import coordination
 from ..documents.ids import LEADER
-from ..errors import CouchDBError
+from ..errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
 from ..log import get_logger
 
-__all__ = ['LEASE_SECONDS', 'LOOK_SECONDS', 'RENEWAL_SECONDS', 'Leader', 'Term']
+__all__ = ['LEASE_SECONDS', 'LOOK_SECONDS', 'RENEWAL_SECONDS', 'Duty', 'LeadLost', 'Leader', 'Led', 'Term']
 
 logger = get_logger(__name__)
 
@@ -34,6 +43,13 @@ LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
 #: The interval at which other processes should read it that want to take over at most 20 seconds after a leader was
 #: killed, see `Leader.next_in`.
 LOOK_SECONDS = 3.0
+
+#: The longest time for which `Led.stop` waits for what is being done, in seconds.
+_STOP_SECONDS = 5.0
+
+
+class LeadLost(Exception):
+    """The term of this process has ended while it did its duty."""
 
 
 class Term:
@@ -58,7 +74,7 @@ class Term:
 
 
 class Leader:
-    """One process's offer to do the job `name`. It is not thread-safe."""
+    """One process's offer to do the duty `name`. It is not thread-safe."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self._id = client, LEADER + name
@@ -135,3 +151,161 @@ class Leader:
 
     def _document(self, holder: str | None) -> coordination.Leader:
         return {'_id': self._id, 'type': 'Leader', 'holder': holder, 'date': self._client.clock.now()}
+
+
+class Duty:
+    """What the leader does. Use it in one thread. *Every* method may raise any error; the next step repeats the work.
+
+    `begin`, `work` and `rest` make no difference to others than through the database, and are safe to repeat.
+    """
+
+    #: What the log calls this process.
+    process: ClassVar[str]
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._term: Term | None = None  # the one in which the duty is done
+        self._stale = self._stopping = False
+
+    def begin(self) -> None:
+        """Begin a term: another process may have done the duty before."""
+
+    def work(self, *, stale: bool) -> float:
+        """Do what is due; return the seconds until the next call is useful, unless something wakes the process.
+
+        If `stale` is true, all must be read again: the term begins, or the last call has raised an error.
+        """
+        raise NotImplementedError
+
+    def rest(self) -> float:
+        """Be ready to lead, and do nothing else; return the seconds until the next look at the leader."""
+        return RENEWAL_SECONDS
+
+    def step(self) -> float:
+        """Lead, or look who leads, and do what is due; return the seconds until the next step is useful."""
+        term = self._leader.step()
+        if term is not self._term:
+            if self._term is not None:
+                self._log_loss()
+            self._term = term
+            if term is not None:
+                self._stale = True
+                self.begin()
+        if term is None:
+            return self.rest()
+        try:
+            stale, self._stale = self._stale, True  # until all is done
+            seconds = self.work(stale=stale)
+            self._stale = False
+        except LeadLost:
+            if not self._stopping:
+                self._log_loss()
+            self._term = None
+            return 0.0
+        return max(0.0, min(seconds, self._leader.next_in))
+
+    def renew(self) -> None:
+        """Renew the lease if it is time, during long work; *raises* `LeadLost`, also if the process is to stop."""
+        if self._stopping or self._leader.step() is not self._term:
+            raise LeadLost
+
+    def check_term(self) -> None:
+        """*Raise* `LeadLost` if the lease has ended. No request."""
+        if self._term is None or not self._term.leads:
+            raise LeadLost
+
+    def stop(self) -> None:
+        """Let the next `renew` end the step. Any thread may call this."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Release the lead to another process."""
+        self._leader.release()
+
+    def _log_loss(self) -> None:
+        logger.warning('%s does not lead any more: it could not renew its lease in time', self.process)
+
+
+class Led:
+    """The loop of a process that offers to do a duty. After any error it tries again.
+
+    It is run by a thread of its own (`start`), or by somebody else's loop that calls `turn`.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        duty: Callable[[Any, Callable[[], None]], Duty],
+        failed: str,
+        retry_seconds: float = RENEWAL_SECONDS,
+    ) -> None:
+        """`duty(connection, wake)` makes the duty; any thread may call `wake()` when there is something to do.
+
+        `connection` is a connection of kombu, which is released at the end. Log lines about errors begin with `failed`;
+        after an error it pauses for `retry_seconds`.
+        """
+        self._connection, self._make_duty, self._failed, self._retry_seconds = connection, duty, failed, retry_seconds
+        #: None until CouchDB was reached first. After an outage the connection reaches it again by itself.
+        self.duty: Duty | None = None
+        self._wake, self._due, self._stopped, self._last_error = threading.Event(), -inf, False, ''
+        self._thread: threading.Thread | None = None
+
+    def turn(self, seconds: float = inf) -> None:
+        """Do a step if one is due, and wait until the next one is due, or something wakes this; at most `seconds`."""
+        if self._wake.is_set() or time.monotonic() >= self._due:
+            self._wake.clear()
+            pause = self._step()
+            self._due = time.monotonic() + pause
+        if not self._stopped:
+            self._wake.wait(max(0.0, min(seconds, self._due - time.monotonic())))
+
+    def start(self, name: str) -> None:
+        """Run the loop in a thread of this name."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait up to 5 seconds for what it is doing."""
+        self._stopped = True
+        if (duty := self.duty) is not None:
+            duty.stop()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+
+    def close(self) -> None:
+        """Release the lead to another process, and close the connections."""
+        if self.duty is not None:
+            self.duty.close()
+        self._connection.release()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self.turn()
+        self.close()
+
+    def _step(self) -> float:
+        try:
+            if self.duty is None:
+                self.duty = self._make_duty(self._connection, self._wake.set)
+            seconds = self.duty.step()
+        except Exception as exc:
+            self._log(exc)
+            return self._retry_seconds
+        self._last_error = ''
+        return seconds
+
+    def _log(self, exc: Exception) -> None:
+        """Log an error, unless it is the same as the last one."""
+        text = re.sub(r'\d+', '', repr(exc))  # it may count seconds
+        if self._last_error == text:
+            return
+        self._last_error = text
+        # If kombu cannot connect, it raises an error of its own, which ours has caused.
+        cause = exc if isinstance(exc, CouchDBError) else exc.__cause__
+        if not isinstance(cause, CouchDBError):
+            logger.error('%s, because of an unexpected error', self._failed, exc_info=exc)
+            return
+        hint = '; run "celery -A your_app couchdb setup"' if isinstance(cause, (DatabaseMissing, NotFound)) else ''
+        level = logging.WARNING if isinstance(cause, RETRIED) and not hint else logging.ERROR
+        logger.log(level, '%s: %s%s', self._failed, exc, hint)

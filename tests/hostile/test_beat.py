@@ -179,7 +179,7 @@ def fuzzed(app: Celery, client: Client, caplog: pytest.LogCaptureFixture) -> Ite
         client.bulk(docs)
         app.conf.beat_schedule = {**code, 'good': {'task': 'add', 'schedule': 0.05, 'args': (1, 1)}}
         scheduler = CouchDBScheduler(app)
-        scheduler._wake.wait = lambda seconds: True  # type: ignore[method-assign,assignment,misc]
+        scheduler.max_interval = 0.0
 
         def good() -> bool:
             scheduler.tick()

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from kombu import Connection
 
 from celery_couchdb.beat import CouchDBScheduler, Schedules
+from celery_couchdb.beat.due_tasks import DueTasks
 from celery_couchdb.cli import couchdb
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
@@ -160,3 +161,13 @@ def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str =
         return condition()
 
     return wait_for(ticked, what)
+
+
+def until_idle(scheduler: CouchDBScheduler, seconds: float) -> None:
+    """Call `tick` until the scheduler leads, knows all entries, and nothing is due for so many seconds."""
+
+    def is_idle() -> bool:
+        duty = scheduler._led.duty if scheduler._led is not None else None
+        return isinstance(duty, DueTasks) and not duty._stale and duty.next_in() > seconds
+
+    until(scheduler, is_idle)

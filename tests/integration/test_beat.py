@@ -22,7 +22,7 @@ from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound, ServerU
 from kombu_couchdb.queues.store import Store
 from tests.support import Request, items, replace_in_clients
 
-from .conftest import command_of, until
+from .conftest import command_of, until, until_idle
 
 Beat = Callable[..., CouchDBScheduler]
 
@@ -150,7 +150,7 @@ def test_idle_leader_makes_no_requests(
     ]
     client.bulk(docs)
     scheduler = beat()
-    until(scheduler, lambda: scheduler._duty is not None and scheduler._duty.next_in() > 60)
+    until_idle(scheduler, 60)
     assert idle_requests(scheduler, sent) == []
     assert len(states(client)) == count
 
@@ -163,7 +163,7 @@ def test_state_that_somebody_else_writes(beat: Beat, client: Client) -> None:
     while (rev := client.try_put({**state, 'count': 1000, 'due': state['due'] + 3600})) is None:
         state = client.get('beat:state:a')
     assert rev
-    until(scheduler, lambda: scheduler._duty is not None and scheduler._duty.next_in() > 3000)
+    until_idle(scheduler, 3000)
     client.put({'_id': 'beat:state:a', '_rev': rev, '_deleted': True})
     client.put({**client.get('beat:entry:a'), 'schedule': {'every': 0.3}})
     until(scheduler, lambda: states(client) and states(client)[0]['count'] >= 1, 'a state that begins anew')

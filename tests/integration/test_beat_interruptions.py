@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from celery.schedules import schedule
 
-from celery_couchdb.beat import CouchDBScheduler, Schedules, due, duty
+from celery_couchdb.beat import CouchDBScheduler, Schedules, due_dates, due_tasks
 from celery_couchdb.beat.entries import Entry, new_state
 from celery_couchdb.beat.messages import Messages
 from kombu_couchdb.couchdb.client import Client, chunks
@@ -22,7 +22,7 @@ from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.leases import leader
 from tests.support import Request, items, replace_in_clients
 
-from .conftest import until
+from .conftest import until, until_idle
 
 Beat = Callable[..., CouchDBScheduler]
 
@@ -38,7 +38,7 @@ def beat(app: Celery) -> Iterator[Beat]:
     def beat(entries: dict[Any, Any] | None = None) -> CouchDBScheduler:
         app.conf.beat_schedule = entries or {}
         made.append(CouchDBScheduler(app))
-        made[-1]._wake.wait = lambda seconds: True  # type: ignore[assignment,method-assign,misc]
+        made[-1].max_interval = 0.0
         return made[-1]
 
     yield beat
@@ -59,7 +59,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
-    for module in (leader, duty):
+    for module in (leader, due_tasks):
         monkeypatch.setattr(module, 'time', machine)
     return machine
 
@@ -142,14 +142,14 @@ def test_pause_between_decision_and_sending_loses_no_entry(
 ) -> None:
     names = add(client, 30, {'every': 3600}, due_ago=30)
     caplog.set_level(logging.INFO)
-    decide = due.decide
+    decide = due_dates.decide
 
     def paused(*args: Any) -> Any:
         machine.ahead += 30.0
-        monkeypatch.setattr('celery_couchdb.beat.duty.decide', decide)
+        monkeypatch.setattr('celery_couchdb.beat.due_tasks.decide', decide)
         return decide(*args)
 
-    monkeypatch.setattr('celery_couchdb.beat.duty.decide', paused)
+    monkeypatch.setattr('celery_couchdb.beat.due_tasks.decide', paused)
     until(beat(), lambda: [states(client)[name]['count'] for name in names] == [1] * 30)
     assert len(items(client)) == 30
     assert caplog.text.count('does not lead any more') == 1
@@ -191,13 +191,13 @@ def test_slow_decisions_keep_the_lead(
     """Each takes 0.8 seconds, all together take minutes: the leader renews its lease meanwhile."""
     caplog.set_level(logging.INFO)
     names = add(client, 100, {'every': 3600}, due_ago=30)
-    decide = due.decide
+    decide = due_dates.decide
 
     def slow(*args: Any) -> Any:
         machine.ahead += 0.8
         return decide(*args)
 
-    monkeypatch.setattr('celery_couchdb.beat.duty.decide', slow)
+    monkeypatch.setattr('celery_couchdb.beat.due_tasks.decide', slow)
     until(beat(), lambda: all(states(client)[name]['count'] == 1 for name in names))
     assert 'does not lead any more' not in caplog.text
 
@@ -277,7 +277,7 @@ def test_entry_that_is_disabled_while_its_missed_dates_are_sent(
 def test_edit_by_another_program_sends_nothing_for_the_past(beat: Beat, client: Client) -> None:
     add(client, 1, {'every': 3600}, due_ago=-1800)
     scheduler = beat()
-    until(scheduler, lambda: scheduler._duty is not None and scheduler._duty.next_in() > 60)
+    until_idle(scheduler, 60)
     now = client.clock.now()
     hour = datetime.fromtimestamp(now - 3600).astimezone().hour
     doc = client.get('beat:entry:e0')
@@ -312,7 +312,7 @@ def test_names_of_any_kind_in_the_code(beat: Beat, client: Client, app: Celery, 
     assert {len(item.name) for item in found} == {1, 178}
     scheduler.close()
     again = beat(app.conf.beat_schedule)
-    until(again, lambda: again._duty is not None and again._duty.next_in() > 60)
+    until_idle(again, 60)
     assert len(states(client)) == 3
     assert not any(item.entry.doc.get('removed') for item in schedules.list())
 

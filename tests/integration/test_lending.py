@@ -235,7 +235,7 @@ def test_region_asks_again_after_lent_tasks_have_arrived(regions: Regions, ferry
     abroad.step()
     assert tasks(eu.broker) == ['1', '2']
     eu.broker.bulk([{**doc, '_deleted': True} for doc in items(eu.broker)])
-    wait_for(lambda: abroad.step() or eu.regions.find(['region:eu']) != [first], 'eu asks again')  # type: ignore[func-returns-value]
+    wait_for(lambda: abroad.step() >= 0 and eu.regions.find(['region:eu']) != [first], 'eu asks again')
     regions.replicate()
     home._stale = True
     lend(home, us)

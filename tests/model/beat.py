@@ -7,7 +7,6 @@ meanwhile. The messages of tasks are only recorded, under the ids that they have
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,8 +15,8 @@ from unittest import mock
 
 from celery import Celery
 
-from celery_couchdb.beat import CouchDBScheduler, due, duty, scheduler
-from celery_couchdb.beat.entries import Names
+from celery_couchdb.beat import CouchDBScheduler, due_dates, due_tasks
+from kombu_couchdb.couchdb.follower import Changes
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.leases import leader
@@ -69,13 +68,13 @@ class World:
 
     def leaders(self) -> list[Beat]:
         """Return the beats that lead now."""
-        return [beat for beat in self.beats if beat.site.leader.leads]
+        return [beat for beat in self.beats if beat.duty is not None and beat.duty._leader.leads]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Give the modules of the product the clock of this world."""
         clock = SimpleNamespace(monotonic=lambda: self.elapsed)
-        stop = due.decide
+        stop = due_dates.decide
 
         def decide(entry: Any, *args: Any) -> Any:
             self.on_stop(next(beat for beat in self.beats if beat.is_running))
@@ -83,9 +82,10 @@ class World:
 
         with (
             mock.patch.object(leader, 'time', clock),
-            mock.patch.object(duty, 'time', clock),
-            mock.patch.object(scheduler, 'time', clock),
-            mock.patch.object(duty, 'decide', decide),
+            mock.patch.object(due_tasks, 'time', clock),
+            mock.patch.object(due_tasks, 'decide', decide),
+            mock.patch.object(due_tasks, 'Follower', ModelFollower),
+            mock.patch.object(due_tasks, 'Messages', ModelMessages),
         ):
             yield
 
@@ -111,31 +111,31 @@ class ModelClient:
     address = SimpleNamespace(url='http://model/celery')
 
     def __init__(self, beat: Beat) -> None:
-        self._beat, self._world, self.clock = beat, beat.world, Clock(beat.world)
+        self._beat, self.world, self.clock = beat, beat.world, Clock(beat.world)
 
     def _stop(self) -> None:
-        self._world.on_stop(self._beat)
+        self.world.on_stop(self._beat)
 
     def bulk(self, docs: Sequence[Document]) -> list[WriteResult]:
         self._stop()
         results = []
         for doc in docs:
-            mine = self._world.docs.get(doc['_id'])
+            mine = self.world.docs.get(doc['_id'])
             if doc.get('_rev') != (mine and mine['_rev']):
                 results.append(WriteResult.conflict(doc['_id']))
                 continue
             if doc.get('_deleted'):
-                del self._world.docs[doc['_id']]
+                del self.world.docs[doc['_id']]
                 rev = ''
             else:
-                rev = self._world.write(doc)
+                rev = self.world.write(doc)
             results.append(WriteResult(doc['_id'], WriteStatus.STORED, rev))
         self._responded()
         return results
 
     def find(self, ids: Sequence[str]) -> list[Document | None]:
         self._stop()
-        found = [self._world.docs.get(doc_id) for doc_id in ids]
+        found = [self.world.docs.get(doc_id) for doc_id in ids]
         self._responded()
         return found
 
@@ -145,18 +145,18 @@ class ModelClient:
         return self.find([doc_id])[0]
 
     def sequence(self) -> int:
-        return max(self._world.changed.values(), default=0)
+        return max(self.world.changed.values(), default=0)
 
     def id_range(self, start: str, to: str, limit: int) -> list[Any]:
         self._stop()
-        found = [{'id': doc_id} for doc_id in sorted(self._world.docs) if start <= doc_id < to + '\uffff']
+        found = [{'id': doc_id} for doc_id in sorted(self.world.docs) if start <= doc_id < to + '\uffff']
         self._responded()
         return found[:limit]
 
     def create_once(self, calls: Sequence[Any]) -> None:
         """Store the messages of tasks, each once while CouchDB knows its id."""
         self._stop()
-        world = self._world
+        world = self.world
         for call in calls:
             assert call.due <= world.now + 1e-6 or call.due <= world.latest, f'{call.due} was sent early'
             last = (world.docs.get(f'beat:state:{call.entry.name}') or {}).get('last') or 0.0
@@ -171,36 +171,54 @@ class ModelClient:
         self.clock.observe()
 
 
-class ModelSite:
-    """What the scheduler has of its database, see `scheduler._Site`."""
+class ModelMessages:
+    """Sends tasks, see `Messages`."""
 
-    def __init__(self, beat: Beat) -> None:
-        client: Any = ModelClient(beat)
-        self.client = client
-        self.names, self.leader = Names.of(None), leader.Leader(client, 'beat')
-        self.messages = SimpleNamespace(send=self._send)
-        self.news: deque[Any] = deque()
+    def __init__(self, app: Celery, connection: ModelConnection) -> None:
+        self._client = connection.connection.couchdb
+
+    def send(self, calls: Sequence[Any], seconds: float) -> list[str | None]:
+        self._client.create_once(calls)
+        return [None] * len(calls)
+
+
+class ModelFollower:
+    """Follows the entries, see `Follower`. It reports when the model lets it."""
+
+    def __init__(self, client: ModelClient, name: str, wake: Callable[[], None]) -> None:
+        self._client, self._wake = client, wake
         self._since: int | None = None
+        self._report: Changes | None = None
 
-    def watch(self, since: Any, selector: Document) -> None:
+    def follow(self, since: Any, selector: Document) -> None:
         self._since = None if since == 'now' else since
+
+    def take(self) -> Changes | None:
+        report, self._report = self._report, None
+        return report
+
+    def close(self) -> None:
+        pass
 
     def report(self) -> None:
         """Report the changes of entries, as the feed does at some time."""
-        world = self.client._world
-        rows = [
+        world = self._client.world
+        rows: list[Any] = [
             {'id': doc_id}
             for doc_id, seq in world.changed.items()
-            if self._since is not None and seq > self._since and doc_id.startswith(self.names.entries)
+            if self._since is not None and seq > self._since and doc_id.startswith('beat:entry:')
         ]
         if rows:
-            self.news.append((rows, self.client.sequence()))
+            self._report = Changes(rows, self._client.sequence())
 
-    def _send(self, calls: Sequence[Any], seconds: float) -> list[str | None]:
-        self.client.create_once(calls)
-        return [None] * len(calls)
 
-    def close(self) -> None:
+class ModelConnection:
+    """A connection of kombu to the model."""
+
+    def __init__(self, client: ModelClient) -> None:
+        self.connection = SimpleNamespace(couchdb=client, options=SimpleNamespace(schedule=None))
+
+    def release(self) -> None:
         pass
 
 
@@ -213,15 +231,23 @@ class Beat:
 
     def start(self) -> None:
         """Start the process, also in place of a killed one."""
-        self.site: Any = ModelSite(self)
-        made: Any = CouchDBScheduler(self._app)
-        made._site, made._wake = self.site, SimpleNamespace(wait=lambda _: None, clear=lambda: None)
-        self.scheduler = made
+        self.client = ModelClient(self)
+        connection: Any = ModelConnection(self.client)
+        self.scheduler = CouchDBScheduler(self._app)
+        self.scheduler.max_interval = 0.0
+        self.scheduler._led = self.scheduler._new_led(connection)
+
+    @property
+    def duty(self) -> Any:
+        """The duty of the process; None until it has ticked."""
+        return self.scheduler._led.duty if self.scheduler._led is not None else None
 
     def tick(self, sees: bool = True) -> None:
         """Do one step; `sees` says whether the feed has reported the changes."""
-        if sees:
-            self.site.report()
+        if sees and self.duty is not None:
+            self.duty._follower.report()
+        assert self.scheduler._led is not None
+        self.scheduler._led._wake.set()  # each tick is a step
         self.is_running = True
         try:
             self.scheduler.tick()

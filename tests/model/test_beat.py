@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from celery_couchdb.beat import due, duty
+from celery_couchdb.beat import due_dates, due_tasks
+from celery_couchdb.beat.due_tasks import DueTasks
 from celery_couchdb.beat.entries import Entry
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.leases.leader import LEASE_SECONDS, Leader
+from kombu_couchdb.leases.leader import LEASE_SECONDS, Leader, LeadLost
 
 from .beat import START, Beat, Clock, Killed, ModelClient, World
 
@@ -136,7 +137,7 @@ class Beats(RuleBasedStateMachine):
     @rule(number=BEAT, step=STEP)
     def set_clock(self, number: int, step: float) -> None:
         """The clock of a machine is set."""
-        self.world.beats[number].site.client.clock.local_step = step
+        self.world.beats[number].client.clock.local_step = step
 
     # -- promises
 
@@ -214,12 +215,12 @@ def clock_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def duty_that_outlives_its_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lead is taken up again in the same term, and entries that were taken when it ended are forgotten."""
-    send, step = duty.Duty._send, Leader.step
+    send, step = DueTasks._send, Leader.step
 
     def forgetful(self: Any) -> None:
         try:
             send(self)
-        except duty.LeadLost:
+        except LeadLost:
             for state in self._states.values():
                 if state['due'] is not None and state['due'] <= self._client.clock.now():
                     state['due'] = None
@@ -232,13 +233,13 @@ def duty_that_outlives_its_lead(monkeypatch: pytest.MonkeyPatch) -> None:
             self._term = before
         return self.term
 
-    monkeypatch.setattr(duty.Duty, '_send', forgetful)
+    monkeypatch.setattr(DueTasks, '_send', forgetful)
     monkeypatch.setattr(Leader, 'step', again)
 
 
 def past_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an edit, the dates begin at the start of the entry."""
-    planned = due.planned
+    planned = due_dates.planned
 
     def from_start(entry: Any, state: Any, *args: Any) -> Any:
         fresh = planned(entry, state, *args)
@@ -246,7 +247,7 @@ def past_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
             fresh['due'] = entry.rule.next(fresh['anchor'], fresh['anchor'])
         return fresh
 
-    monkeypatch.setattr(duty, 'planned', from_start)
+    monkeypatch.setattr(due_tasks, 'planned', from_start)
 
 
 def entry_that_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +290,7 @@ def ids_that_are_not_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def note_before_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """The due date is noted before the task is sent."""
-    send = duty.Duty._send
+    send = DueTasks._send
 
     class Later:
         """Keeps the calls until they are noted."""
@@ -311,7 +312,7 @@ def note_before_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
         if later.calls:
             messages.send(later.calls, 1.0)
 
-    monkeypatch.setattr(duty.Duty, '_send', early)
+    monkeypatch.setattr(DueTasks, '_send', early)
 
 
 @pytest.mark.parametrize(

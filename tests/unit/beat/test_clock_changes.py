@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from celery.schedules import crontab, schedule, solar
 
-from celery_couchdb.beat.due import decide, noted, planned
+from celery_couchdb.beat.due_dates import decide, noted, planned
 from celery_couchdb.beat.entries import Entry
 
 #: The days on which the clock changes.

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab
 
-from celery_couchdb.beat.code import description_of, to_write
+from celery_couchdb.beat.code_entries import description_of, to_write
 from celery_couchdb.beat.entries import CodeEntry, Entry
 
 Docs = dict[str, dict[str, Any]]

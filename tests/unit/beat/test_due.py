@@ -12,7 +12,7 @@ from celery.schedules import BaseSchedule, schedstate, schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_couchdb.beat.due import MAX_MISSED, Decision, decide, noted, planned, upcoming
+from celery_couchdb.beat.due_dates import MAX_MISSED, Decision, decide, noted, planned, upcoming
 from celery_couchdb.beat.entries import (
     MALFORMED,
     CodeEntry,

@@ -93,7 +93,7 @@ def cluster(replicas: int) -> tuple[Activity, list[int]]:
     wakes: list[int] = []
     broker = SimpleNamespace(replicas=replicas, sequence=lambda: '1-x')
     activity = Activity(cast(Any, broker), lambda: wakes.append(1))
-    activity._feed = cast(Any, SimpleNamespace(watch=lambda since, selector: None, pause=lambda: None))
+    activity._follower._feed = cast(Any, SimpleNamespace(ask=lambda since, body: None, pause=lambda: None))
     return activity, wakes
 
 
@@ -111,7 +111,7 @@ def test_look_is_enough_when_all_nodes_have_what_was_written_before(
     activity.watch()  # changes nothing
     now += seconds / 2
     assert activity.is_enough
-    activity._note([], '2-x')
+    activity._follower._on_rows([], '2-x')
     assert (activity.is_enough, wakes, activity.take(), activity.take()) == (False, [1], True, False)
 
 

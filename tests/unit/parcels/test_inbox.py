@@ -1,4 +1,4 @@
-"""The leader's job: what it does after the changes feed has reported something."""
+"""The inbox of the leader: what it does after a report of the changes feed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.parcels import led_job
-from celery_couchdb.parcels.led_job import Batch, LedJob
+from celery_couchdb.parcels import inbox
+from celery_couchdb.parcels.inbox import Batch, Inbox
 from kombu_couchdb.couchdb.conflicts import SYNC
+from kombu_couchdb.couchdb.follower import Changes
 from kombu_couchdb.errors import ServerUnavailable
 
 
-class FakeFeed:
-    def __init__(self, client: Any, on_rows: Any, on_error: Any, name: str, *, docs: bool) -> None:
-        self.on_rows, self.on_error = on_rows, on_error
-        self.since = list[Any]()
+class FakeFollower:
+    """A follower whose next report is set by the test."""
 
-    def watch(self, since: Any, selector: Any) -> None:
+    def __init__(self, *_: Any) -> None:
+        self.since, self.report = list[Any](), None
+
+    def follow(self, since: Any, selector: Any) -> None:
         self.since.append(since)
+
+    def take(self) -> Changes | None:
+        report, self.report = self.report, None
+        return report
 
     def pause(self) -> None:
         self.since.append('paused')
@@ -33,13 +39,14 @@ class Lead:
     def __init__(self) -> None:
         self.term: object = None
         self.next: object = 'first'
+        self.next_in = 5.0
 
     def step(self) -> object:
         self.term = self.next
         return self.term
 
 
-class Job(LedJob):
+class Job(Inbox):
     done_by_leader = 'leads %s'
 
     def __init__(self, replicas: int = 1) -> None:
@@ -60,17 +67,17 @@ class Job(LedJob):
         self.done.append(list(ids))
 
     def report(self, *ids: str) -> None:
-        self.feed.on_rows([{'id': doc_id} for doc_id in ids], f'after {ids[-1]}')
+        self.feed.report = Changes([{'id': doc_id} for doc_id in ids], f'after {ids[-1]}')
         self.step()
 
     @property
     def feed(self) -> Any:
-        return self._feed
+        return self._follower
 
 
 @pytest.fixture(autouse=True)
 def feeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(led_job, 'ContinuousFeed', FakeFeed)
+    monkeypatch.setattr(inbox, 'Follower', FakeFollower)
 
 
 def started(replicas: int = 1) -> Job:
@@ -100,7 +107,7 @@ def test_many_reported_documents_are_read_with_the_view() -> None:
 
 def test_view_is_read_after_an_error_of_the_feed() -> None:
     job = started()
-    job.feed.on_error(ServerUnavailable('away'))
+    job.feed.report = Changes((), None)
     job.step()
     assert job.done == ['view', 'view']
 
@@ -135,7 +142,7 @@ def test_view_is_read_again_if_the_lead_ended_between_two_steps() -> None:
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = time.monotonic()
-        monkeypatch.setattr('celery_couchdb.parcels.led_job.time.monotonic', lambda: self.now)
+        monkeypatch.setattr('celery_couchdb.parcels.inbox.time.monotonic', lambda: self.now)
 
 
 def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +152,6 @@ def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(monkeypatch:
     job.step()
     assert job.done == ['view', ['a']]
     clock.now += SYNC
-    assert job.next_in == 0.0
     job.step()
     job.step()
     assert job.done == ['view', ['a'], 'view']

@@ -1,4 +1,4 @@
-"""The leader's duty: it reads all entries once, follows their changes, and sends what is due.
+"""The duty of the beat that leads: it reads all entries once, follows their changes, and sends the tasks that are due.
 
 While nothing is due and nobody changes an entry, this causes no requests, however many entries there are. The work is
 done in rounds of a few seconds: between them the leader renews its lease and looks for edits.
@@ -7,21 +7,23 @@ done in rounds of a few seconds: between them the leader renews its lease and lo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, Row, chunks
-from kombu_couchdb.leases.leader import LEASE_SECONDS, Leader
+from kombu_couchdb.couchdb.follower import Follower
+from kombu_couchdb.documents.ids import LEADER
+from kombu_couchdb.leases.leader import LEASE_SECONDS, Duty, Leader
 from kombu_couchdb.log import get_logger
 
-from . import code as code_of_app
-from .due import Decision, decide, noted, planned
+from .code_entries import to_write
+from .due_dates import Decision, decide, noted, planned
 from .entries import CodeEntry, Entry, Names, ScheduleState, state_of, task_id_of
 from .messages import Call, Messages
 
-__all__ = ['Duty', 'LeadLost']
+__all__ = ['DueTasks']
 
 logger = get_logger(__name__)
 
@@ -33,10 +35,6 @@ _READ_DOCS = 1000
 _ROUND_ENTRIES, _ROUND_SECONDS = 250, 1.0
 
 
-class LeadLost(Exception):
-    """The lead has ended during the duty."""
-
-
 class _Unread(NamedTuple):
     """A document that was not taken over yet, and the date before which it has no due date."""
 
@@ -44,51 +42,73 @@ class _Unread(NamedTuple):
     earliest: float
 
 
-class Duty:
-    """The work of one term of a leader. *Every* method raises client errors, and `LeadLost` after the term.
+class DueTasks(Duty):
+    """Sends the tasks that are due. Use it in one thread. *Every* method raises client errors."""
 
-    After an error this object must not be used any more: a new one reads what was stored.
-    """
+    process = 'this beat'
 
-    def __init__(
-        self,
-        app: Any,
-        client: Client,
-        names: Names,
-        code: Mapping[str, CodeEntry],
-        messages: Messages,
-        leader: Leader,
-    ) -> None:
-        """`code` has the entries in the code of the app; the current term of `leader` is that of this duty."""
-        self._app, self._client, self._names, self._code = app, client, names, code
-        self._messages, self._leader, self.term = messages, leader, leader.term
+    def __init__(self, app: Any, connection: Any, code: Mapping[str, CodeEntry], wake: Callable[[], None]) -> None:
+        """`code` has the entries in the code of the app. Another thread calls `wake()` when an entry has changed."""
+        transport = connection.connection
+        self._app, self._code = app, code
+        self._client: Client = transport.couchdb
+        self._names = Names.of(transport.options.schedule)
+        super().__init__(Leader(self._client, self._names.leader))
+        self._messages = Messages(app, connection)
+        self._follower = Follower(self._client, 'celery-couchdb-beat-feed', wake)
+        self._since: Any = None  # the update sequence up to which the entries are known
         self._unread: dict[str, _Unread] = {}
         self._stored: dict[str, Document] = {}  # the states of entries that were not taken over yet
         self._entries: dict[str, Entry] = {}
         self._states: dict[str, ScheduleState] = {}  # the one that was changed last is the last
 
-    def __len__(self) -> int:
-        """Return the number of entries."""
-        return len(self._entries.keys() | self._unread.keys())
+    def rest(self) -> float:
+        """Wait until the leader releases the lead."""
+        self._follower.take()
+        self._follower.follow('now', {'_id': LEADER + self._names.leader, 'holder': None})
+        return self._leader.next_in
 
-    def start(self) -> Any:
-        """Read all documents, and write those of the code's entries that have changed.
+    def work(self, *, stale: bool) -> float:
+        """Take over edits, and send tasks that are due: a part of them, if there are many."""
+        changes = self._follower.take()
+        if stale:
+            self._read_all()
+            logger.info('this beat leads from now on, with %d schedule entries', len(self._unread))
+        elif changes is not None and changes.last is not None:
+            self._apply(changes.rows)
+            self._since = changes.last
+        # The web interface, too, deletes a document without a body: only its id tells what it was.
+        self._follower.follow(self._since, {'_id': {'$regex': f'^{self._names.entries}'}})
+        self._plan()
+        self._send()
+        return self.next_in()
 
-        Return the update sequence from which on changes of entries must be given to `apply`.
-        """
-        since = self._client.sequence()
+    def close(self) -> None:
+        """Release the lead to another process, and end the thread of the follower."""
+        self._follower.close()
+        super().close()
+
+    def next_in(self) -> float:
+        """Return the seconds until the next round is useful; infinite if nothing will be due."""
+        if self._unread:
+            return 0.0
+        due = min((state['due'] for state in self._states.values() if state['due'] is not None), default=None)
+        return float('inf') if due is None else max(0.0, due - self._client.clock.now())
+
+    def _read_all(self) -> None:
+        """Read all documents, and write those of the code's entries that have changed."""
+        self._since = self._client.sequence()
         docs, self._stored = (self._read(prefix) for prefix in (self._names.entries, self._names.states))
         self._sync(docs)
         self._unread = {name: _Unread(doc, 0.0) for name, doc in docs.items()}
+        self._entries, self._states = {}, {}
         self._delete([self._stored.pop(name) for name in [*self._stored] if name not in docs])
-        return since
 
-    def apply(self, rows: Iterable[Row]) -> None:
-        """Take over changes of entries, as the changes feed reports them with their documents."""
+    def _apply(self, rows: Iterable[Row]) -> None:
+        """Take over changes of entries."""
         changed = dict.fromkeys(
             row['id'].removeprefix(self._names.entries) for row in rows if row['id'].startswith(self._names.entries)
         )
-        # A row may be older than the document, and has none if the document cannot be decoded.
         docs = self._client.find([self._names.entries + name for name in changed])
         self._find_states([name for name in changed if name not in self._states and name not in self._stored])
         deleted = list[Mapping[str, Any]]()
@@ -101,18 +121,6 @@ class Duty:
             elif known is None or known.doc['_rev'] != doc['_rev']:
                 self._unread[name] = _Unread(doc, self._just_now())
         self._delete(deleted)
-
-    def round(self) -> None:
-        """Take over entries that were read, and send tasks that are due: a part of them, if there are many."""
-        self._plan()
-        self._send()
-
-    def next_in(self) -> float:
-        """Return the seconds until the next round is useful; infinite if nothing will be due."""
-        if self._unread:
-            return 0.0
-        due = min((state['due'] for state in self._states.values() if state['due'] is not None), default=None)
-        return float('inf') if due is None else max(0.0, due - self._client.clock.now())
 
     # -- rounds
 
@@ -134,7 +142,7 @@ class Duty:
                     logger.error('schedule entry %s is not sent: %s', name, wanted['error'])
             if time.monotonic() >= until:
                 break
-        self._check_term()
+        self.check_term()
         self._store(fresh)
 
     def _send(self) -> None:
@@ -152,7 +160,7 @@ class Duty:
             calls += [Call(entry, due, task_id_of(state, due)) for due in decision.send]
             if time.monotonic() >= until:
                 break
-        self._check_term()
+        self.check_term()
         results = self._messages.send(calls, _ROUND_SECONDS) if calls else []
         sent, position, fresh = self._client.clock.now(), 0, dict[str, ScheduleState]()
         for name, decision in decisions.items():
@@ -178,10 +186,6 @@ class Duty:
         else:
             logger.error('a due date of schedule entry %s was not sent: %s', call.entry.name, error)
 
-    def _check_term(self) -> None:
-        if self.term is None or not self.term.leads:
-            raise LeadLost
-
     # -- documents
 
     def _read(self, prefix: str) -> dict[str, Document]:
@@ -191,8 +195,7 @@ class Duty:
         while rows := self._client.id_range(start, to=prefix, limit=_READ_DOCS):
             docs = self._client.fetch([row['id'] for row in rows])
             found.update((doc['_id'].removeprefix(prefix), doc) for doc in docs if doc)
-            if self._leader.step() is not self.term:
-                raise LeadLost
+            self.renew()
             if len(rows) < _READ_DOCS:
                 break
             start = rows[-1]['id'] + '\0'
@@ -200,9 +203,7 @@ class Duty:
 
     def _sync(self, docs: dict[str, Document]) -> None:
         """Write the documents of the code's entries that have changed, and update `docs`."""
-        changed, replaced = code_of_app.to_write(
-            self._code.values(), docs, self._names.entries, self._client.clock.now()
-        )
+        changed, replaced = to_write(self._code.values(), docs, self._names.entries, self._client.clock.now())
         for name in replaced:
             logger.warning('schedule entry %s of the app is not used: an entry of this name is in the database', name)
         for doc, result in zip(changed, self._client.bulk(changed), strict=True):
