@@ -94,7 +94,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         )
         self.store, self.client = self.subscriber.store, self.subscriber.store.client
         self.callbacks = Callbacks(self.subscriber, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
-        self.read_ahead = ReadAhead(self.store, self.callbacks.following, self.subscriber.received)
+        self.read_ahead = ReadAhead(self.store, self.callbacks.following, self.subscriber.cache)
         self.chords = Chords(
             self.store,
             self.chord_keyprefix,
@@ -152,7 +152,6 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists. Two requests."""
         doc_id = bytes_to_str(key)
-        self.read_ahead.clear()
         self.subscriber.drop(doc_id)
         self.store.delete(doc_id)
         self.subscriber.drop(doc_id)  # another thread may have read it meanwhile
@@ -245,6 +244,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
             part = self.chord_part(request, task_id, state, result)
         if not self.hand_over(stamp(doc, self.client.clock.now(), lifetime), request, state, part):
             self._write(doc, lifetime, final_stays=True, also=part)
+        self.subscriber.cache.drop(doc['_id'])
         return result
 
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
@@ -337,5 +337,4 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         final_stays: bool = False,
         also: ChordPart | None = None,
     ) -> None:
-        self.read_ahead.clear()
         self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)

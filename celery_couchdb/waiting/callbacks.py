@@ -21,8 +21,8 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document
-from .mailbox import Mailbox
 from .subscriber import Subscriber
+from .watched import Mailbox
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -31,9 +31,10 @@ __all__ = ['Callbacks', 'groups_of']
 
 logger = get_logger(__name__)
 
-#: The thread processes added results when none was added for `_QUIET_SECONDS`, or when the first of them was added
-#: `_GATHER_SECONDS` ago: a group adds its results one by one, and many results are deleted as soon as they are sent.
-_QUIET_SECONDS, _GATHER_SECONDS = 0.05, 0.5
+#: After a result was added, the thread waits so long for more, in seconds, and at least so many times as long as it
+#: needed to process them the last time: a group adds its results one by one, and many are deleted as soon as they are
+#: sent.
+_GATHER_SECONDS, _GATHER_SHARE = 0.05, 10
 
 #: How often the thread checks whether results were deleted, or groups have new callbacks, in seconds.
 _CHECK_SECONDS = 1.0
@@ -70,8 +71,8 @@ class Callbacks:
         self._held: dict[str, dict[int, Callable[[], Any]]] = {}
         self._watched: set[str] = set()
         self._running = False
-        #: Whether the thread would notice a new entry of the queue only after `_CHECK_SECONDS`.
-        self._sleeps = False
+        #: Whether the thread has been told about new results.
+        self._is_told = False
 
     def add(self, result: AsyncResult) -> None:
         """Call the callbacks of a result when it is ready. In a worker, do nothing."""
@@ -82,7 +83,8 @@ class Callbacks:
             if not self._running:
                 threading.Thread(target=self._run, name='celery-couchdb-callbacks', daemon=True).start()
                 self._running = True
-        if self._sleeps:  # a group adds hundreds of results, and waking the thread for each costs as much as sending
+            is_told, self._is_told = self._is_told, True
+        if not is_told:  # a group adds hundreds of results, and waking the thread for each costs as much as sending
             self._mailbox.interrupt()
 
     def remove(self, result: Any) -> None:
@@ -126,27 +128,22 @@ class Callbacks:
     # -- in the thread
 
     def _run(self) -> None:
-        last_used = first_added = time.monotonic()
-        queued = 0
+        last_used, gather = time.monotonic(), _GATHER_SECONDS
         while True:
-            now = time.monotonic()
             try:
-                self._sleeps = True  # before the queue is checked, so that no entry is missed
-                self._sleeps = not self._queue
-                docs = self._mailbox.receive(_CHECK_SECONDS if self._sleeps else _QUIET_SECONDS)
-                self._sleeps = False
-                for doc in docs:
+                for doc in self._mailbox.receive(_CHECK_SECONDS):
                     self._call(doc)
-                now = time.monotonic()
-                if not queued:
-                    first_added = now
-                if queued == (queued := len(self._queue)) or now - first_added > _GATHER_SECONDS:
-                    self._process_queue()
-                    queued = len(self._queue)
+                if self._is_told:
+                    time.sleep(gather)
+                    self._is_told = False  # before the queue is processed, so that no entry is missed
+                began = time.monotonic()
+                self._process_queue()
+                gather = max(_GATHER_SECONDS, _GATHER_SHARE * (time.monotonic() - began))
             except CouchDBError as exc:
                 self._fail(exc)
             except Exception:  # if this thread ended, no callback would be called any more
                 logger.exception('unexpected error in the thread for callbacks of results, which continues')
+            now = time.monotonic()
             if self._held:
                 last_used = now
             with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,9 @@ from kombu_couchdb.errors import RETRIED
 from ..results.documents import Document, is_final
 from ..results.store import Store
 from .callbacks import Callbacks, groups_of
-from .mailbox import Mailbox
 from .read_ahead import ReadAhead
 from .subscriber import Subscriber
+from .watched import Mailbox
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -34,7 +34,6 @@ Meta = dict[str, Any]
 
 #: The least time between two checks for failures of earlier tasks in a chain, in seconds for each of these tasks.
 _PAUSE_PER_ANCESTOR_SECONDS = 0.005
-
 
 #: Before the timeout of a shorter wait, in seconds, the document is read, even if the subscriber watches it.
 _MIN_TIMEOUT_SECONDS = 1.0
@@ -179,27 +178,15 @@ class PushMixin:
         deadline = None if timeout is None else time.monotonic() + timeout
         awaited = {self.get_key_for_task(task_id) for task_id in task_ids}
         ids = {self.get_key_for_task(task_id): task_id for task_id in (*task_ids, *before)}
-        found: list[Document | None] = []
-        try:
-            with _time_limit(timeout):
-                if len(awaited) == 1 and not before and self._is_covered(next(iter(awaited)), timeout):
-                    pass  # the subscriber has read it or will read it in time, and delivers every change
-                elif len(awaited) == 1:  # earlier tasks matter only if this result is not ready
-                    found = [doc := self.read_ahead.read(next(iter(awaited)))]
-                    if before and not is_final(doc or {}):
-                        found += self.store.read_many(self.get_key_for_task(task_id) for task_id in before)
-                else:
-                    found = self.store.read_many(ids)
-        except RETRIED:
-            if not self.always_retry:
-                raise
+        found: list[Document] = []
+        with _time_limit(timeout), self._outages():
+            found = self._read_first(awaited, ids, timeout)
         mailbox: Mailbox | None = None
         try:
             while True:
-                if before:  # the awaited results first
-                    found.sort(key=lambda doc: doc is not None and doc['_id'] not in awaited)
+                found.sort(key=lambda doc: doc['_id'] not in awaited)
                 for doc in found:
-                    if doc is None or doc['_id'] not in ids:
+                    if doc['_id'] not in ids:
                         continue
                     meta = self.decode_document(doc)
                     if on_message is not None and doc['_id'] in awaited:
@@ -215,31 +202,44 @@ class PushMixin:
                     raise TimeoutError('The operation timed out.')
                 if mailbox is None:
                     mailbox = Mailbox()
-                    ahead = self.read_ahead.next_ids(next(iter(awaited))) if len(awaited) == 1 else ()
+                    ahead = self.read_ahead.to_watch(next(iter(awaited))) if len(awaited) == 1 else ()
                     self.subscriber.watch(mailbox, ids, ahead)
                 elif on_interval is not None:
-                    try:
-                        with _time_limit(remaining):
-                            on_interval()
-                    except RETRIED:
-                        if not self.always_retry:
-                            raise
+                    with _time_limit(remaining), self._outages():
+                        on_interval()
                 pause = interval or 0.5
-                found = [*mailbox.receive(pause if remaining is None else min(remaining, pause))]
+                found = mailbox.receive(pause if remaining is None else min(remaining, pause))
         finally:
             if mailbox is not None:
                 self.subscriber.unwatch(mailbox, ids)
+
+    def _read_first(self, awaited: set[str], ids: Collection[str], timeout: float | None) -> list[Document]:
+        """Return the documents with these `ids` that exist, unless the subscriber delivers them anyway."""
+        if len(awaited) != 1:
+            return [doc for doc in self.store.read_many(ids) if doc is not None]
+        [doc_id] = awaited
+        # Before a short timeout, the subscriber might not deliver it in time.
+        is_short = timeout is not None and timeout < _MIN_TIMEOUT_SECONDS
+        if len(ids) == 1 and not is_short and self.subscriber.will_deliver(doc_id, self.read_ahead.sent_ago(doc_id)):
+            return []
+        docs = [doc := self.read_ahead.read(doc_id)]
+        if not is_final(doc or {}):  # earlier tasks matter only if this result is not ready
+            docs += self.store.read_many(other for other in ids if other != doc_id)
+        return [doc for doc in docs if doc is not None]
+
+    @contextmanager
+    def _outages(self) -> Iterator[None]:
+        """Survive a server that does not respond if the setting `result_backend_always_retry` says so."""
+        try:
+            yield
+        except RETRIED:
+            if not self.always_retry:
+                raise
 
     def _on_interval(self, on_interval: Callable[[], Any], ancestors: Collection[AsyncResult]) -> None:
         """Read the unfinished earlier results together, and let Celery check them."""
         self.read_ahead.load([self.get_key_for_task(task.id) for task in ancestors if task._cache is None])
         on_interval()
-
-    def _is_covered(self, doc_id: str, timeout: float | None) -> bool:
-        """Tell whether the subscriber would deliver a result long before `timeout` if it were stored already."""
-        return (timeout is None or timeout >= _MIN_TIMEOUT_SECONDS) and (
-            self.subscriber.covers(doc_id) or self.subscriber.expects_later(self.read_ahead.sent_ago(doc_id))
-        )
 
 
 def _time_limit(seconds: float | None) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Reading ahead: results that are read one after the other, in the order of their tasks, need few requests.
+"""Results that are received before the program asks for them: their cache, and the prediction of what it asks for next.
 
 A program may send many tasks and then `get` their results in turn. Celery reads the results of a group in turn, too,
 when it does not wait for them: in `ready()`, in `completed_count()`, and in `get()` of a chord's body, which first
@@ -10,18 +10,26 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from celery import states
 
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document, is_expired
 from ..results.store import Recent, Store
-from .received import Received
 
-__all__ = ['ReadAhead']
+__all__ = ['Cache', 'ReadAhead']
 
 logger = get_logger(__name__)
+
+#: The most documents that are kept, the most characters of them, and for how long a success may be used, in seconds.
+_MAX_DOCS, _MAX_CHARACTERS, _MAX_AGE_SECONDS = 5000, 8_000_000, 60.0
+
+#: For how long any other state may be used, in seconds: it may be replaced at any time.
+_FRESH_SECONDS = 0.1
 
 #: Reading ahead begins after this number of reads, with less than `_MAX_PAUSE_SECONDS` from one to the next.
 _MIN_READS, _MAX_PAUSE_SECONDS = 3, 0.05
@@ -31,99 +39,161 @@ _REMEMBERED_TASKS = 5000
 
 #: The number of documents in one request, at first and at the most. It is twice the number of documents of the last
 #: request that were used, so a slow program reads few unused ones.
-_MIN_DOCS, _MAX_DOCS = 8, 250
+_MIN_READ, _MAX_READ = 8, 250
 
-#: The most documents that are watched together with the one before them that a thread waits for, and after how many
-#: seconds without a wait their number begins small again.
-_MAX_WINDOW, _WINDOW_SECONDS = 1000, 60.0
+#: The number of documents that are watched together with the one before them that a thread waits for, at first and at
+#: the most, and after how many seconds without a wait it is small again.
+_MIN_WATCHED, _MAX_WATCHED, _WATCHED_SECONDS = 8, 1000, 60.0
 
-#: How long a document that was read ahead may be used, in seconds. Each is used once.
-_FRESH_SECONDS = 0.1
+
+class Cache:
+    """Documents of results by their ids, the oldest first. Each is returned once. Thread-safe.
+
+    So the program that asks again, or another object of the same result, reads the document. `now` returns the server's
+    time.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over in a forked child, where a thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
+        #: By id: the document, its size in characters, and the monotonic time until which it may be used.
+        self._docs: OrderedDict[str, tuple[Document, int, float]] = OrderedDict()
+        self._characters = 0
+        #: How often a document was dropped.
+        self.drops = 0
+
+    def __contains__(self, doc_id: str) -> bool:
+        """Tell whether a success is kept under this id."""
+        return doc_id in self._docs and is_success(self._docs.get(doc_id, ({},))[0])
+
+    def add(self, docs: Sequence[Document], drops: int | None = None) -> None:
+        """Keep documents; if there are too many, drop the oldest ones.
+
+        `drops` is the number of drops before the documents were read: after another one they may be outdated.
+        """
+        with self._lock:
+            if drops is not None and drops != self.drops:
+                return
+            for doc in docs:
+                self._pop(doc['_id'])
+                size = len(repr(doc))
+                seconds = _MAX_AGE_SECONDS if is_success(doc) else _FRESH_SECONDS
+                self._docs[doc['_id']] = (doc, size, time.monotonic() + seconds)
+                self._characters += size
+            while len(self._docs) > _MAX_DOCS or self._characters > _MAX_CHARACTERS:
+                self._pop(next(iter(self._docs)))
+
+    def take(self, doc_id: str) -> Document | None:
+        """Remove a document and return it; return None if it is not kept, or has expired."""
+        if doc_id not in self._docs:
+            return None
+        with self._lock:
+            doc, _, until = self._pop(doc_id) or ({}, 0, float('-inf'))
+        return doc if time.monotonic() <= until and not is_expired(doc, self._now()) else None
+
+    def drop(self, doc_id: str) -> None:
+        """Forget a document, because this process replaces or deletes it."""
+        with self._lock:
+            self._pop(doc_id)
+            self.drops += 1
+
+    def _pop(self, doc_id: str) -> tuple[Document, int, float] | None:
+        found = self._docs.pop(doc_id, None)
+        if found is not None:
+            self._characters -= found[1]
+        return found
+
+
+def is_success(doc: Document) -> bool:
+    """Tell whether a document is the result of a task that has succeeded: it is never replaced."""
+    return bool(doc.get('status') == states.SUCCESS)
+
+
+class _Thread(threading.local):
+    """What one thread has done; the class has the values of a new thread."""
+
+    #: The document id of the last sent task, and when it was sent.
+    last_sent: tuple[str, float] = ('', 0.0)
+    #: How many reads followed each other quickly, when the last one ended, and how many documents of the last request
+    #: were used.
+    reads, last_read, used = 0, float('-inf'), 0
+    #: How many documents were to be watched with the last one that it waited for, and when.
+    watched, last_wait = 0, float('-inf')
 
 
 class ReadAhead:
-    """Reads documents of one store, and with them the documents that are likely to be read next.
+    """Reads documents of one store, and with them, into `cache`, those that the thread is likely to ask for next.
 
     Those are the ids that `following(doc_id, count)` returns, or else the ids that the same thread passed to `sent`
-    next. Successes that were read ahead are put into `received`.
+    next.
     """
 
-    def __init__(
-        self, store: Store, following: Callable[[str, int], list[str]], received: Received | None = None
-    ) -> None:
-        self._store, self._following, self._received = store, following, received or Received()
+    def __init__(self, store: Store, following: Callable[[str, int], list[str]], cache: Cache) -> None:
+        self._store, self._following, self._cache = store, following, cache
         #: By document id, the thread that sent the task.
         self._sent: Recent[int] = Recent(_REMEMBERED_TASKS)
-        self._local = threading.local()
+        self._thread = _Thread()
 
     def sent(self, doc_id: str) -> None:
         """Remember that a task was sent whose result will have this id."""
         self._sent[doc_id] = threading.get_ident()
-        self._local.last_sent = doc_id, time.monotonic()
-        self._received.take(doc_id)  # the result of an earlier task with this id
+        self._thread.last_sent = doc_id, time.monotonic()
+        self._cache.take(doc_id)  # the result of an earlier task with this id
 
     def sent_ago(self, doc_id: str) -> float | None:
         """Return how many seconds ago a task was sent, if this thread has sent no other since; otherwise None."""
-        last, sent_at = self._local.__dict__.get('last_sent', (None, 0.0))
+        last, sent_at = self._thread.last_sent
         return time.monotonic() - sent_at if last == doc_id else None
 
-    def next_ids(self, doc_id: str) -> list[str]:
-        """Return the ids of documents that are likely to be asked for after `doc_id`.
+    def to_watch(self, doc_id: str) -> list[str]:
+        """Return the ids of documents to watch together with `doc_id`, which this thread waits for.
 
-        Their number doubles with each call of the same thread, until it does not call for a minute.
+        Their number doubles with each call, until the thread does not wait for a minute.
         """
-        local, now = self._local.__dict__, time.monotonic()
-        is_recent = now - local.get('last_window', float('-inf')) < _WINDOW_SECONDS
-        local['window'] = min(2 * local['window'], _MAX_WINDOW) if is_recent else _MIN_DOCS
-        local['last_window'] = now
-        return self._next_ids(doc_id, local['window'])
-
-    def clear(self) -> None:
-        """Delete what was read ahead for this thread, because the thread writes to the database."""
-        self._local.__dict__.pop('docs', None)
+        own, now = self._thread, time.monotonic()
+        own.watched = min(2 * own.watched, _MAX_WATCHED) if now - own.last_wait < _WATCHED_SECONDS else _MIN_WATCHED
+        own.last_wait = now
+        return self._next_ids(doc_id, own.watched)
 
     def read(self, doc_id: str) -> Document | None:
         """Return a document, or None if there is none or it has expired.
 
-        A document that was read ahead is at most 0.1 seconds old. *Raises* the errors of `kombu_couchdb.errors`.
+        If it was read ahead and is no success, it is at most 0.1 seconds old. *Raises* the errors of
+        `kombu_couchdb.errors`.
         """
-        local, now = self._local.__dict__, time.monotonic()
-        if (doc := self._received.take(doc_id)) is not None and not is_expired(doc, self._store.client.clock.now()):
-            local.get('docs', {}).pop(doc_id, None)  # used: the next request is larger
-            local.update(reads=local.get('reads', 0) + 1, last=now)
-            return doc
-        docs: dict[str, Document | None] = local.get('docs', {})
-        reads = local.get('reads', 0) + 1 if now - local.get('last', 0.0) < _MAX_PAUSE_SECONDS else 0
-        if doc_id not in docs or now > local['until']:
-            used = local.get('count', 0) - len(docs)
-            count = max(_MIN_DOCS, min(2 * used, _MAX_DOCS))
-            ids = [doc_id, *(self._next_ids(doc_id, count - 1) if reads >= _MIN_READS else ())]
-            local['count'] = len(ids)
-            docs = {}
-            if len(ids) > 1:
-                try:
-                    docs = dict(zip(ids, self._store.read_many(ids), strict=True))
-                    self._keep([doc for doc in docs.values() if doc is not None and doc['_id'] != doc_id])
-                except CouchDBError as exc:
-                    # The error may concern another document only.
-                    logger.debug('results cannot be read ahead, and are read one by one: %s', exc)
-            if not docs:
-                docs = {doc_id: self._store.read(doc_id)}
-            local['until'] = time.monotonic() + _FRESH_SECONDS
-        local.update(docs=docs, reads=reads, last=time.monotonic())
-        return docs.pop(doc_id)
-
-    def load(self, ids: list[str]) -> None:
-        """Read the documents that this thread reads next: one request for each 250."""
-        if len(ids) < _MIN_READS:
-            return
+        own = self._thread
+        own.reads = own.reads + 1 if time.monotonic() - own.last_read < _MAX_PAUSE_SECONDS else 0
         try:
-            docs = dict(zip(ids, self._store.read_many(ids), strict=True))
-        except CouchDBError as exc:
+            doc = self._cache.take(doc_id)
+            if doc is not None:
+                own.used += 1
+            elif own.reads >= _MIN_READS:
+                ids = [doc_id, *self._next_ids(doc_id, max(_MIN_READ, min(2 * own.used, _MAX_READ)) - 1)]
+                own.used = 1
+                self.load(ids, least=2)
+                doc = self._cache.take(doc_id)
+            if doc is None:
+                return self._store.read(doc_id)
+            return doc if '_rev' in doc else None
+        finally:
+            own.last_read = time.monotonic()
+
+    def load(self, ids: Sequence[str], least: int = _MIN_READS) -> None:
+        """Read documents that this thread reads next, unless they are few: one request for each 250."""
+        if len(ids) < least:
+            return
+        drops = self._cache.drops
+        try:
+            docs = self._store.read_many(ids)
+        except CouchDBError as exc:  # it may concern another document than the one that is read next
             logger.debug('results cannot be read ahead, and are read one by one: %s', exc)
         else:
-            until = time.monotonic() + _FRESH_SECONDS
-            self._local.__dict__.update(docs=docs, count=len(docs), until=until)
+            # A missing document has an id only. If they are too many for the cache, it keeps those that are read first.
+            self._cache.add([doc or {'_id': doc_id} for doc_id, doc in zip(ids, docs, strict=True)][::-1], drops)
 
     def _next_ids(self, doc_id: str, count: int) -> list[str]:
         found = self._following(doc_id, count)
@@ -136,7 +206,3 @@ class ReadAhead:
             return []
         after = itertools.islice(sent, sent.index(doc_id) + 1, None)
         return list(itertools.islice((other for other in after if self._sent.get(other) == thread), count))
-
-    def _keep(self, docs: list[Document]) -> None:
-        for doc in docs:
-            self._received.add(doc)

@@ -5,8 +5,9 @@ response then serves many calls of `get`. It sends no requests when nothing wait
 CouchDB looks each of them up by its id, regardless of the length of the history, and responds at once if it exists: one
 request both reads the documents and waits for them. For more documents it is cheaper to receive every change.
 
-If others store many results in the database, a feed costs more than the results that it brings, see `traffic`. Then the
-subscriber asks for the watched documents, at times at which their results may be expected, until the database is quiet.
+If others store many results in the database, a feed costs more than the results that it brings, see `timing.Traffic`.
+Then the subscriber asks for the watched documents, at times at which their results may be expected, until the database
+is quiet. If a response of the feed cannot be read, it asks as well, for a minute.
 
 While the connection is down no change is lost: afterwards all watched documents are read again.
 """
@@ -29,13 +30,11 @@ from kombu_couchdb.errors import RETRIED, AccessDenied, AnswerTooLarge, Configur
 from kombu_couchdb.log import get_logger
 
 from ..options import Options
-from ..results.documents import Document, is_expired
+from ..results.documents import Document
 from ..results.store import Store
-from .mailbox import Mailbox
-from .pacing import Pacing
-from .received import Received
-from .traffic import Traffic
-from .watched import Watched
+from .read_ahead import Cache
+from .timing import Pacing, Traffic
+from .watched import Mailbox, Watched
 
 __all__ = ['Subscriber']
 
@@ -46,21 +45,24 @@ logger = get_logger(__name__)
 #: document. To begin with every change costs two more requests.
 _MAX_DOC_IDS = 10
 
-#: The most changes in one response while every change is received: without their documents, and with them.
-_MAX_CHANGES, _MAX_CHANGES_WITH_DOCS = 2000, 250
+#: The most changes in one response while every change is received.
+_MAX_CHANGES = 250
 
 #: Documents that nothing waits for yet are watched for so long after the last thread has stopped waiting, in seconds,
 #: and until the server's next empty line.
 _LINGER_SECONDS = 0.1
 
-#: After a response the subscriber pauses at least for so long, in seconds, see also `pacing`. During the pause, threads
-#: that have received their documents stop watching.
+#: After a response the subscriber pauses at least for so long, in seconds, see also `timing.Pacing`. During the pause,
+#: threads that have received their documents stop watching.
 _MIN_PAUSE_SECONDS = 0.002
 
 #: If new ids interrupt a wait that took less time than `_SHORT_WAIT_SECONDS`, more new ids are likely. Then the
 #: subscriber polls, with a pause of `_POLL_SECONDS` after each request, until no new ids come. A wait would be
 #: interrupted again.
 _SHORT_WAIT_SECONDS, _POLL_SECONDS = 0.1, 0.015
+
+#: How long documents are asked for after a response of the feed could not be read, in seconds.
+_UNREADABLE_SECONDS = 60.0
 
 #: How long the request that counts the updates may take, in seconds. The feed cannot notice a silent server meanwhile.
 _COUNTING_SECONDS = 10.0
@@ -77,7 +79,7 @@ class Subscriber:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.received = Received()
+        self.cache = Cache(store.client.clock.now)
         self.reset()
         reset_in_child(self)
 
@@ -91,39 +93,38 @@ class Subscriber:
 
     def reset(self) -> None:
         """Start over in a forked child: the thread and the mailboxes belong to the parent process."""
-        self.received.reset()
-        self._watched = Watched(self.received)
+        self.cache.reset()
+        self._watched = Watched(self.cache)
         self._changed = self._watched.changed
         self._longpoll = Longpoll(self.store.client)
         self._running = False
-        #: The update sequence from which the next wait starts, for the watched ids except `_unread`.
+        #: The update sequence from which the next wait starts, for the watched ids except the unread ones.
         self._since: Any = None
         #: Whether every change is received, instead of those of the watched ids.
         self._receives_all = False
-        #: Up to this number of watched ids, their documents are requested by id.
-        self._max_doc_ids = _MAX_DOC_IDS
         #: Whether new ids come too often to wait for changes.
         self._polls = False
+        #: The monotonic time until which the feed is not followed, because a response of it could not be read.
+        self._unreadable_until = float('-inf')
         self._pacing, self._spacing = Pacing(), 0.0
         self._traffic, self._asked = Traffic(), float('-inf')
-        #: Whether responses may contain documents while every change is received.
-        self._may_have_docs = True
 
-    def covers(self, doc_id: str) -> bool:
-        """Tell whether this document needs no read: the subscriber watches it already, and has read it or will."""
-        return self._since is not None and doc_id in self._watched.ahead
+    def will_deliver(self, doc_id: str, sent_ago: float | None) -> bool:
+        """Tell whether a document needs no read before it is watched.
 
-    def expects_later(self, seconds: float | None) -> bool:
-        """Tell whether a result is probably not stored so many seconds after its task was sent. None: not known."""
-        return seconds is not None and seconds < self._watched.expectation.seconds
+        That is so if it is watched ahead already, or if its task was sent so few seconds ago that its result is
+        probably not stored yet. None: the time is not known.
+        """
+        is_expected_later = sent_ago is not None and sent_ago < self._watched.expectation.seconds
+        return is_expected_later or (self._since is not None and doc_id in self._watched.ahead)
 
     def watch(self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str] = ()) -> None:
         """Deliver the documents with these ids to `mailbox`, until `unwatch`.
 
-        The documents with the ids `ahead` are watched as well. Successes among them are put into `received`.
+        The documents with the ids `ahead` are watched as well. Successes among them are put into `cache`.
         """
         with self._changed:
-            if self._watched.add(mailbox, ids, ahead, self.take):
+            if self._watched.add(mailbox, ids, ahead):
                 self._longpoll.interrupt()
             self._changed.notify_all()
             if not self._running:
@@ -134,17 +135,13 @@ class Subscriber:
         """Stop delivering the documents with these ids to `mailbox`."""
         with self._changed:
             self._watched.remove(mailbox, ids)
-            if not self._watched:
+            if not self._watched.ids:
                 self._longpoll.interrupt()
 
-    def take(self, doc_id: str) -> Document | None:
-        """Return a success that was received before, once; None if there is none or it has expired."""
-        doc = self.received.take(doc_id)
-        return None if doc is None or is_expired(doc, self.store.client.clock.now()) else doc
-
     def drop(self, doc_id: str) -> None:
-        """Forget what was received of a document, because this process deletes it."""
+        """Forget what was received of a document, because this process replaces or deletes it."""
         self._watched.drop(doc_id)
+        self.cache.drop(doc_id)
 
     def is_watching(self, mailbox: Mailbox, doc_id: str) -> bool:
         """Tell whether a document is still delivered to `mailbox`: not after an error was delivered in its place."""
@@ -152,12 +149,17 @@ class Subscriber:
 
     # -- in the subscriber's thread
 
+    @property
+    def _asks(self) -> bool:
+        """Whether the subscriber asks for documents, and does not follow the feed."""
+        return self._traffic.is_busy or time.monotonic() < self._unreadable_until
+
     def _run(self) -> None:
         pause, retry = 0.0, _MIN_RETRY_SECONDS
         while self._wait_for_mailboxes():
             time.sleep(pause)  # limits the number of requests
             with self._changed:
-                if self._traffic.is_busy:
+                if self._asks:
                     self._wait_until_due()
                 elif self._spacing:  # a document that nothing has watched before does not wait
                     self._changed.wait_for(lambda: self._watched.unread, self._spacing)
@@ -167,15 +169,13 @@ class Subscriber:
             if not self._watched.mailboxes:
                 continue
             try:
-                pause = self._request(watched, unread, generation)
+                pause = self._ask(watched) if self._asks else self._follow(watched, unread, generation)
                 if retry > _MIN_RETRY_SECONDS:
                     logger.info('results are received again')
                 retry = _MIN_RETRY_SECONDS
             except RETRIED as exc:
-                if isinstance(exc, AnswerTooLarge) and self._max_doc_ids:
-                    # The results are large. From now on receive changes without documents.
-                    self._max_doc_ids, self._may_have_docs, pause = 0, False, 0.0
-                    self._watched.clear_ahead()
+                if isinstance(exc, AnswerTooLarge) and not self._asks:
+                    pause = self._stop_following()
                     continue
                 level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one warning for each outage
                 logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
@@ -191,8 +191,7 @@ class Subscriber:
                 self._changed.wait_for(lambda: watched.mailboxes, _LINGER_SECONDS)
             if not watched.mailboxes:
                 watched.clear_ahead()
-                self._since, self._max_doc_ids = None, _MAX_DOC_IDS
-                self._may_have_docs = True
+                self._since = None
                 self._changed.wait_for(lambda: watched.mailboxes, _IDLE_SECONDS)
             if not watched.mailboxes:
                 self._running = False
@@ -203,49 +202,46 @@ class Subscriber:
         while self._watched.mailboxes and (seconds := self._watched.due(self._asked) - time.monotonic()) > 0:
             self._changed.wait(seconds)
 
-    def _ask(self, watched: set[str]) -> None:
-        """Deliver the watched documents that exist, without the feed."""
+    def _ask(self, watched: set[str]) -> float:
+        """Deliver the watched documents that exist, without the feed; return the pause after that: none."""
         ids, asked, self._asked = list(watched), self._asked, time.monotonic()
         self._since = None  # the feed begins anew afterwards
         docs = self.store.read_many(ids)
-        self._watched.forget_states([doc_id for doc_id, doc in zip(ids, docs, strict=True) if doc is None])
-        self._traffic.add_results(self._watched.deliver(docs, asked))
+        self._traffic.add_results(self._watched.deliver(zip(ids, docs, strict=True), asked))
         self._count_updates()
+        return 0.0
 
     def _count_updates(self) -> None:
         if self._traffic.is_due(now := time.monotonic()):
             with time_limit(_COUNTING_SECONDS):
                 self._traffic.count(self.store.sequence(), now)
 
-    def _request(self, watched: set[str], unread: set[str], generation: int) -> float:
+    def _follow(self, watched: set[str], unread: set[str], generation: int) -> float:
         """Deliver existing documents, wait for changes and deliver them; return the pause after that, in seconds."""
-        if self._traffic.is_busy:
-            self._ask(watched)
-            return 0.0
-        many = len(watched) > self._max_doc_ids
+        many = len(watched) > _MAX_DOC_IDS
         if self._since is None or many != self._receives_all:
             self._watched.forget_states()
             self._since, self._receives_all, unread = self.store.sequence() if many else 0, many, watched
-        if many:
+        if many and unread:
             # Read from every copy: the feed never reports a change that its node had received before `_since`, and a
             # read from the other nodes only may miss that change.
-            self._watched.deliver(self.store.read_many(unread, everywhere=True))
+            ids = list(unread)
+            self._watched.deliver(zip(ids, self.store.read_many(ids, everywhere=True), strict=True))
         since = 0 if unread and not many else self._since
         body = {} if many else {'doc_ids': sorted(watched)}
-        docs = self._may_have_docs or not many
-        limit = len(watched) if not many else _MAX_CHANGES_WITH_DOCS if docs else _MAX_CHANGES
+        limit = _MAX_CHANGES if many else len(watched)
         if unread and self._polls:
             # New ids cannot interrupt this request, so threads that began to wait earlier receive what exists for them.
-            self._process(self.store.client.changes(since, body, limit, docs=docs), watched, docs)
+            self._process(self.store.client.changes(since, body, limit, docs=True), watched)
             return _POLL_SECONDS
         began = time.monotonic()
-        response = self._longpoll.wait(generation, since, body, docs=docs, limit=limit, is_wanted=self._is_wanted)
+        response = self._longpoll.wait(generation, since, body, limit=limit, is_wanted=self._is_wanted)
         self._polls = response is None and time.monotonic() - began < _SHORT_WAIT_SECONDS
         if response is None:
             if unread and not many:
                 self._since = None  # the unread documents are still unread
             return 0.0
-        count = self._process(response, watched, docs)
+        count = self._process(response, watched)
         self._spacing = self._pacing.pause(count, self._watched.others(), time.monotonic())
         return _MIN_PAUSE_SECONDS
 
@@ -255,36 +251,28 @@ class Subscriber:
             self._watched.mailboxes or time.monotonic() - self._watched.left_at < _LINGER_SECONDS
         )
 
-    def _process(self, response: Document, watched: set[str], docs: bool) -> int:
-        """Deliver the documents that a response of the changes feed names, or has with `docs`; return their number."""
-        changes = response['results']
-        self._watched.forget_states([row['id'] for row in changes if row.get('deleted')])
-        rows = [row for row in changes if row['id'] in watched and not row.get('deleted')]
+    def _process(self, response: Document, watched: set[str]) -> int:
+        """Deliver the documents in a response of the changes feed; return the number of watched ones."""
+        rows = [row for row in response['results'] if row['id'] in watched]
+        self._watched.deliver((row['id'], None if row.get('deleted') else row.get('doc')) for row in rows)
+        count = sum(not row.get('deleted') for row in rows)
         self._since = response['last_seq']
-        self._traffic.add_results(len(rows))
+        self._traffic.add_results(count)
         self._traffic.count(self._since, time.monotonic())
-        if docs:
-            self._watched.deliver(row.get('doc') for row in rows)
-            return len(rows)
-        found = self.store.read_many(row['id'] for row in rows)
-        self._watched.deliver(found)
-        # In a cluster, the nodes that have read a document may not have received its change yet.
-        late = {
-            row['id']
-            for row, doc in zip(rows, found, strict=True)
-            if doc is None or _generation(doc['_rev']) < _generation(row['changes'][0]['rev'])
-        }
-        self._watched.read_again(late)
-        return len(rows)
+        return count
+
+    def _stop_following(self) -> float:
+        """Ask for the documents that threads wait for: a response, perhaps for other documents, cannot be read."""
+        self._watched.clear_ahead()
+        self._unreadable_until = time.monotonic() + _UNREADABLE_SECONDS
+        return 0.0
 
     def _fail(self, watched: set[str], exc: Exception) -> None:
         """Deliver an error to the mailboxes of the documents that cause it, or of all if no document causes it."""
         errors: dict[str, CouchDBError] = {}
         self._since = None  # the next request reads everything again, also what was unread now
-        if self._watched.ahead or (self._receives_all and self._may_have_docs):
-            # The error may concern a document that nothing waits for.
-            self._watched.clear_ahead()
-            self._may_have_docs = False
+        if self._watched.ahead or (self._receives_all and not self._asks):
+            self._stop_following()
             return
         if not isinstance(exc, (AccessDenied, NotCouchDB, ConfigurationError)):
             for doc_id in watched:
@@ -303,10 +291,6 @@ class Subscriber:
             )
             errors = dict.fromkeys(watched, error)
         self._watched.fail(errors)
-
-
-def _generation(rev: str) -> int:
-    return int(rev.partition('-')[0])
 
 
 _subscribers: Shared[tuple[Address, str], Subscriber] = Shared(WeakValueDictionary())

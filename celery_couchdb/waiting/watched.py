@@ -1,34 +1,86 @@
-"""The watched documents: for which mailboxes, which are watched ahead, and which were not read yet. No I/O."""
+"""The watched documents: the mailboxes of the threads that wait for them, and those that are watched ahead. No I/O."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from queue import Empty, SimpleQueue
 
 from kombu_couchdb.errors import CouchDBError
 
 from ..results.documents import Document, is_final
-from .expectation import Expectation
-from .mailbox import Mailbox
-from .received import Ahead, Received
+from .read_ahead import Cache, is_success
+from .timing import Expectation
 
-__all__ = ['Watched']
+__all__ = ['Mailbox', 'Watched']
 
 #: The pause between two requests that ask for documents, at least, in seconds for each document. For 1,000 documents
 #: that do not exist, such a request costs the server 12 ms, measured on CouchDB 3.5.
 _PAUSE_PER_DOC_SECONDS = 0.0005
 
+#: The most documents that are watched although nothing waits for them yet, and the largest of them that is kept without
+#: being a success, in characters.
+_MAX_AHEAD, _MAX_STATE_CHARACTERS = 1000, 4000
+
+
+class Mailbox:
+    """Documents for one waiting thread, from the subscriber's thread."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Document | CouchDBError | None] = SimpleQueue()
+        self._revs: dict[str, str] = {}
+
+    def deliver(self, item: Document | CouchDBError) -> None:
+        """Put in a document, unless the same revision was delivered before; or the error that prevents delivery."""
+        if isinstance(item, dict):
+            if self._revs.get(item['_id']) == item['_rev']:
+                return
+            self._revs[item['_id']] = item['_rev']
+        self._items.put(item)
+
+    def interrupt(self) -> None:
+        """End a running `receive` early, or else the next one."""
+        self._items.put(None)
+
+    def receive(self, timeout: float | None) -> list[Document]:
+        """Return the delivered documents, waiting up to `timeout` seconds for the first.
+
+        *Raises* a delivered error once no document is left to return.
+        """
+        docs: list[Document] = []
+        try:
+            item = self._items.get(timeout=timeout)
+            while True:
+                if isinstance(item, CouchDBError):
+                    if not docs:
+                        raise item
+                    self._items.put(item)  # the next call raises it, after these documents
+                    return docs
+                if item is not None:
+                    docs.append(item)
+                item = self._items.get_nowait()
+        except Empty:
+            return docs
+
+    def forget_revision(self, doc_id: str) -> None:
+        """Forget which revision of a document was delivered: nothing watches it any more."""
+        self._revs.pop(doc_id, None)
+
 
 class Watched:
-    """The documents that one subscriber watches. Thread-safe; `changed` guards it, and may be held by the caller."""
+    """The documents that one subscriber watches. Thread-safe; `changed` guards it, and may be held by the caller.
 
-    def __init__(self, received: Received) -> None:
+    Successes that arrive before a thread waits for them are put into `cache`.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
         self.changed = threading.Condition()
         #: By document id: the mailboxes of the threads that wait for the document.
         self.mailboxes: dict[str, set[Mailbox]] = {}
-        #: The documents that nothing waits for yet.
-        self.ahead = Ahead(received)
+        #: The documents that nothing waits for yet, by id: the latest state that was received, or None.
+        self.ahead: dict[str, Document | None] = {}
         #: By document id: the monotonic time at which the wait for the result began.
         self._began: dict[str, float] = {}
         self.expectation = Expectation()
@@ -37,39 +89,41 @@ class Watched:
         #: The monotonic time at which the last thread stopped waiting.
         self.left_at = 0.0
 
-    def __bool__(self) -> bool:
-        """Return whether anything is watched."""
-        return bool(self.mailboxes or self.ahead)
-
     @property
     def ids(self) -> set[str]:
         """The ids of all watched documents."""
         return self.mailboxes.keys() | self.ahead.keys()
 
-    def add(
-        self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str], take: Callable[[str], Document | None]
-    ) -> bool:
+    def add(self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str]) -> bool:
         """Watch documents for `mailbox`, and others ahead; tell whether one of them must be read.
 
-        `take(doc_id)` returns a document that was received before. What is known of `ids` is delivered at once.
+        What is known of `ids` is delivered at once.
         """
         with self.changed:
             is_new = False
             for doc_id in ids:
+                is_read = doc_id in self.ahead
+                known = self.ahead.pop(doc_id, None)  # later changes are delivered to the mailbox
+                if known is None and doc_id in self._cache:
+                    known = self._cache.take(doc_id)
                 self.mailboxes.setdefault(doc_id, set()).add(mailbox)
-                known = take(doc_id)
-                if known is None and doc_id in self.ahead:
-                    known = self.ahead.pop(doc_id)  # later changes are delivered to the mailbox
-                elif known is None:
-                    self.unread.add(doc_id)
-                    is_new = True
                 if known is not None:
                     mailbox.deliver(known)
+                elif not is_read:
+                    self.unread.add(doc_id)
+                    is_new = True
                 if known is None or not is_final(known):
                     self._began.setdefault(doc_id, time.monotonic())
             if is_new:
-                self.unread |= self.ahead.extend(doc_id for doc_id in ahead if doc_id not in self.mailboxes)
+                self._extend(ahead)
             return is_new
+
+    def _extend(self, ahead: Iterable[str]) -> None:
+        watched = self.ids
+        new = [doc_id for doc_id in ahead if doc_id not in watched and doc_id not in self._cache]
+        added = new[: max(0, _MAX_AHEAD - len(self.ahead))]
+        self.ahead.update(dict.fromkeys(added))
+        self.unread.update(added)
 
     def remove(self, mailbox: Mailbox, ids: Iterable[str]) -> None:
         """Watch these documents for `mailbox` no more."""
@@ -95,28 +149,35 @@ class Watched:
             unread, self.unread = self.unread, set()
             return unread
 
-    def read_again(self, ids: set[str]) -> None:
-        """Count those of these documents that are watched as not read."""
-        with self.changed:
-            self.unread |= ids & self.ids
-
-    def deliver(self, docs: Iterable[Document | None], asked: float | None = None) -> int:
+    def deliver(self, docs: Iterable[tuple[str, Document | None]], asked: float | None = None) -> int:
         """Deliver documents to their mailboxes, or keep those that are watched ahead; return the number of results.
 
-        `asked` is the monotonic time at which they were asked for before. Without it, they come from the feed.
+        They are given with their ids; None was deleted. `asked` is the monotonic time at which they were asked for
+        before. Without it, they come from the feed.
         """
+        number = 0
         with self.changed:
-            number = len(self.ahead)
-            for doc in docs:
-                if doc is not None and not doc.get('_deleted'):
-                    for mailbox in tuple(self.mailboxes.get(doc['_id'], ())):
+            for doc_id, doc in docs:
+                if doc_id in self.ahead:
+                    number += self._keep(doc_id, doc)
+                elif doc is not None:
+                    for mailbox in tuple(self.mailboxes.get(doc_id, ())):
                         mailbox.deliver(doc)
-                    self.ahead.keep(doc)
-                    if is_final(doc) and (began := self._began.pop(doc['_id'], None)) is not None:
+                    if is_final(doc) and (began := self._began.pop(doc_id, None)) is not None:
                         number += 1
                         most = time.monotonic() - began
                         self.expectation.learn(most if asked is None else max(0.0, asked - began), most)
-            return number - len(self.ahead)
+        return number
+
+    def _keep(self, doc_id: str, doc: Document | None) -> bool:
+        """Keep the state of a document; tell whether it is watched no longer: it is a success, or too large."""
+        if doc is not None and is_success(doc):
+            self._cache.add([doc])
+        elif doc is None or len(repr(doc)) <= _MAX_STATE_CHARACTERS:
+            self.ahead[doc_id] = doc
+            return False
+        del self.ahead[doc_id]
+        return True
 
     def due(self, asked: float) -> float:
         """Return the monotonic time at which to ask for the documents, if they were asked for last at the time `asked`.
@@ -141,21 +202,21 @@ class Watched:
             mailbox.deliver(error)
 
     def drop(self, doc_id: str) -> None:
-        """Forget what was received of a document."""
+        """Watch a document no more if nothing waits for it: this process deletes it."""
         with self.changed:
-            self.ahead.drop(doc_id)
+            self.ahead.pop(doc_id, None)
             if doc_id not in self.mailboxes:
                 self.unread.discard(doc_id)
 
-    def forget_states(self, ids: Iterable[str] | None = None) -> None:
-        """Forget what is known of the documents that are watched ahead: of these, or of all."""
+    def forget_states(self) -> None:
+        """Forget what is known of the documents that are watched ahead, because they are read again."""
         with self.changed:
-            self.ahead.forget_states(list(self.ahead) if ids is None else ids)
+            self.ahead = dict.fromkeys(self.ahead)
 
     def clear_ahead(self) -> None:
         """Watch only what threads wait for."""
         with self.changed:
-            self.unread -= self.ahead.keys() - self.mailboxes.keys()
+            self.unread -= self.ahead.keys()
             self.ahead.clear()
 
     def others(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from celery_couchdb.waiting.mailbox import Mailbox
+from celery_couchdb.waiting.watched import Mailbox
 from kombu_couchdb.couchdb import bounds
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AnswerTooLarge

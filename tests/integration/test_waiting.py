@@ -20,9 +20,9 @@ from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.waiting.mailbox import Mailbox
+from celery_couchdb.waiting.watched import Mailbox
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import CouchDBError, ServerUnavailable
+from kombu_couchdb.errors import CouchDBError, RequestRefused, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Request
 
@@ -306,6 +306,47 @@ def test_response_that_python_cannot_parse(
     assert isinstance(waits[0].value(), CouchDBError)
     worker.mark_as_done(good, 'fine')
     assert waits[1].value() == 'fine'
+
+
+def test_outage_while_the_bad_document_is_searched(
+    app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [task_id] = ids(1)
+    subscriber, failed = app.backend.subscriber, list[str]()
+
+    def fail_once(owner: Any, name: str, error: Exception) -> None:
+        call = getattr(owner, name)
+
+        def fail(*args: Any, **options: Any) -> Any:
+            if name in failed or threading.current_thread().name != READER:
+                return call(*args, **options)
+            failed.append(name)
+            raise error
+
+        monkeypatch.setattr(owner, name, fail)
+
+    fail_once(subscriber._longpoll, 'wait', RequestRefused('odd'))
+    fail_once(subscriber.store, 'read', ServerUnavailable('no response'))
+    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    wait_for(lambda: failed == ['wait', 'read'], 'both failures')
+    worker.mark_as_done(task_id, 1)
+    assert waiting.value() == 1
+
+
+def test_response_for_results_that_nothing_waits_for_cannot_be_read(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sent_tasks(app, 2)
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise RequestRefused('odd')
+
+    monkeypatch.setattr(app.backend.subscriber._longpoll, 'wait', refuse)
+    waiting = Waiting(partial(first.get, timeout=PATIENCE))
+    wait_for(partial(is_asked_for, sent, first.id), 'the request')
+    worker.mark_as_done(first.id, 1)
+    worker.mark_as_done(second.id, 2)
+    assert [waiting.value(), second.get(timeout=PATIENCE)] == [1, 2]
 
 
 def test_thread_that_cannot_be_started(app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,7 +697,7 @@ def sent_tasks(app: Celery, count: int) -> list[AsyncResult]:
 
 def is_known(app: Celery, result: AsyncResult) -> bool:
     key = app.backend.get_key_for_task(result.id)
-    return key in app.backend.subscriber.received
+    return key in app.backend.subscriber.cache
 
 
 def test_one_look_serves_the_results_that_are_asked_for_next(
@@ -770,7 +811,7 @@ def test_many_results_in_turn_take_few_requests(app: Celery, worker: CouchDBBack
 def busy(app: Celery, worker: CouchDBBackend, client: Client) -> None:
     """Others have stored many results while this process waited for two."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('celery_couchdb.waiting.traffic._MIN_SECONDS', 0.0)
+        patch.setattr('celery_couchdb.waiting.timing._MIN_SECONDS', 0.0)
         for name in ids(2):
             waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
             wait_for(partial(is_watched, app, name), 'the wait')
@@ -863,8 +904,8 @@ def test_outage_while_results_are_asked_for(
 def test_changes_are_followed_again_when_the_database_is_quiet(
     app: Celery, worker: CouchDBBackend, sent: list[Request], monkeypatch: pytest.MonkeyPatch, busy: None
 ) -> None:
-    monkeypatch.setattr('celery_couchdb.waiting.traffic._MIN_SECONDS', 0.0)
-    monkeypatch.setattr('celery_couchdb.waiting.traffic._COUNT_SECONDS', 0.0)
+    monkeypatch.setattr('celery_couchdb.waiting.timing._MIN_SECONDS', 0.0)
+    monkeypatch.setattr('celery_couchdb.waiting.timing._COUNT_SECONDS', 0.0)
     [name] = ids(1)
     sent.clear()
     waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))

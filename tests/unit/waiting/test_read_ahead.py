@@ -1,4 +1,4 @@
-"""Reading results ahead (`waiting.read_ahead`), with a store in memory and a simulated clock."""
+"""Results that are received before the program asks for them (`waiting.read_ahead`), with a store in memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ import pytest
 
 from celery_couchdb.results.store import Recent, Store
 from celery_couchdb.waiting import read_ahead as module
-from celery_couchdb.waiting.read_ahead import ReadAhead
+from celery_couchdb.waiting.read_ahead import Cache, ReadAhead
 
 Document = dict[str, Any]
 
 
 class FakeStore:
-    """A store that has every document, and counts requests."""
+    """A store that has every document, with a simulated clock. It records how many documents each request reads."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    def __init__(self, status: str = 'STARTED') -> None:
+        self.now, self.status = 100.0, status
         self.requests: list[int] = []
 
-    def read(self, doc_id: str) -> Document:
-        self.requests.append(1)
-        return {'_id': doc_id}
+    def read(self, doc_id: str) -> Document | None:
+        return self.read_many([doc_id])[0]
 
-    def read_many(self, ids: Iterable[str]) -> list[Document]:
-        found = [{'_id': doc_id} for doc_id in ids]
+    def read_many(self, ids: Iterable[str]) -> list[Document | None]:
+        found: list[Document | None] = [self.doc(doc_id) for doc_id in ids]
         self.requests.append(len(found))
         return found
+
+    def doc(self, doc_id: str, value: Any = 1) -> Document:
+        return {'_id': doc_id, '_rev': '1-x', 'status': self.status, 'value': value}
 
 
 @pytest.fixture
@@ -40,13 +42,18 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     return store
 
 
+@pytest.fixture
+def cache() -> Cache:
+    return Cache(lambda: 0.0)
+
+
 def reading(store: FakeStore, sent: Iterable[str], following: Iterable[str] = ()) -> ReadAhead:
     known = list(following)
 
     def after(doc_id: str, count: int) -> list[str]:
         return known[known.index(doc_id) + 1 :][:count] if doc_id in known else []
 
-    ahead = ReadAhead(cast(Store, store), after)
+    ahead = ReadAhead(cast(Store, store), after, Cache(lambda: 0.0))
     for doc_id in sent:
         ahead.sent(doc_id)
     return ahead
@@ -54,7 +61,7 @@ def reading(store: FakeStore, sent: Iterable[str], following: Iterable[str] = ()
 
 def ask(store: FakeStore, ahead: ReadAhead, ids: Iterable[str], pause: float) -> None:
     for doc_id in ids:
-        assert ahead.read(doc_id) == {'_id': doc_id}
+        assert ahead.read(doc_id) == store.doc(doc_id)
         store.now += pause
 
 
@@ -72,21 +79,32 @@ def test_slow_reader_reads_little_in_vain(store: FakeStore) -> None:
     assert max(store.requests) == 8
 
 
-def test_successes_stay_valid_for_a_slow_reader_and_requests_grow(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read_many(ids: Iterable[str]) -> list[Document]:
-        return [{**doc, 'status': 'SUCCESS'} for doc in FakeStore.read_many(store, ids)]
-
-    monkeypatch.setattr(store, 'read_many', read_many)
-    monkeypatch.setattr(store, 'client', SimpleNamespace(clock=SimpleNamespace(now=lambda: 0.0)), raising=False)
-    ahead = reading(store, IDS)
-    for doc_id in IDS:
-        doc = ahead.read(doc_id)
-        assert doc is not None
-        assert doc['_id'] == doc_id
-        store.now += 0.03
+def test_successes_stay_valid_for_a_slow_reader_and_requests_grow(store: FakeStore) -> None:
+    store.status = 'SUCCESS'
+    ask(store, reading(store, IDS), IDS, 0.03)
     assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
+
+
+def test_missing_documents_are_read_ahead(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, 'doc', lambda doc_id: None)
+    ask(store, reading(store, IDS), IDS, 0.0001)
+    assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
+
+
+def test_documents_that_are_replaced_while_they_are_read_are_not_kept(store: FakeStore) -> None:
+    ahead = reading(store, [])
+    read_many = store.read_many
+
+    def replaced(ids: Iterable[str]) -> list[Document | None]:
+        found = read_many(ids)
+        ahead._cache.drop(IDS[1])
+        return found
+
+    store.read_many = replaced  # type: ignore[method-assign]
+    ahead.load(IDS[:10])
+    store.read_many = read_many  # type: ignore[method-assign]
+    ask(store, ahead, IDS[:3], 0.06)
+    assert store.requests == [10, 1, 1, 1]
 
 
 def test_documents_can_be_read_together(store: FakeStore) -> None:
@@ -98,11 +116,11 @@ def test_documents_can_be_read_together(store: FakeStore) -> None:
 
 def test_window_grows_while_the_thread_goes_on_waiting(store: FakeStore) -> None:
     ahead = reading(store, IDS)
-    assert ahead.next_ids(IDS[0]) == IDS[1:9]
-    assert ahead.next_ids(IDS[9]) == IDS[10:26]
-    assert ahead.next_ids(IDS[590]) == IDS[591:]
+    assert ahead.to_watch(IDS[0]) == IDS[1:9]
+    assert ahead.to_watch(IDS[9]) == IDS[10:26]
+    assert ahead.to_watch(IDS[590]) == IDS[591:]
     store.now += 100.0
-    assert ahead.next_ids(IDS[0]) == IDS[1:9]
+    assert ahead.to_watch(IDS[0]) == IDS[1:9]
 
 
 def test_occasional_reads_read_nothing_ahead(store: FakeStore) -> None:
@@ -148,7 +166,45 @@ def test_another_thread_may_send_tasks_meanwhile(store: FakeStore) -> None:
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     try:
-        assert ahead.next_ids(IDS[0]) == IDS[1:9]
+        assert ahead.to_watch(IDS[0]) == IDS[1:9]
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(send)
+
+
+# -- Cache
+
+
+def test_kept_document_is_returned_once(store: FakeStore, cache: Cache) -> None:
+    cache.add([store.doc('a'), {**store.doc('b'), 'expires': -1.0}])
+    assert [cache.take(name) for name in 'aab'] == [store.doc('a'), None, None]
+
+
+def test_success_may_be_used_for_a_minute_and_another_state_for_a_moment(store: FakeStore, cache: Cache) -> None:
+    cache.add(
+        [
+            {**store.doc(name), 'status': status}
+            for name, status in zip('abc', ['SUCCESS', 'FAILURE', 'SUCCESS'], strict=True)
+        ]
+    )
+    assert ['a' in cache, 'b' in cache] == [True, False]
+    store.now += 0.2
+    assert [bool(cache.take(name)) for name in 'ab'] == [True, False]
+    store.now += 60.0
+    assert cache.take('c') is None
+
+
+def test_oldest_documents_are_dropped_if_there_are_too_many(
+    store: FakeStore, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, '_MAX_DOCS', 3)
+    cache.add([store.doc(name) for name in 'abcd'])
+    assert [name for name in 'abcd' if cache.take(name)] == ['b', 'c', 'd']
+
+
+def test_size_of_the_kept_documents_is_bounded(store: FakeStore, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, '_MAX_CHARACTERS', 1000)
+    cache.add([store.doc(name, 'x' * 300) for name in 'abcd'])
+    assert [cache.take(name) for name in 'ab'] == [None, None]
+    cache.add([store.doc('large', 'x' * 2000)])
+    assert not any(map(cache.take, ('c', 'd', 'large')))
