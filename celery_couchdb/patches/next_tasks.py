@@ -21,7 +21,7 @@ _publish = getattr(AMQP, '_retry_publish', None)
 def _retry_publish(self: Any, publish: Any, *args: Any, **kwargs: Any) -> Any:
     """Publish callbacks or the next step of a chain."""
     assert _publish is not None
-    with taken_by(getattr(self.app.backend, 'take_next_tasks', None)):
+    with taken_by(getattr(getattr(self.app.backend, 'handover', None), 'take_next_tasks', None)):
         return _publish(self, publish, *args, **kwargs)
 
 
