@@ -35,7 +35,7 @@ from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
 from .parcels.inherited import pass_on
 from .parcels.origin import parcel_of
-from .patches import brevity, lifecycle, redaction
+from .patches import error_output, lifecycle, redaction
 from .regions.home import destination
 from .results.database import address_of
 from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
@@ -49,8 +49,8 @@ from .worker.handover import HandOver
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
-redaction.install()
-lifecycle.install()
+for patch in (error_output, lifecycle, redaction):
+    patch.install()
 
 logger = get_logger(__name__)
 
@@ -277,12 +277,10 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
-            brevity.shorten_log()
             if not self._is_checked:
                 startup.check(self)
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
-            import_module('celery_couchdb.worker.control')
-            import_module('celery_couchdb.worker.history').install(self.app, getattr(sender, 'hostname', None))
+            startup.prepare(self.app, getattr(sender, 'hostname', None))
             import_module('celery_couchdb.worker.moving').on_worker_ready(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
