@@ -35,30 +35,24 @@ from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
 from .parcels.inherited import pass_on
 from .parcels.origin import parcel_of
-from .patches import brevity, lifecycle, redaction
+from .patches import error_output, lifecycle, redaction
 from .regions.home import destination
-from .results.address import address_of
-from .results.conflict_rules import RULES
-from .results.documents import ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
+from .results.database import address_of
+from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
 from .results.store import ResultTooLarge
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
 from .waiting.read_ahead import ReadAhead
 from .waiting.subscriber import Subscriber
 from .worker import expiry, startup
-from .worker.handover import HandOverMixin
+from .worker.handover import HandOver
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
-redaction.install()
-lifecycle.install()
+for patch in (error_output, lifecycle, redaction):
+    patch.install()
 
 logger = get_logger(__name__)
-
-#: With `confirm_results`, a pool with at least this many child processes stores their results through the parent. Empty
-#: tasks per second, measured on two cores with and without: 4 children 151 and 154, 8 children 197 and 171, 16 children
-#: 254 and 188.
-_MIN_CONFIRMING_CHILDREN = 6
 
 #: Whether the current thread stores the result of a task.
 _stores: ContextVar[bool] = ContextVar('stores', default=False)
@@ -67,7 +61,7 @@ _stores: ContextVar[bool] = ContextVar('stores', default=False)
 _MIN_CHORD_PAUSE_SECONDS = 30.0
 
 
-class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBackend):
+class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
     """Stores results and saved groups in one CouchDB database.
 
     *Every* method raises the errors of `kombu_couchdb.errors`. One instance serves all threads of a process, and is
@@ -101,7 +95,7 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
             self._chord_lifetime(),
             max(_MIN_CHORD_PAUSE_SECONDS, 2 * (conf.result_chord_join_timeout or 0.0)),
         )
-        self.outbox = self.new_outbox(self.store)
+        self.handover = HandOver(self)
         self.resolver = ConflictResolver(self.client, conflicted(), RULES)
         self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
         self._harmful = Harmful(self.client, lambda text, reason, now: None)
@@ -247,6 +241,10 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
         self.subscriber.cache.drop(doc['_id'])
         return result
 
+    def hand_over(self, doc: Result | ChordPart, request: Any, state: str, part: ChordPart | None = None) -> bool:
+        """Let the worker store a result, or a part of a chord, soon; return False if the caller must store it."""
+        return self.handover.hand_over(doc, request, state, part)
+
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
         """Store a chord with its body, which inherits headers of the task that sends the chord."""
         pass_on(body)
@@ -279,25 +277,23 @@ class CouchDBBackend(HandOverMixin, ChordMixin, PushMixin, BaseKeyValueStoreBack
 
     def _on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
-            brevity.shorten_log()
             if not self._is_checked:
                 startup.check(self)
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
-            import_module('celery_couchdb.worker.control')
-            import_module('celery_couchdb.worker.history').install(self.app, getattr(sender, 'hostname', None))
+            startup.prepare(self.app, getattr(sender, 'hostname', None))
             import_module('celery_couchdb.worker.moving').on_worker_ready(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
-                self.open_outbox(serve_children=False)
+                self.handover.open(serve_children=False)
 
     def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:
         self.client.clock.now()  # the children inherit the server's time: none of them needs a connection to ask for it
-        if not self.options.confirm_results or getattr(sender, '_processes', 0) >= _MIN_CONFIRMING_CHILDREN:
-            self.open_outbox(serve_children=True)
+        if not self.options.confirm_results:
+            self.handover.open(serve_children=True)
 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
-            self.outbox.close()
+            self.handover.queue.close()
             self.sweeper.stop()
 
     # -- decoding and writing

@@ -1,11 +1,11 @@
-"""Registration of `couchdb://` with kombu, and the checks and masks of our URLs in kombu's functions.
+"""Registration of `couchdb://` with kombu, the check of our URLs, and their masks.
 
-kombu has no entry point for transports, so `register` adds the schemes to kombu's table. It also wraps two functions:
+kombu has no entry point for transports, so `register` adds the schemes to kombu's table, and it wraps `urlparse`, which
+kombu calls first with every broker URL. kombu parses a URL before it asks a transport, and its errors contain a part of
+an unquoted password; the wrapper checks our URLs before that.
 
-* `urlparse`, which kombu calls first with every broker URL. kombu parses a URL before it asks a transport, and its
-  errors contain a part of an unquoted password; the wrapper checks our URLs before that.
-* `sanitize_url`, with which Celery masks passwords. kombu's version does not know lists of URLs; the wrapper uses
-  `couchdb.redaction` for our URLs.
+A process in which kombu gets one of our URLs or schemes *uses* CouchDB. Only there, `use` also replaces `sanitize_url`,
+with which Celery masks passwords: kombu's version does not know lists of URLs.
 
 This module imports nothing slow: kombu loads it in every application of the environment.
 """
@@ -15,42 +15,60 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 from .couchdb.redaction import MASK, redacted
 
-__all__ = ['register']
+__all__ = ['mask', 'on_use', 'register', 'use']
 
 _OURS = re.compile('couchdbs?:', re.IGNORECASE)
 
+#: Functions that `use` calls, each time.
+on_use: list[Callable[[], None]] = []
+
 
 def register() -> None:
-    """Add our schemes to kombu's table, unless another package has added them, and wrap kombu's URL functions."""
+    """Add our schemes to kombu's table, unless another package has added them, and check our URLs."""
     from kombu.transport import TRANSPORT_ALIASES
     from kombu.utils import url
 
-    # With strings, kombu imports the transport only when the first connection is made.
-    for scheme in ('couchdb', 'couchdbs'):
-        TRANSPORT_ALIASES.setdefault(scheme, 'kombu_couchdb.transport:Transport')
-    for scheme in ('http', 'https'):
-        # kombu calls an alias that is not a string. It has no transport with these names; ours explains the mistake.
+    for scheme in ('couchdb', 'couchdbs'):  # kombu calls an alias that is not a string
+        TRANSPORT_ALIASES.setdefault(scheme, use)
+    for scheme in ('http', 'https'):  # kombu has no transport with these names; ours explains the mistake
         TRANSPORT_ALIASES.setdefault(scheme, partial(_refuse, scheme))
-    _wrap(url, 'sanitize_url', lambda text, mask=MASK: redacted(text, mask))
     _wrap(url, 'urlparse', _check)
     if 'kombu.connection' in sys.modules:  # it has already imported the unwrapped function
         sys.modules['kombu.connection'].urlparse = url.urlparse  # type: ignore[attr-defined]
 
 
+def use() -> str:
+    """Complete this process, which uses CouchDB, and return the name of the transport for kombu."""
+    mask()
+    for install in on_use:
+        install()
+    return 'kombu_couchdb.transport:Transport'
+
+
+@cache
+def mask() -> None:
+    """Let kombu mask the passwords in our URLs."""
+    from kombu.utils import url
+
+    _wrap(url, 'sanitize_url', lambda text, mask=MASK: redacted(text, mask))
+
+
 def _refuse(scheme: str) -> None:
     from .couchdb.urls import wrong_scheme
 
+    use()
     raise wrong_scheme('broker_url', scheme)
 
 
 def _check(url: str, *args: Any, **kwargs: Any) -> None:
     from .couchdb.urls import check
 
+    use()
     check(url, 'broker_url')
 
 

@@ -10,8 +10,8 @@ from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Packed
-from ..results.handed import Handed
-from ..results.pipeline import Done
+from ..results.queue_item import QueueItem
+from ..results.result_queue import Done
 
 __all__ = ['Counting']
 
@@ -31,10 +31,10 @@ class Counting:
 
     def reset(self) -> None:
         """Forget everything in a forked child: the thread exists in the parent process only."""
-        self._parts: SimpleQueue[tuple[Handed, Done]] = SimpleQueue()
+        self._parts: SimpleQueue[tuple[QueueItem, Done]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def add(self, results: Sequence[Handed], done: Done) -> None:
+    def add(self, results: Sequence[QueueItem], done: Done) -> None:
         """Count the parts among these stored results; then, and for the other results now, call `done(results)`."""
         done([each for each in results if not each.group_id])
         for each in results:
@@ -49,7 +49,7 @@ class Counting:
             taken = [self._parts.get()]
             while not self._parts.empty():
                 taken.append(self._parts.get())
-            groups: dict[str, list[tuple[Handed, Done]]] = {}
+            groups: dict[str, list[tuple[QueueItem, Done]]] = {}
             for part in taken:
                 groups.setdefault(part[0].group_id, []).append(part)
             for group_id, parts in groups.items():

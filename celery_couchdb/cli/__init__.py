@@ -14,14 +14,9 @@ from typing import Any
 import click
 from celery import signals
 
-from ..patches import brevity, migrate, redaction
+from kombu_couchdb.registration import on_use
 
 __all__ = ['couchdb']
-
-redaction.install()
-redaction.mask_graph()
-migrate.warn()
-brevity.shorten_traceback()
 
 _COMMANDS = (
     'setup',
@@ -42,11 +37,23 @@ _COMMANDS = (
 
 @signals.worker_init.connect
 def _on_worker_init(sender: Any = None, **_: Any) -> None:
-    brevity.shorten_log()
-    for name in ('worker.control', 'worker.moving'):
-        import_module(f'celery_couchdb.{name}')
-    if sender is not None:
-        import_module('celery_couchdb.worker.history').install(sender.app, sender.hostname)
+    if sender is not None and _has_our_broker(sender.app):
+        import_module('celery_couchdb.worker.startup').prepare(sender.app, sender.hostname)
+
+
+def _has_our_broker(app: Any) -> bool:
+    with app.connection_for_read() as read, app.connection_for_write() as write:  # does not connect
+        return any(str(each.transport_cls).startswith('couchdb') for each in (read, write))
+
+
+def _on_use() -> None:
+    context = click.get_current_context(silent=True)
+    if context is not None and context.command.name == 'migrate' and not context.meta.setdefault(__name__, False):
+        context.meta[__name__] = True
+        import_module(f'{__name__}.migration').note_at_end(context)
+
+
+on_use.append(_on_use)
 
 
 class _Commands(click.Group):

@@ -1,6 +1,6 @@
-"""Functions of Celery that these packages replace or complete: group publishing, next tasks, masks, errors, signals.
+"""What these packages change inside Celery: publishing, masks of passwords, errors, and signals of workers.
 
-Importing a module here changes nothing but the aliases of our schemes. With the first connection to CouchDB,
-`registration` calls the functions of the others; the backend and the commands call some, too. This folder imports no
+Importing a module here changes nothing. `registration` installs the patches when kombu gets one of our URLs for the
+first time; the backend installs some, too. docs/explanation/patches.rst has the reason of each. This folder imports no
 other one.
 """

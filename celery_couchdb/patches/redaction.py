@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery.app import utils
+from celery.utils.graph import GraphFormatter
 from kombu.utils.encoding import safe_repr
 
+from kombu_couchdb import registration
 from kombu_couchdb.couchdb.redaction import redacted
 
-__all__ = ['filter_hidden_settings', 'install', 'mask_graph']
+__all__ = ['filter_hidden_settings', 'install']
 
 #: Celery's mask.
 _MASK = '*' * 8
@@ -27,6 +29,7 @@ _OURS = re.compile('couchdbs?://', re.IGNORECASE)
 #: Celery's own functions. Before 5.7 it had no `sanitize_url`.
 _filter_by_name = utils.filter_hidden_settings
 _sanitize = getattr(utils, 'sanitize_url', None)
+_format_graph = GraphFormatter.FMT
 
 
 def filter_hidden_settings(conf: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -56,26 +59,18 @@ def _mask(value: Any) -> Any:
     return redacted(shown, _MASK)
 
 
-def mask_graph() -> None:
-    """Let `celery graph workers` show the URL of our result backend without passwords. The `celery` program calls this.
+def _format_masked(self: Any, fmt: str, *args: Any, **kwargs: Any) -> Any:
+    """Format a node of `celery graph workers`, whose label may be the URL of a result backend."""
+    return _format_graph(self, fmt, *(_masked_label(each) for each in args), **kwargs)
 
-    Celery takes the URL from the settings as it is, unless the command has an argument `backend:…`.
-    """
-    from celery.bin.graph import workers
 
-    show = workers.invoke
-
-    def masked(context: Any) -> Any:
-        url = context.obj.app.conf.result_backend
-        if isinstance(url, str) and _OURS.search(url):
-            context.args.insert(0, f'backend:{redacted(url)}')
-        return show(context)
-
-    workers.invoke = masked
+def _masked_label(label: Any) -> Any:
+    return redacted(label) if isinstance(label, str) and _OURS.match(label) else label
 
 
 def install() -> None:
-    """Replace Celery's functions. The `celery` program and the result backend call this, too."""
-    utils.filter_hidden_settings = filter_hidden_settings
-    if _sanitize:  # before 5.7 Celery calls kombu's function, which `kombu_couchdb.registration` wraps
+    """Replace Celery's functions, and the one of kombu."""
+    registration.mask()
+    utils.filter_hidden_settings, GraphFormatter.FMT = filter_hidden_settings, _format_masked
+    if _sanitize:  # before 5.7 Celery calls kombu's function
         utils.sanitize_url = _sanitize_url

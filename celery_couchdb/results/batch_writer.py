@@ -1,6 +1,7 @@
 """Batch writer: stores many results in one request, and keeps the results that must not be replaced.
 
-Next tasks that were handed over with the results are stored before them, as Celery does.
+The messages of next tasks that were handed over with the results are stored before them, as Celery does: in one request
+to the database of the broker.
 """
 
 from __future__ import annotations
@@ -8,33 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.uncertain import never_stored
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 from kombu_couchdb.log import get_logger
 
 from .documents import Document, is_expired, is_outdated
-from .handed import Handed
-from .message_writer import Refusal, write_messages
+from .queue_item import QueueItem
 from .store import Store
 
-__all__ = ['MAX_RESULTS', 'BatchWriter', 'Refusal']
+__all__ = ['BatchWriter', 'Refusal', 'write_messages']
 
 logger = get_logger(__name__)
 
 #: How often a result is tried while other processes change the same document.
 _ATTEMPTS = 100
 
-#: The maximum number of results in one request.
-MAX_RESULTS = 200
+#: Something handed over that is not stored, and why.
+Refusal = tuple[QueueItem, CouchDBError]
 
 
 class BatchWriter:
-    """Writes up to `MAX_RESULTS` results with different ids at a time to one store."""
+    """Writes results and messages, which have different ids, to one store and to the database `broker`."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        #: The database of the broker, if next tasks can be handed over.
-        self.broker: Client | None = None
+    def __init__(self, store: Store, broker: Client | None) -> None:
+        self._store, self.broker = store, broker
 
-    def write(self, batch: Sequence[Handed], *, uncertain: bool = False) -> list[Refusal]:
+    def write(self, batch: Sequence[QueueItem], *, uncertain: bool = False) -> list[Refusal]:
         """Store messages, and results unless newer ones are stored; return those that CouchDB refuses.
 
         With `uncertain`, an earlier attempt got no response: what it has stored is not written again. One request for
@@ -54,7 +54,7 @@ class BatchWriter:
             left = self._newer_than_stored(self._write(left, refusals))
         return refusals + [(each, self._store.too_many_conflicts(each.id)) for each in left]
 
-    def _write(self, batch: Sequence[Handed], refusals: list[Refusal]) -> list[Handed]:
+    def _write(self, batch: Sequence[QueueItem], refusals: list[Refusal]) -> list[QueueItem]:
         """Write results, add the refused ones to `refusals` and return those in conflict."""
         docs: list[Document] = []
         texts: list[bytes] = []
@@ -63,7 +63,7 @@ class BatchWriter:
             docs += some
             texts += its_texts
         results = iter(self._store.write_texts(docs, texts))
-        where, conflicting = self._store.client.address.url, list[Handed]()
+        where, conflicting = self._store.client.address.url, list[QueueItem]()
         for each in batch:
             result = next(results)
             part = next(results) if each.part else None
@@ -79,15 +79,15 @@ class BatchWriter:
                 self._store.note_stored(each.head, result.rev)
         return conflicting
 
-    def _with_known_revision(self, each: Handed) -> Handed:
+    def _with_known_revision(self, each: QueueItem) -> QueueItem:
         each.rev = self._store.known_revision(each.head)
         return each
 
-    def _newer_than_stored(self, batch: Sequence[Handed]) -> list[Handed]:
+    def _newer_than_stored(self, batch: Sequence[QueueItem]) -> list[QueueItem]:
         """Return the results that must replace what is stored, with the revisions to be replaced."""
         if not batch:
             return []
-        now, left = self._store.client.clock.now(), list[Handed]()
+        now, left = self._store.client.clock.now(), list[QueueItem]()
         for each, current in zip(batch, self._store.current_many([each.id for each in batch]), strict=True):
             if current is not None and each.head.get('type') == 'Part':
                 continue  # a part is never replaced
@@ -101,3 +101,24 @@ class BatchWriter:
                 each.rev = current['_rev'] if current else None
             left.append(each)
         return left
+
+
+def write_messages(client: Client, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
+    """Store messages in the database of `client`, in one request, and return those that CouchDB refuses.
+
+    With `uncertain`, an earlier attempt got no response. What it stored is not stored again: a worker may have run it,
+    and deleted its message, meanwhile. *Raises* the errors of `kombu_couchdb.errors` for an outage.
+    """
+    by_id = {each.id: each for each in batch}
+    heads = [each.head for each in batch]
+    try:
+        if uncertain:
+            heads = never_stored(client, heads)
+        results = client.bulk(heads, texts=[by_id[head['_id']].text for head in heads])
+    except (AccessDenied, ConfigurationError) as exc:
+        return [(each, exc) for each in batch]
+    for result in results:
+        if not result.is_refused:
+            logger.debug('published message %s to queue %s', result.id, by_id[result.id].head['queue'])
+    # A conflict means that an earlier attempt was stored.
+    return [(by_id[result.id], result.exception(client.address.url)) for result in results if result.is_refused]

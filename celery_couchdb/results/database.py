@@ -1,19 +1,30 @@
-"""The result database: created, with its design document, when it is missing."""
+"""The result database: its address, and its creation, with the design document, when it is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
+from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.urls import parse_list
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing, NotFound, access_denied
 
 from .. import design
 
-__all__ = ['Database']
+__all__ = ['Database', 'address_of']
 
 T = TypeVar('T')
 A = TypeVar('A')
+
+
+def address_of(url: str, credentials: str | None = None, auth: str | None = None) -> Address:
+    """Return the address in `url`: a `couchdb://` or `couchdbs://` URL, or one for each node, separated by semicolons.
+
+    `credentials` and `auth` are the transport options of the same names. *Raises* `ConfigurationError` for an invalid
+    URL; its text does not contain the URL, which may have a password in it.
+    """
+    return parse_list(url.split(';'), 'result_backend', 'celery_results', credentials=credentials, auth=auth)
 
 
 class Database:

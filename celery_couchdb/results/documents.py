@@ -16,15 +16,18 @@ from __future__ import annotations
 import json
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from celery import states
 from kombu.exceptions import DecodeError
 
+from kombu_couchdb.couchdb.bulk import deletion
+from kombu_couchdb.couchdb.conflicts import Rule
 from kombu_couchdb.documents.validation import is_deeper
 
 __all__ = [
+    'RULES',
     'Chord',
     'ChordPart',
     'Document',
@@ -37,6 +40,7 @@ __all__ = [
     'is_expired',
     'is_final',
     'is_outdated',
+    'keep_best',
     'new_chord',
     'pack',
     'precedence',
@@ -280,3 +284,31 @@ def _number(text: str) -> int | float:
     if number.is_integer() or not sys.float_info.min <= abs(number) <= sys.float_info.max:
         raise ValueError(text)
     return number
+
+
+def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Document]:
+    """Return the deletions of all leaf revisions of a document but one.
+
+    The revision that is kept is the result with the highest `precedence`, the chord that has progressed furthest, or
+    else CouchDB's winner. Every `Rule` has the argument `living`, the living consumers; this one does not use it.
+    """
+    live = [leaf for leaf in leaves if not leaf.get('_deleted')]
+    return [deletion(leaf) for leaf in sorted(live, key=_rank)[:-1]]
+
+
+def _rank(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
+    generation, _, text = leaf['_rev'].partition('-')
+    added = leaf.get('added')
+    return (
+        *precedence(leaf),
+        bool(leaf.get('sent')),
+        bool(leaf.get('claimed')),
+        bool(leaf.get('size')),
+        len(added) if isinstance(added, list) else 0,
+        int(generation),
+        text,
+    )
+
+
+#: The conflict rules of the result database: which of several leaf revisions is kept.
+RULES: Mapping[str, Rule] = dict.fromkeys(('Result', 'Group', 'Value', 'Chord', 'Part'), keep_best)

@@ -4,9 +4,9 @@ The children inherit one end of a pair of datagram sockets. A child makes a stre
 end of it to the parent through the inherited socket. So the relay has no name in the file system, other processes
 cannot connect to it, and a process that is killed leaves no file behind.
 
-Each message of a child has a kind and its length in front. A child that has sent a message has handed it over: the
-parent receives everything that was sent before it writes an acknowledgement, see `Relay.receive`. For some kinds the
-child waits for a response of one byte.
+Each message of a child has its length in front, and is a result. A child that has sent a result has handed it over: the
+parent receives everything that was sent before it writes an acknowledgement, see `Relay.receive`. An empty message asks
+for a response of one byte when everything is done that the child has sent before.
 
 If the parent process does not respond within the timeout, or the connection fails, the child writes to CouchDB itself.
 `multiprocessing.connection` has such messages, too, but no timeout for sending, nor for the rest of a message whose
@@ -21,49 +21,37 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from enum import IntEnum
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from kombu_couchdb.log import get_logger
 
-__all__ = ['Kind', 'Received', 'Relay']
+__all__ = ['Received', 'Relay']
 
 logger = get_logger(__name__)
 
-#: A child sends this with its connection; the parent sends it back when it serves the connection.
+#: A child sends this with its connection; the parent sends it back when it serves the connection, and as a response.
 _GREETING = b'.'
 
-#: The length of what is in front of each message: its kind, in one byte, and its length.
-_HEADER_BYTES = 9
+#: The length of what is in front of each message: its length.
+_HEADER_BYTES = 8
 
 #: The bytes that are read at a time.
 _READ_BYTES = 262_144
 
 
-class Kind(IntEnum):
-    """What a child wants with its message."""
-
-    #: Store a result. The child goes on.
-    HAND = 0
-    #: Store a result. The child waits, and stores it itself unless the response says that it is stored.
-    CONFIRM = 1
-    #: No result: the child waits until everything is stored that it has handed over before.
-    FLUSH = 2
-
-
 class Received(NamedTuple):
-    """A message of a child; `respond(success)` ends the child's wait."""
+    """A message of a child. If it is empty, `respond()` ends the child's wait."""
 
-    kind: Kind
     message: bytes
-    respond: Callable[[bool], None]
+    respond: Callable[[], None]
 
 
 class Relay:
     """Messages from the children of a pool to the process that opened it.
 
-    A child waits up to `timeout` seconds for each step: to connect, to send and to receive a response.
+    A child waits up to `timeout` seconds for each step: to connect, to send and to receive a response. In the parent,
+    one thread calls `wait`, any thread may call `wake`, and all other methods need the lock of the result queue.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -73,15 +61,18 @@ class Relay:
         self._child_end: socket.socket | None = None
         self._owner_pid = 0
         self._served: dict[socket.socket, _Served] = {}
-        #: The child's connection to the parent process, after its first message.
-        self._connection: socket.socket | None = None
-        self._lock = threading.Lock()
+        self.reset()
 
-    def open(self, selector: selectors.BaseSelector) -> None:
-        """Serve the children that are forked from now on; `selector` watches their sockets.
+    def open(self) -> None:
+        """Open the sockets that wake the thread."""
+        self._selector = selectors.DefaultSelector()
+        self._wake_end, self._signal_end = socket.socketpair()
+        self._wake_end.setblocking(False)
+        self._signal_end.setblocking(False)
+        self._selector.register(self._wake_end, selectors.EVENT_READ)
 
-        Without Unix sockets, each child writes by itself.
-        """
+    def serve_children(self) -> None:
+        """Serve the children that are forked from now on. Without Unix sockets, each child writes by itself."""
         if self._parent_end is not None:
             return
         with ExitStack() as undo:
@@ -90,24 +81,23 @@ class Relay:
                 # Set before the fork: whether a socket blocks is the same in all processes that share it.
                 child_end.settimeout(self._timeout)
                 parent_end.setblocking(False)
-                selector.register(parent_end, selectors.EVENT_READ)
+                self._selector.register(parent_end, selectors.EVENT_READ)
             except (OSError, AttributeError) as exc:
                 logger.debug('the children of the pool store their results themselves: %s', exc)
                 return
             undo.pop_all()
-        self._selector = selector
         self._parent_end, self._child_end, self._owner_pid = parent_end, child_end, os.getpid()
 
     def close(self) -> None:
-        """Serve children no more."""
-        with self._lock:
-            for end in (self._parent_end, self._child_end, *self._served):
-                if end is not None:
-                    end.close()
-            self._parent_end, self._child_end, self._served = None, None, {}
+        """Close all sockets; the thread must have ended."""
+        for end in (self._wake_end, self._signal_end, self._parent_end, self._child_end, *self._served):
+            if end is not None:
+                end.close()
+        self._selector.close()
+        self._parent_end, self._child_end, self._served = None, None, {}
 
     @property
-    def is_open(self) -> bool:
+    def serves_children(self) -> bool:
         """Whether this process serves children."""
         return self._parent_end is not None
 
@@ -118,16 +108,27 @@ class Relay:
 
     def reset(self) -> None:
         """Start over in a forked child: close the sockets at which only the parent process listens."""
-        for end in (self._parent_end, *self._served):
-            if end is not None and (number := end.detach()) >= 0:
-                os.close(number)
-        self._parent_end, self._served, self._connection, self._lock = None, {}, None, threading.Lock()
+        if self._parent_end is not None:
+            for end in (self._parent_end, *self._served):
+                if (number := end.detach()) >= 0:
+                    os.close(number)
+        self._parent_end, self._served = None, {}
+        #: The child's connection to the parent process, after its first message.
+        self._connection: socket.socket | None = None
+        self._sends = threading.Lock()
 
     # -- in a child
 
-    def send(self, kind: Kind, message: bytes = b'') -> bool:
-        """Send a message, and wait for the response if its kind has one; return False if the child must act itself."""
-        if self._child_end is None or not self._lock.acquire(blocking=False):
+    def send(self, message: bytes) -> bool:
+        """Send a message; return False if the child must store it itself."""
+        return self._send(message, lambda connection: None)
+
+    def flush(self) -> None:
+        """Wait until everything is done that this child has sent before, or until the parent does not respond."""
+        self._send(b'', _receive)
+
+    def _send(self, message: bytes, then: Callable[[socket.socket], None]) -> bool:
+        if self._child_end is None or not self._sends.acquire(blocking=False):
             return False
         try:
             # Kept only without an exception: else the parent might wait for the rest of this message, or the next
@@ -135,17 +136,15 @@ class Relay:
             connection, self._connection = self._connection, None
             try:
                 connection = connection or self._connect(self._child_end)
-                connection.sendall(kind.to_bytes(1, 'big') + len(message).to_bytes(_HEADER_BYTES - 1, 'big') + message)
-                response = b'' if kind is Kind.HAND else connection.recv(1)
-                if kind is not Kind.HAND and not response:
-                    raise EOFError
+                connection.sendall(len(message).to_bytes(_HEADER_BYTES, 'big') + message)
+                then(connection)
             except (OSError, EOFError) as exc:
                 logger.debug('the parent process stores no results for this child, which stores them itself: %r', exc)
                 return False
             self._connection = connection
-            return kind is Kind.HAND or response == b'1'
+            return True
         finally:
-            self._lock.release()
+            self._sends.release()
 
     def _connect(self, child_end: socket.socket) -> socket.socket:
         end, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -157,22 +156,32 @@ class Relay:
                 # closed before it has arrived.
                 other.close()
             # Without this the child could lose a message: a parent with too many open files drops the connection.
-            if end.recv(len(_GREETING)) != _GREETING:
-                raise EOFError
+            _receive(end)
         return end
 
     # -- in the parent
 
+    def wake(self) -> None:
+        """End the thread's `wait`."""
+        with suppress(BlockingIOError):  # enough to wake it is sent already
+            self._signal_end.send(b'.')
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait up to `timeout` seconds for a message or `wake`."""
+        self._selector.select(timeout)
+        with suppress(BlockingIOError):
+            while self._wake_end.recv(4096):
+                pass
+
     def receive(self) -> list[Received]:
-        """Return all messages that were sent before this call; does not wait. Any thread may call it."""
+        """Return all messages that were sent before this call; does not wait."""
         if self._parent_end is None:
             return []
-        with self._lock:
-            # Connections that are accepted now may have messages already.
-            while self._accept(self._parent_end):
-                pass
-            # Every socket is read: what the selector reports may be behind while another thread asks it.
-            return [message for served in list(self._served.values()) for message in self._read(served)]
+        # Connections that are accepted now may have messages already.
+        while self._accept(self._parent_end):
+            pass
+        # Every socket is read: what the selector reports may be behind while another thread asks it.
+        return [message for served in list(self._served.values()) for message in self._read(served)]
 
     def _accept(self, parent_end: socket.socket) -> bool:
         try:
@@ -225,15 +234,19 @@ class _Served:
             self._bytes += part
         found: list[Received] = []
         while len(self._bytes) >= _HEADER_BYTES:
-            end = _HEADER_BYTES + int.from_bytes(self._bytes[1:_HEADER_BYTES], 'big')
+            end = _HEADER_BYTES + int.from_bytes(self._bytes[:_HEADER_BYTES], 'big')
             if len(self._bytes) < end:
                 break
-            found.append(Received(Kind(self._bytes[0]), bytes(self._bytes[_HEADER_BYTES:end]), self._respond))
+            found.append(Received(bytes(self._bytes[_HEADER_BYTES:end]), self._respond))
             del self._bytes[:end]
         return found, is_open
 
-    def _respond(self, success: bool) -> None:
-        try:
-            self.end.send(b'1' if success else b'0')
-        except OSError:
-            pass  # the child has ended, or its timeout has passed and it connects again
+    def _respond(self) -> None:
+        with suppress(OSError):  # the child has ended, or its timeout has passed and it connects again
+            self.end.send(_GREETING)
+
+
+def _receive(connection: socket.socket) -> None:
+    """Wait for a response of the parent; *raises* `EOFError` if it has closed the connection."""
+    if not connection.recv(1):
+        raise EOFError

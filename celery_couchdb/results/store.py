@@ -68,10 +68,6 @@ class Recent(dict[str, T]):
                 self.pop(old, None)
 
 
-def no_wait(ids: Sequence[str]) -> None:
-    """Wait for nothing before documents are read or written: this process hands over no results."""
-
-
 class Store:
     """The documents of one result database. *Every* method raises the errors of `kombu_couchdb.errors`.
 
@@ -83,14 +79,14 @@ class Store:
         self.client, self._options, self.database = client, options, Database(client, options.create_database)
         self._commit = GroupCommit(client)
         #: Called with the ids of documents that are read or written next: results that were handed over come first.
-        self.before_access: Callable[[Sequence[str]], None] = no_wait
+        self.before_access: list[Callable[[Sequence[str]], None]] = []
         self._revs: Recent[tuple[str, Mapping[str, Any]]] = Recent(_REMEMBERED_REVISIONS)
 
     # -- reading
 
     def read(self, doc_id: str) -> Document | None:
         """Return a document, or None if there is none or it has expired; one request."""
-        self.before_access([doc_id])
+        self._settle([doc_id])
         doc = self._current(doc_id)
         return None if doc is None or is_expired(doc, self.client.clock.now()) else doc
 
@@ -107,7 +103,7 @@ class Store:
             return self.client.find(part)
 
         ids = list(ids)
-        self.before_access(ids)
+        self._settle(ids)
         docs = [doc for part in chunks(ids, _READ_DOCS) for doc in self.database.call(read, part)]
         now = self.client.clock.now()
         return [None if doc is None or is_expired(doc, now) else doc for doc in docs]
@@ -135,7 +131,7 @@ class Store:
         processes changed it during each of 100 attempts.
         """
         doc_id = doc['_id']
-        self.before_access([doc_id])
+        self._settle([doc_id])
         # The remembered revision may be outdated: then CouchDB reports a conflict.
         rev = self.known_revision(doc)
         for _ in range(_ATTEMPTS):
@@ -187,7 +183,7 @@ class Store:
 
     def delete(self, doc_id: str) -> None:
         """Delete a document if it exists; two requests. *Raises* `Conflict` as `write` does."""
-        self.before_access([doc_id])
+        self._settle([doc_id])
         self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
             current = self.current(doc_id)
@@ -262,6 +258,10 @@ class Store:
         return Conflict(f'{self.client.address.url}: other processes kept changing {doc_id} while it was to be written')
 
     # -- requests
+
+    def _settle(self, ids: Sequence[str]) -> None:
+        for settle in tuple(self.before_access):
+            settle(ids)
 
     def _put_retried(self, doc: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> str | None:
         attempts = itertools.count()

@@ -3,8 +3,7 @@
 With CouchDB, planned tasks stay in the database until they are due; the worker does not hold them. So `scheduled` reads
 them from the database. `stats` also says how long CouchDB took to respond.
 
-Importing this module replaces Celery's commands. The `celery` program imports it when it starts a worker, and the
-result backend when a worker is ready.
+Importing this module replaces Celery's commands; see `startup.prepare`.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ def stats(state: Any, **kwargs: Any) -> dict[str, Any]:
     """Request worker statistics/information."""
     found: dict[str, Any] = _stats_of_worker(state, **kwargs)
     requests = LATENCY.snapshot()
-    # Every worker imports this module, also one that does not use CouchDB.
     return {**found, 'couchdb': {'requests': requests}} if requests['count'] or requests['failed'] else found
 
 

@@ -1,13 +1,12 @@
-"""Handing over of results and next tasks: what a task's process decides before the worker's process stores them.
+"""Handing over of results and next tasks: which ones a task leaves to the worker's process.
 
-`results.outbox` takes them; here it is decided which ones, and what happens to those that CouchDB refuses.
+Also what happens to those that CouchDB refuses then. `results.result_queue` takes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from celery import states
 from celery._state import get_current_task
@@ -19,13 +18,12 @@ from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.log import get_logger
 
 from ..chords.counting import Counting
-from ..options import Options
 from ..results.documents import ChordPart, Packed, Result, pack, stamp
-from ..results.handed import Handed
-from ..results.outbox import Outbox
-from ..results.store import ResultTooLarge, Store
+from ..results.queue_item import QueueItem
+from ..results.result_queue import ResultQueue
+from ..results.store import ResultTooLarge
 
-__all__ = ['HandOverMixin']
+__all__ = ['HandOver']
 
 logger = get_logger(__name__)
 
@@ -36,61 +34,40 @@ _CELERY_STATES = states.ALL_STATES - {states.PENDING}
 _MAX_NEXT_TASKS = 20
 
 
-class HandOverMixin:
-    """The methods of a backend that hand over results. The backend sets the attributes `options` and `outbox`."""
+class HandOver:
+    """Hands over the results of a backend, the parts of its chords, and next tasks."""
 
-    options: Options
-    outbox: Outbox
-    _has_our_broker = False
+    def __init__(self, backend: Any) -> None:
+        self._backend, self._app = backend, backend.app
+        self.queue = ResultQueue(backend.store, Counting(backend.count_parts).add, self._refused)
+        self._has_our_broker = False
 
-    if TYPE_CHECKING:  # Celery's base class has these; `chords.completion` has the last two
-        app: Any
-        content_type: str
-        encode: Callable[[Any], str | bytes]
-        prepare_exception: Callable[[BaseException], Any]
-        task_keyprefix: str
-        get_key_for_task: Callable[[Any], str]
-        client: Client
-        failure_expires: float | None
-        packed_body: Callable[[Any], Packed | None]
-        count_parts: Callable[[str, list[str], Packed], None]
-
-    def new_outbox(self, store: Store) -> Outbox:
-        """Return an outbox that counts the parts of chords, and that is not open."""
-        outbox = Outbox(store)
-        outbox.pipeline.on_stored = Counting(self.count_parts).add
-        outbox.pipeline.on_refused = self._failure_instead
-        outbox.pipeline.task_id_of = lambda doc_id: doc_id.removeprefix(self.task_keyprefix)
-        outbox.pipeline.is_busy, outbox.pipeline.is_cold = _has_waiting_tasks, _must_stop_at_once
-        return outbox
-
-    def open_outbox(self, *, serve_children: bool) -> None:
-        """Take results from now on; with `serve_children`, also those of children that are forked from now on."""
-        with self.app.connection_for_read() as connection:  # does not connect
+    def open(self, *, serve_children: bool) -> None:
+        """Hand over from now on; with `serve_children`, also in children that are forked from now on."""
+        with self._app.connection_for_read() as connection:  # does not connect
             self._has_our_broker = connection.transport.driver_type == 'couchdb'
-        with self.app.connection_for_write() as connection:
-            if self._has_our_broker and connection.transport.driver_type == 'couchdb' and not self.outbox.writer.broker:
-                timeouts = connection.transport.couchdb.timeouts
-                self.outbox.writer.broker = Client(connection.transport.address, *reversed(timeouts))
-        self.outbox.open(serve_children=serve_children)
+        broker = None
+        with self._app.connection_for_write() as connection:
+            if self._has_our_broker and connection.transport.driver_type == 'couchdb':
+                broker = Client(connection.transport.address, *reversed(connection.transport.couchdb.timeouts))
+        self.queue.open(broker, serve_children=serve_children)
 
     def hand_over(self, doc: Result | ChordPart, request: Any, state: str, part: ChordPart | None = None) -> bool:
         """Let the worker's process store a result, or a part of a chord; return False if the caller must store it.
 
-        Celery's own states of a task in a worker are stored soon after this call. For other states, and if a broker
-        other than ours might store an acknowledgement before the result, this method waits until they are stored.
+        The caller stores it with the option `confirm_results`, if it is no state of Celery's own, and if a broker other
+        than ours might store an acknowledgement before.
         """
-        if not self.outbox.is_open or request is None or getattr(request, 'is_eager', False):
+        if not self.queue.is_open or request is None or getattr(request, 'is_eager', False):
             return False
-        confirm = self.options.confirm_results or state not in _CELERY_STATES or not self._results_come_first()
-        body = None
+        if self._backend.options.confirm_results or state not in _CELERY_STATES or not self._results_come_first():
+            return False
+        body: Packed | None = None
         if doc['type'] == 'Part' or part is not None:
-            body = None if confirm else self.packed_body(request)
-            confirm = body is None  # then this process counts the part, as soon as it is stored
-            if confirm and doc['type'] == 'Part':
+            body = self._backend.packed_body(request)
+            if body is None:  # then this process counts the part, as soon as it is stored
                 return False
-        handed = Handed.of(doc, part, request.group if body else '', body)
-        if not self.outbox.hand_over(handed, confirm=confirm):
+        if not self.queue.hand_over(QueueItem.of(doc, part, request.group if body else '', body)):
             return False
         if body:
             request.couchdb_handed_over = True
@@ -101,55 +78,61 @@ class HandOverMixin:
 
         `address` is the database that they are for. See `kombu_couchdb.transport.taker`.
         """
-        broker = self.outbox.writer.broker
-        if self.options.confirm_results or broker is None or not self.outbox.is_open:
+        broker = self.queue.broker
+        if self._backend.options.confirm_results or broker is None or not self.queue.is_open:
             return items
         if address != broker.address or len(items) > _MAX_NEXT_TASKS or _is_part_of_chord():
             return items
-        return [item for item in items if not self.outbox.hand_over(Handed.of_message(item), confirm=False)]
+        return [item for item in items if not self.queue.hand_over(QueueItem.of_message(item))]
 
     def _results_come_first(self) -> bool:
         """Tell whether no acknowledgement is stored before the results that were handed over before it."""
-        return self._has_our_broker or not any(task.acks_late for task in self.app.tasks.values())
+        return self._has_our_broker or not any(task.acks_late for task in self._app.tasks.values())
 
-    def _failure_instead(self, handed: Handed, error: CouchDBError) -> Handed | None:
-        """Return the failure to be stored in the place of a success that is too large, or of a message; or None."""
-        head = handed.head
-        if handed.is_message:
+    def _refused(self, item: QueueItem, error: CouchDBError) -> QueueItem | None:
+        """Log that something is lost, or return the failure to be stored in its place."""
+        head = item.head
+        if item.is_message:
             logger.error('task %s[%s] could not be published: %s', head['task'], head['task_id'], error)
             return self._never_sent(head['task_id'], head['task'], error) if head['task_id'] else None
-        is_success = states.SUCCESS in (head.get('status'), head.get('state'))
-        if not (is_success and isinstance(error, DocumentTooLarge)):
-            return None
-        failure = ResultTooLarge(f'the result of {head.get("task") or handed.id} cannot be stored: {error}')
-        result = self.prepare_exception(failure)
+        if states.SUCCESS in (head.get('status'), head.get('state')) and isinstance(error, DocumentTooLarge):
+            return self._too_large(item, error)
+        task_id = self._task_id(item)
+        logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), task_id, head.get('status'), error)
+        return None
+
+    def _too_large(self, item: QueueItem, error: CouchDBError) -> QueueItem:
+        """Return the failure that takes the place of a success."""
+        head = item.head
+        failure = ResultTooLarge(f'the result of {head.get("task") or item.id} cannot be stored: {error}')
+        result = self._backend.prepare_exception(failure)
         if head['type'] == 'Part':
-            value = pack(self.encode({'result': result}), self.content_type)
+            value = pack(self._backend.encode({'result': result}), self._backend.content_type)
             doc: dict[str, Any] = {**head, 'state': states.FAILURE, 'value': value}
         else:
-            task_id = handed.id.removeprefix(self.task_keyprefix)
-            doc = {**head, 'status': states.FAILURE, **self._failed_value(task_id, result)}
-        # Its part of a chord is counted with the failure.
-        instead = Handed.of(doc)
-        instead.part_id, instead.part = handed.part_id, handed.part
-        instead.group_id, instead.body = handed.group_id, handed.body
+            doc = {**head, 'status': states.FAILURE, **self._failed_value(self._task_id(item), result)}
+        instead = QueueItem.of(doc)
+        instead.take_part(item)  # which is counted with the failure
         return instead
 
-    def _never_sent(self, task_id: str, task: str | None, error: CouchDBError) -> Handed:
+    def _never_sent(self, task_id: str, task: str | None, error: CouchDBError) -> QueueItem:
         """Return the failure of a task whose message could not be stored, so that nobody waits for its result."""
         doc: Result = {
-            '_id': self.get_key_for_task(task_id),
+            '_id': self._backend.get_key_for_task(task_id),
             'type': 'Result',
             'status': states.FAILURE,
             'task': task,
-            **self._failed_value(task_id, self.prepare_exception(error)),  # type: ignore[typeddict-item]
+            **self._failed_value(task_id, self._backend.prepare_exception(error)),  # type: ignore[typeddict-item]
         }
-        return Handed.of(stamp(doc, self.client.clock.now(), self.failure_expires))
+        return QueueItem.of(stamp(doc, self._backend.client.clock.now(), self._backend.failure_expires))
+
+    def _task_id(self, item: QueueItem) -> str:
+        return item.id.removeprefix(self._backend.task_keyprefix)
 
     def _failed_value(self, task_id: str, result: Any) -> Packed:
         """Return the value of a failure without a traceback."""
         meta = {'task_id': task_id, 'status': states.FAILURE, 'result': result, 'traceback': None}
-        return pack(self.encode({**meta, 'children': [], 'date_done': None}), self.content_type)
+        return pack(self._backend.encode({**meta, 'children': [], 'date_done': None}), self._backend.content_type)
 
 
 def _is_part_of_chord() -> bool:
@@ -160,15 +143,3 @@ def _is_part_of_chord() -> bool:
     request = getattr(get_current_task(), 'request', None)
     steps = getattr(request, 'chain', None) or ()
     return any((step.get('options') or {}).get('chord') for step in steps)
-
-
-def _has_waiting_tasks() -> bool:
-    """Tell whether this worker has received more tasks than it runs."""
-    state = import_module('celery.worker.state')
-    return len(state.reserved_requests) > len(state.active_requests)
-
-
-def _must_stop_at_once() -> bool:
-    """Tell whether this worker was told to stop without waiting for its tasks: Celery's cold shutdown."""
-    state = import_module('celery.worker.state').should_terminate
-    return state is not None and state is not False

@@ -1,7 +1,6 @@
 """Celery hooks for the history of jobs: `keep_done` of tasks, the name of the worker, and the error of a retry.
 
-The `celery` program calls `install` when it starts a worker, and the result backend when a worker is ready. Nothing
-here is used if the broker is not CouchDB.
+`startup.prepare` calls `install`. Nothing here is used if the broker is not CouchDB.
 """
 
 from __future__ import annotations

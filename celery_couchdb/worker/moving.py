@@ -1,7 +1,7 @@
 """The start of the threads of a worker that move parcels: from publishers, and from other regions.
 
-If this module is imported, they start in each worker whose transport has the option `parcels` or `region`, when the
-worker is ready. The `celery` program imports it when it starts a worker, and the result backend when a worker is ready.
+If this module is imported (see `startup.prepare`), they start in each worker whose transport has the option `parcels`
+or `region`, when the worker is ready.
 """
 
 from __future__ import annotations

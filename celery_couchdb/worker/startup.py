@@ -1,8 +1,9 @@
-"""The check of a starting worker that it can store results."""
+"""The start of a worker: what only workers import, and the check that results can be stored."""
 
 from __future__ import annotations
 
 import uuid
+from importlib import import_module
 from typing import Any
 
 from celery import states
@@ -13,7 +14,7 @@ from kombu_couchdb.log import get_logger
 
 from ..results.documents import pack, stamp
 
-__all__ = ['check']
+__all__ = ['check', 'prepare']
 
 logger = get_logger(__name__)
 
@@ -22,6 +23,17 @@ _LIFETIME_SECONDS = 60.0
 
 #: The exit status of a worker that fails the check.
 _EXIT_STATUS = 1
+
+
+def prepare(app: Any, worker: str | None) -> None:
+    """Install what a worker of an app with CouchDB has: commands of remote control, movers, and the history of jobs.
+
+    `worker` is the worker's name. The `celery` program calls this when it starts a worker whose broker is CouchDB, and
+    the result backend when a worker is ready.
+    """
+    for name in ('control', 'moving'):
+        import_module(f'{__package__}.{name}')
+    import_module(f'{__package__}.history').install(app, worker)
 
 
 def check(backend: Any) -> None:

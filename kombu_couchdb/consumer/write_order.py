@@ -1,6 +1,6 @@
 """Write order: what must be stored before a decision about a message is written.
 
-A worker stores the result of a task a moment after the task has ended (see `celery_couchdb.results.pipeline`). If it
+A worker stores the result of a task a moment after the task has ended (`celery_couchdb.results.result_queue`). If it
 stored the acknowledgement before and were killed then, the result would be lost. So an acknowledgement, or a dead
 letter, waits until everything is stored that was handed over before it. A release does not wait: the task runs again.
 """

@@ -47,13 +47,13 @@ def test_children_of_a_large_pool_store_results_through_the_main_process(site: S
 #: An app whose worker logs that it stores results for its children.
 APP = b"""
 from tests.acceptance.app import app
-from celery_couchdb.results.intake import Intake
-taken = Intake._accept
+from celery_couchdb.results.result_queue import ResultQueue
+taken = ResultQueue._accept
 
 def noted(self, received):
     print('the parent stores', flush=True)
     return taken(self, received)
-Intake._accept = noted
+ResultQueue._accept = noted
 """
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kombu import Connection
 
 from celery_couchdb.options import Options as ResultOptions
-from celery_couchdb.results.address import address_of
+from celery_couchdb.results.database import address_of
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, CouchDBError

@@ -736,7 +736,7 @@ def test_result_that_is_too_large_is_a_failure(working: Celery, apache_couchdb: 
 
 
 def refuse_large_documents(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let CouchDB refuse documents of more than 2,000 bytes in requests of the pipeline."""
+    """Let CouchDB refuse documents of more than 2,000 bytes in requests of the result queue."""
     write = backend.store.client.bulk
 
     def bulk(docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
@@ -757,14 +757,14 @@ def test_refused_result_that_was_handed_over_becomes_a_failure(
 ) -> None:
     """As with a result that its task stores itself: Celery makes a failure of it."""
     refuse_large_documents(backend, monkeypatch)
-    backend.open_outbox(serve_children=False)
+    backend.handover.open(serve_children=False)
     try:
         backend.mark_as_done('large', 'x' * 3000, request=Context(id='large', task='shop.export'))
         backend.mark_as_done('small', 'x', request=Context(id='small', task='shop.export'))
-        backend.outbox.pipeline.wait()
-        backend.outbox.pipeline.wait()  # for the failure
+        backend.handover.queue.wait()
+        backend.handover.queue.wait()  # for the failure
     finally:
-        backend.outbox.close()
+        backend.handover.queue.close()
     assert backend.get_result('small') == 'x'
     meta = backend.get_task_meta('large')
     assert meta['status'] == 'FAILURE'
@@ -772,16 +772,30 @@ def test_refused_result_that_was_handed_over_becomes_a_failure(
     assert 'the result of shop.export cannot be stored' in str(meta['result'])
 
 
+def test_refused_result_that_was_handed_over_is_one_log_line(
+    backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse_large_documents(backend, monkeypatch)
+    backend.handover.open(serve_children=False)
+    try:
+        backend.mark_as_failure('large', ValueError('x' * 3000), request=Context(id='large', task='shop.export'))
+        backend.handover.queue.wait()
+    finally:
+        backend.handover.queue.close()
+    [message] = caplog.messages
+    assert message.startswith('the result of shop.export[large] (FAILURE) is lost: ')
+
+
 def test_state_of_an_older_delivery_does_not_replace_a_newer_one(backend: CouchDBBackend) -> None:
     """The worker's process stores the results of all children, and remembers the revisions of all."""
-    backend.open_outbox(serve_children=False)
+    backend.handover.open(serve_children=False)
     try:
         backend.store_result('a', {}, 'STARTED', request=run('a', 4))
-        backend.outbox.pipeline.wait()
+        backend.handover.queue.wait()
         backend.mark_as_failure('a', ValueError('of the older delivery'), request=run('a', 2))
-        backend.outbox.pipeline.wait()
+        backend.handover.queue.wait()
     finally:
-        backend.outbox.close()
+        backend.handover.queue.close()
     assert backend.get_state('a') == 'STARTED'
 
 
@@ -793,12 +807,12 @@ def test_refused_part_that_was_handed_over_ends_its_chord(
     backend.apply_chord(('group', []), callback)
     backend.set_chord_size('group', 1)
     refuse_large_documents(backend, monkeypatch)
-    backend.open_outbox(serve_children=False)
+    backend.handover.open(serve_children=False)
     try:
         request = Context(id='part', group='group', group_index=0, chord=dict(callback), ignore_result=True)
         backend.mark_as_done('part', 'x' * 3000, request=request)
-        backend.outbox.pipeline.wait()
-        backend.outbox.pipeline.wait()
+        backend.handover.queue.wait()
+        backend.handover.queue.wait()
     finally:
-        backend.outbox.close()
+        backend.handover.queue.close()
     assert backend.get_state(body) == 'FAILURE'

@@ -10,7 +10,7 @@ from celery import Celery, chain, chord, group, signals
 from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_couchdb.patches import groups
+from celery_couchdb.patches import publishing
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.idempotency import idempotent
@@ -26,7 +26,7 @@ RETRIES = {'interval_start': 0, 'interval_step': 0, 'max_retries': 3}
 def fast_generators(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """On a busy machine any generator may be slow. Only tests with `slow` in their names are about that."""
     if 'slow' not in request.node.name:
-        monkeypatch.setattr(groups, '_GENERATOR_SECONDS', 3600.0)
+        monkeypatch.setattr(publishing, '_GENERATOR_SECONDS', 3600.0)
 
 
 @pytest.fixture

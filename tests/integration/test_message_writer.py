@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from celery_couchdb.results.handed import Handed
-from celery_couchdb.results.message_writer import write_messages
+from celery_couchdb.results.batch_writer import write_messages
+from celery_couchdb.results.queue_item import QueueItem
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from tests.support import items
 
 
-def message(client: Client, body: str = 'W10=') -> Handed:
+def message(client: Client, body: str = 'W10=') -> QueueItem:
     now = client.clock.now()
     content = {
         'body': body,
@@ -19,7 +19,7 @@ def message(client: Client, body: str = 'W10=') -> Handed:
         'content-type': 'application/json',
         'content-encoding': 'utf-8',
     }
-    return Handed.of_message(workitem.new(workitem.new_id(now), 'celery', content, now))
+    return QueueItem.of_message(workitem.new(workitem.new_id(now), 'celery', content, now))
 
 
 def test_messages_are_stored_in_one_request(client: Client) -> None:
@@ -40,7 +40,7 @@ def test_message_that_was_stored_and_done_is_not_stored_again(client: Client) ->
 
 def test_message_keeps_its_content_on_its_way(client: Client) -> None:
     given = message(client, 'ünï')
-    assert write_messages(client, [Handed.from_bytes(given.to_bytes())], uncertain=False) == []
+    assert write_messages(client, [QueueItem.from_bytes(given.to_bytes())], uncertain=False) == []
     [item] = items(client)
     assert item['message']['body'] == 'ünï'
     assert item['attempts'] == 0

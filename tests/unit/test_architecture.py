@@ -221,7 +221,7 @@ def test_one_module_prints_and_one_creates_loggers() -> None:
     assert {module for module, text in sources.items() if re.search(making, text)} <= {
         'kombu_couchdb.log',
         'kombu_couchdb.embedded',
-        'celery_couchdb.patches.brevity',
+        'celery_couchdb.patches.error_output',
     }  # the last two log no text of documents
 
 

@@ -15,7 +15,7 @@ from celery import Celery
 from kombu.serialization import dumps, loads
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.results.address import address_of
+from celery_couchdb.results.database import address_of
 from celery_couchdb.results.documents import pack, unpack
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.errors import (

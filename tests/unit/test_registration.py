@@ -35,7 +35,7 @@ def test_import_is_fast_and_registers_both_schemes() -> None:
         [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     known, loaded = done.stdout.splitlines()
-    assert known.split() == ['kombu_couchdb.transport:Transport'] * 2
+    assert known.count('function use') == 2
     assert loaded.split() == [
         'kombu_couchdb',
         'kombu_couchdb.couchdb',
@@ -82,9 +82,12 @@ def test_hook_is_a_serializer_without_a_codec() -> None:
 @pytest.mark.parametrize(
     ('before', 'start'),
     [
-        ('import celery_couchdb.cli', 'signals.worker_init.send(sender=None)'),
+        # No server listens at this port.
         (
-            # No server listens at this port.
+            "import celery_couchdb.cli; app = Celery(broker='couchdb://127.0.0.1:1')",
+            "app.app, app.hostname = app, 'w'; signals.worker_init.send(sender=app)",
+        ),
+        (
             "app = Celery(broker='memory://', backend='couchdb://127.0.0.1:1'); app.backend",
             'app.app = app; signals.worker_ready.send(sender=app); app.backend.sweeper.stop()',
         ),
@@ -103,27 +106,66 @@ def test_only_workers_load_the_remote_control_command(before: str, start: str) -
     assert done.stdout.split() == ['False', 'celery_couchdb.worker.control']
 
 
-def test_app_without_couchdb_is_unchanged() -> None:
-    code = """
-import itertools, sys
-from celery import Celery, canvas, group
-from celery.app import utils
-app = Celery('shop', broker='memory://', backend='cache+memory://')
+#: Prints what belongs to our packages in the modules and classes of Celery and kombu, in the loggers, and in `sys`.
+SHOW_CHANGES = """
+def is_ours(value):
+    owner = getattr(value, '__globals__', {}).get('__name__') or type(value).__module__
+    return owner.partition('.')[0] in ('kombu_couchdb', 'celery_couchdb')
+
+def changes():
+    theirs = [module for name, module in sys.modules.items() if name.partition('.')[0] in ('celery', 'kombu')]
+    classes = {value for module in theirs for value in vars(module).values() if isinstance(value, type)}
+    for holder in [*theirs, *classes, sys]:
+        for name, value in list(vars(holder).items()):
+            if is_ours(value) and not isinstance(value, click.Command):
+                yield f'{holder.__name__}.{name}'
+    for name, command in control.Panel.data.items():
+        if is_ours(command):
+            yield f'Panel.{name}'
+    for name, logger in logging.root.manager.loggerDict.items():
+        if any(map(is_ours, getattr(logger, 'filters', ()))):
+            yield f'logger {name}'
+
+print(*sorted(set(changes())))
+"""
+
+#: A program that does much of what a client, the `celery` program and a worker do.
+PROGRAM = """
+import itertools, logging, sys
+import celery.bin.celery, celery_couchdb.cli, click
+from celery import Celery, canvas, group, signals
+from celery.worker import consumer, control
+app = Celery('shop', broker='{broker}', backend='cache+memory://', set_as_current=True)
+app.conf.task_publish_retry = False
 @app.task(name='add')
 def add(left, right):
     return left + right
-group(add.s(1, 1), add.s(2, 2)).apply_async()
-publish = getattr(app.amqp, '_retry_publish', app.amqp.as_task_v2)  # Celery before 5.7 has no such method
-print(canvas.itertools is itertools, publish.__module__, utils.filter_hidden_settings.__module__)
-print(*[name for name in sys.modules if name.startswith('celery_couchdb')])
+try:
+    group(add.s(1, 1), add.s(2, 2)).apply_async()
+except Exception as exc:
+    print(type(exc).__module__, file=sys.stderr)
+app.bugreport()
+app.app, app.hostname = app, 'worker'
+signals.worker_init.send(sender=app)
 """
-    done = subprocess.run(
-        [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    assert done.stdout.splitlines() == [
-        'True celery.app.amqp celery.app.utils',
-        'celery_couchdb celery_couchdb.patches celery_couchdb.patches.registration',
-    ]
+
+
+def changed_by(broker: str) -> set[str]:
+    code = PROGRAM.format(broker=broker) + SHOW_CHANGES
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split('\n')[-2].split())
+
+
+def test_process_without_couchdb_is_unchanged() -> None:
+    """But for the aliases, and the check of our URLs, which kombu parses before it asks for an alias."""
+    assert changed_by('memory://') == {'kombu.connection.urlparse', 'kombu.utils.url.urlparse'}
+
+
+def test_process_with_couchdb_is_changed() -> None:
+    """So the test above looks at the right places. No server listens at this port."""
+    found = changed_by('couchdb://127.0.0.1:1')
+    assert found >= {'celery.canvas.itertools', 'kombu.utils.url.sanitize_url', 'sys.excepthook', 'Panel.scheduled'}
 
 
 def test_versions_agree() -> None:

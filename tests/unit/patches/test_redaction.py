@@ -15,8 +15,10 @@ from click.testing import CliRunner
 from kombu import Connection
 from kombu.utils.url import maybe_sanitize_url
 
-import celery_couchdb.cli  # noqa: F401 - as in the `celery` program
+from celery_couchdb.patches import redaction
 from kombu_couchdb.couchdb.redaction import redacted
+
+redaction.install()
 
 SECRET, OTHER = 'tell-nobody', 'nor-this-one'
 ONE = f'couchdb://me:{SECRET}@a:1/db'

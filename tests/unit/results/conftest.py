@@ -1,27 +1,89 @@
-"""Fixtures of the tests of results that are handed over."""
+"""Fixtures of the tests of the result queue: one that records what it would store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.results.outbox import Outbox
+from celery_couchdb.results.batch_writer import BatchWriter, Refusal
+from celery_couchdb.results.documents import ChordPart
+from celery_couchdb.results.queue_item import QueueItem
+from celery_couchdb.results.result_queue import Done, ResultQueue
+from celery_couchdb.results.store import Store
+from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
+from tests.conftest import PATIENCE
 
-from .recording import Recorder, outbox_of
+
+class Recorder:
+    """Takes the place of the writer of a result queue, and of what counts parts of chords and replaces results."""
+
+    def __init__(self) -> None:
+        #: The ids of the stored documents, in their order, and the batches that were tried.
+        self.written: list[str] = []
+        self.tried: list[list[str]] = []
+        self.states: list[str] = []
+        #: The ids that are refused, and how many writes get no response.
+        self.refused: set[str] = set()
+        self.outages = 0
+        self.error: CouchDBError = ServerUnavailable('no response')
+        #: Writes wait until it is set.
+        self.gate = threading.Event()
+        self.gate.set()
+        self.on_stored: Callable[[Sequence[QueueItem], Done], None] = lambda results, done: done(results)
+        self.on_refused: Callable[[QueueItem, CouchDBError], QueueItem | None] = self.note_lost
+        self.lost: list[str] = []
+
+    def note_lost(self, result: QueueItem, error: CouchDBError) -> None:
+        self.lost.append(f'{result.id}: {error}')
+
+    def write(self, batch: Sequence[QueueItem], *, uncertain: bool = False) -> list[Refusal]:
+        self.tried.append([each.id for each in batch])
+        assert self.gate.wait(PATIENCE)
+        if self.outages:
+            self.outages -= 1
+            raise self.error
+        refusals: list[Refusal] = [(each, AccessDenied('refused')) for each in batch if each.id in self.refused]
+        stored = [each for each in batch if each.id not in self.refused]
+        self.written += [each.id for each in stored]
+        self.states += [each.head['status'] for each in stored]
+        return refusals
+
+    def queue(self, timeout: float = PATIENCE) -> ResultQueue:
+        """Return a queue that writes to this recorder, and is not open; children wait for `timeout` seconds."""
+        store = SimpleNamespace(client=SimpleNamespace(timeouts=(timeout / 2, timeout / 2)), before_access=[])
+        queue = ResultQueue(
+            cast(Store, store),
+            lambda results, done: self.on_stored(results, done),
+            lambda result, error: self.on_refused(result, error),
+        )
+        queue._relay._timeout = queue._timeout = timeout
+        queue._writer = cast(BatchWriter, self)
+        return queue
 
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """What takes the place of the writer of `outbox`."""
     return Recorder()
 
 
 @pytest.fixture
-def outbox(recorder: Recorder) -> Iterator[Outbox]:
-    """An outbox that is not open."""
-    outbox = outbox_of(recorder)
-    yield outbox
+def queue(recorder: Recorder) -> Iterator[ResultQueue]:
+    """A queue that is not open."""
+    queue = recorder.queue()
+    yield queue
     recorder.gate.set()
     recorder.outages = 0
-    outbox.close()
+    queue.close()
+
+
+def item(doc_id: str, status: str = 'SUCCESS', value: Any = 1, part: str = '', **members: Any) -> QueueItem:
+    """Return a result."""
+    doc = {'_id': doc_id, 'type': 'Result', 'status': status, 'value': {'result': value}, **members}
+    chord_part: ChordPart | None = None
+    if part:
+        chord_part = {'_id': part, 'type': 'Part', 'task_id': doc_id, 'index': 0, 'state': status}
+    return QueueItem.of(doc, chord_part, 'group' if part else '', {'value': {'body': 1}} if part else None)

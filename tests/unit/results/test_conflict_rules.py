@@ -1,4 +1,4 @@
-"""Conflict rules of results (`celery_couchdb.results.conflict_rules`)."""
+"""Conflict rules of results (`celery_couchdb.results.documents`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.results.conflict_rules import keep_best
+from celery_couchdb.results.documents import keep_best
 
 
 def leaf(generation: int, status: str, *delivery: int) -> dict[str, Any]:

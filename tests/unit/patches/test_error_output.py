@@ -1,16 +1,17 @@
-"""Uncaught errors of these packages are printed as one sentence (`celery_couchdb.patches.brevity`)."""
+"""Uncaught errors of these packages are printed as one sentence (`celery_couchdb.patches.error_output`)."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 from kombu.exceptions import OperationalError
 
-from celery_couchdb.patches import brevity
+from celery_couchdb.patches import error_output
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, ServerUnavailable
 
 LOGGER = logging.getLogger('celery.worker')
@@ -18,8 +19,8 @@ LOGGER = logging.getLogger('celery.worker')
 
 def logged(caplog: pytest.LogCaptureFixture, exc: Exception, level: int) -> str:
     """Return the log of a worker that an error ends."""
-    brevity.shorten_log()
-    brevity.shorten_log()  # the program and the backend both call it
+    error_output.install()
+    error_output.install()  # the first connection and the backend both call it
     with caplog.at_level(level, LOGGER.name):
         try:
             raise exc
@@ -47,7 +48,8 @@ def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[A
     """Raise an uncaught error in a module; return the arguments of the original excepthook if it was called."""
     others: list[Any] = []
     monkeypatch.setattr(sys, 'excepthook', lambda *args: others.append(args))
-    brevity.shorten_traceback()
+    monkeypatch.setitem(sys.modules, 'celery.bin.celery', ModuleType('celery.bin.celery'))
+    error_output.install()
     names: dict[str, Callable[[], None]] = {}
     exec('def main():\n    raise exc', {'__name__': module, 'exc': exc}, names)
     try:

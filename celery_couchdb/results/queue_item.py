@@ -1,4 +1,4 @@
-"""Results and messages of next tasks that a task hands over to its worker, which stores them while the next task runs.
+"""A result, a part of a chord or the message of a next task, on its way through the result queue of a worker.
 
 The value stays encoded: the worker's process reads only the head, which decides whether a stored result is newer.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kombu_couchdb.couchdb.http import encoded
@@ -15,14 +15,14 @@ from kombu_couchdb.documents.types import WorkItem
 
 from .documents import ChordPart, Document, Packed
 
-__all__ = ['Handed']
+__all__ = ['QueueItem']
 
 #: The members of a document that carry the encoded value.
 _VALUE = frozenset({'value', 'base64', 'content_type'})
 
 
 @dataclass(eq=False)
-class Handed:
+class QueueItem:
     """A result, a part of a chord whose task stores no result, or a message, on its way to the database."""
 
     #: The document without its value.
@@ -37,13 +37,9 @@ class Handed:
     body: bytes = b''
     #: The revision that the document is written over, if it is known.
     rev: str | None = None
-    #: Earlier results of the same task that this one replaces before they were stored.
-    replaced: list[Handed] = field(default_factory=list)
-    #: Whether a thread or a child waits until it is stored, and stores it itself otherwise.
-    is_awaited: bool = False
     #: Whether it is stored; the chord that it belongs to may not be counted yet.
     is_stored: bool = False
-    #: Its place in the order in which results were handed over; see `pipeline.Pipeline`.
+    #: Its place in the queue.
     number: int = 0
 
     @classmethod
@@ -53,7 +49,7 @@ class Handed:
         part: ChordPart | None = None,
         group_id: str = '',
         body: Packed | None = None,
-    ) -> Handed:
+    ) -> QueueItem:
         """Encode a document and its part of a chord; *raises* `Unstorable` if one cannot be encoded."""
         return cls(
             {name: value for name, value in doc.items() if name not in _VALUE},
@@ -65,7 +61,7 @@ class Handed:
         )
 
     @classmethod
-    def of_message(cls, item: WorkItem) -> Handed:
+    def of_message(cls, item: WorkItem) -> QueueItem:
         """Encode the message of a next task; *raises* `Unstorable` if it cannot be encoded."""
         headers = item['message']['headers']
         head = {'_id': item['_id'], 'type': item['type'], 'queue': item['queue']}
@@ -85,6 +81,10 @@ class Handed:
         #: The number of bytes that it occupies.
         self.size = len(self.text) + len(self.part) + len(self.body)
 
+    def take_part(self, other: QueueItem) -> None:
+        """Take over the part of a chord of another result of the same task."""
+        self.part_id, self.part, self.group_id, self.body = other.part_id, other.part, other.group_id, other.body
+
     def docs(self) -> tuple[list[Document], list[bytes]]:
         """Return the documents to write, without their values, and the same documents as JSON."""
         text, head = self.text, self.head
@@ -102,7 +102,7 @@ class Handed:
         return b'\n'.join([encoded([self.head, self.part_id, self.group_id]), self.text, self.part, self.body])
 
     @classmethod
-    def from_bytes(cls, message: bytes) -> Handed:
+    def from_bytes(cls, message: bytes) -> QueueItem:
         """Return what `to_bytes` has made a message of; *raises* `ValueError` for anything else."""
         head, text, part, body = message.split(b'\n')
         found, part_id, group_id = json.loads(head)

@@ -5,8 +5,7 @@ Other brokers deliver such a message at once, and the worker waits. CouchDB deli
 
 from __future__ import annotations
 
-from typing import Any
-
+import click
 from kombu import Connection
 
 from kombu_couchdb import design
@@ -15,29 +14,24 @@ from kombu_couchdb.couchdb.shapes import anything, exactly, members, number
 from kombu_couchdb.design.rows import QueueCount
 from kombu_couchdb.queues import waiting
 
-__all__ = ['warn']
+__all__ = ['note_at_end']
 
 #: The shape of a row of `waiting`, grouped by queue and rank.
 _COUNT = members(key=exactly(anything, number), value=number)
 
 
-def warn() -> None:
-    """Let `celery migrate` tell how many messages it has left. The `celery` program calls this."""
-    from celery.bin.migrate import migrate
+def note_at_end(context: click.Context) -> None:
+    """Let the command `celery migrate`, which runs in `context`, tell at its end how many messages it has left."""
+    context.call_on_close(lambda: _note(context))
 
-    move = migrate.invoke
 
-    def invoke(context: Any) -> Any:
-        moved = move(context)
-        with Connection(context.params['source']) as source:
-            if source.transport.driver_type == 'couchdb' and (count := _scheduled(source.transport.couchdb)):
-                context.obj.error(
-                    f'{source.transport.address.url} keeps {count:,} scheduled message{"s" if count > 1 else ""}: only '
-                    f'messages that are due are moved; let workers consume there until the others have run'
-                )
-        return moved
-
-    migrate.invoke = invoke
+def _note(context: click.Context) -> None:
+    with Connection(context.params['source']) as source:
+        if source.transport.driver_type == 'couchdb' and (count := _scheduled(source.transport.couchdb)):
+            context.obj.error(
+                f'{source.transport.address.url} keeps {count:,} scheduled message{"s" if count > 1 else ""}: only '
+                f'messages that are due are moved; let workers consume there until the others have run'
+            )
 
 
 def _scheduled(client: Client) -> int:

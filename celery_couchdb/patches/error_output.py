@@ -1,6 +1,6 @@
 """Error output in one sentence, without tracebacks for the errors of `kombu_couchdb.errors`: their texts are complete.
 
-The `celery` program and the result backend of a worker call these functions. Other programs get exceptions as usual.
+Only a worker's log and the `celery` program are changed. Other programs get exceptions as usual.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import printable
 
-__all__ = ['shorten_log', 'shorten_traceback']
+__all__ = ['install']
 
 #: The logger to which a worker writes the error that ends it.
 _LOGGER = 'celery.worker'
@@ -24,7 +24,7 @@ _LOGGER = 'celery.worker'
 _PROGRAM = 'celery.bin.celery'
 
 
-def shorten_log() -> None:
+def _shorten_log() -> None:
     """Remove our tracebacks from the line with which a worker ends, unless the logger's level is DEBUG."""
     logger = logging.getLogger(_LOGGER)
     logger.removeFilter(_remove_traceback)
@@ -44,14 +44,20 @@ def _is_ours(exc: BaseException | None) -> bool:
     )
 
 
-def shorten_traceback() -> None:
-    """Make the `celery` program end with one sentence and exit status 1 after one of our uncaught errors."""
-    original = sys.excepthook
+def _excepthook(kind: type[BaseException], exc: BaseException, traceback: TracebackType | None) -> None:
+    """End the `celery` program with one sentence and exit status 1 after one of our uncaught errors."""
+    if _is_ours(exc) and any(frame.f_globals.get('__name__') == _PROGRAM for frame, _ in walk_tb(traceback)):
+        sys.stderr.write(f'Error: {printable(str(exc))}\n')
+    else:
+        _original(kind, exc, traceback)
 
-    def excepthook(kind: type[BaseException], exc: BaseException, traceback: TracebackType | None) -> None:
-        if _is_ours(exc) and any(frame.f_globals.get('__name__') == _PROGRAM for frame, _ in walk_tb(traceback)):
-            sys.stderr.write(f'Error: {printable(str(exc))}\n')
-        else:
-            original(kind, exc, traceback)
 
-    sys.excepthook = excepthook
+_original = sys.excepthook
+
+
+def install() -> None:
+    """Shorten the log of a worker, and the traceback of the `celery` program in its process."""
+    global _original
+    _shorten_log()
+    if _PROGRAM in sys.modules and sys.excepthook is not _excepthook:
+        _original, sys.excepthook = sys.excepthook, _excepthook

@@ -1,4 +1,4 @@
-"""Groups and the headers of chords are published in few requests.
+"""Publishing of many tasks: groups and the headers of chords in few requests, next tasks together with results.
 
 `group._apply_tasks` publishes the tasks of a group one by one, through one producer. If the broker is CouchDB, this
 module gives it a producer that collects the messages. Celery calls that method for the header of a chord and for
@@ -7,24 +7,32 @@ module gives it a producer that collects the messages. Celery calls that method 
 In a fresh process the first group makes the first connection, which installs this module. A method that is running
 cannot be replaced. So this module replaces the function that it calls next, `itertools.tee`: the tasks in the iterator
 that the method gets from there are published when the method takes them.
+
+Headers of chords stay in one region, in which their results are counted: nobody would count a task that ends in another
+one, and the body would never run. So it is an error to send a chord if a task in its header, at any depth, names
+another region.
+
+Next tasks are what a worker publishes when a task has ended: callbacks, and the next step of a chain. Celery 5.7
+publishes them through one method. With this module the backend gets these messages: they are handed over together with
+the result of the task, and the worker's process stores all of them.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from celery import canvas
 from celery.app import amqp
-from celery.canvas import Signature, group
+from celery.app.amqp import AMQP
+from celery.canvas import Signature, group, maybe_signature
 
+from kombu_couchdb.documents.region import ANY, named
 from kombu_couchdb.errors import ConfigurationError, CouchDBError
-from kombu_couchdb.transport import CollectingProducer, Transport
-
-from . import chord_headers
+from kombu_couchdb.transport import CollectingProducer, Transport, taken_by
 
 __all__ = ['install']
 
@@ -37,6 +45,9 @@ _GENERATOR_SECONDS = 0.1
 
 #: Set by Celery 5.7 while a worker publishes the next tasks of one that has ended. Celery then retries each message.
 _is_next_task = getattr(amqp, '_callback_publish_retry', None)
+
+#: Celery's method for next tasks; older versions have none, and a task there waits until its next tasks are stored.
+_publish_next = getattr(AMQP, '_retry_publish', None)
 
 
 class _Published:
@@ -120,12 +131,41 @@ def _checked(tasks: Iterable[Any], app: Any, options: dict[str, Any]) -> Iterato
 def _check(app: Any, tasks: Iterable[Any], options: dict[str, Any]) -> None:
     """Check tasks of a chord's header. If they are refused, delete the chord, which Celery has stored before."""
     try:
-        chord_headers.check(app, tasks, options)
+        _check_regions(app, tasks, options)
     except ConfigurationError:
         if drop := getattr(app.backend, 'drop_chord', None):  # not with the backend of another database
             with suppress(CouchDBError):  # it expires
                 drop(options['group_id'])
         raise
+
+
+def _check_regions(app: Any, tasks: Iterable[Any], options: Mapping[str, Any]) -> None:
+    """Check tasks of a chord's header; `options` override those of the tasks.
+
+    *Raises* `ConfigurationError` if one would run in another region. (One that may run in any region runs at home.)
+    """
+    if own := (app.conf.broker_transport_options or {}).get('region'):
+        for step in _steps(tasks, app):
+            route = app.amqp.router.route({**step.options, **options}, step.task, step.args, step.kwargs)
+            region = named(route, route.get('headers'))
+            if region not in (None, own, ANY):
+                raise ConfigurationError(
+                    f'task {step.task!r:.200} of the header of a chord names region {region!r:.80}: the header of a '
+                    f'chord runs in the region where the chord is sent'
+                )
+
+
+def _steps(tasks: Iterable[Any], app: Any) -> Iterator[Signature]:
+    """Yield all tasks in signatures, at any depth."""
+    pending = list(tasks)  # a list, because nesting must not exhaust Python's stack
+    while pending:
+        found = maybe_signature(pending.pop(), app=app)
+        if isinstance(found, (canvas._chain, canvas.group)):
+            pending += found.tasks
+        elif isinstance(found, canvas._chord):
+            pending += [found.tasks, found.body]
+        elif isinstance(found, Signature):
+            yield found
 
 
 def _bound(tasks: Iterable[Any], producer: CollectingProducer) -> Iterator[Any]:
@@ -140,7 +180,16 @@ def _bound(tasks: Iterable[Any], producer: CollectingProducer) -> Iterator[Any]:
         yield task
 
 
+def _retry_publish(self: Any, publish: Any, *args: Any, **kwargs: Any) -> Any:
+    """Publish callbacks or the next step of a chain."""
+    assert _publish_next is not None
+    with taken_by(getattr(getattr(self.app.backend, 'handover', None), 'take_next_tasks', None)):
+        return _publish_next(self, publish, *args, **kwargs)
+
+
 def install() -> None:
-    """Replace `itertools` in `celery.canvas`."""
+    """Replace `itertools` in `celery.canvas`, and Celery's method for next tasks."""
     if not isinstance(canvas.itertools, _Itertools):
         canvas.itertools = _Itertools()
+    if _publish_next is not None:
+        AMQP._retry_publish = _retry_publish

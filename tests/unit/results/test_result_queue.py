@@ -1,0 +1,352 @@
+"""The result queue in one process (`results.result_queue`), without a server."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+from celery.worker import state
+
+from celery_couchdb.results import result_queue
+from celery_couchdb.results.batch_writer import Refusal
+from celery_couchdb.results.queue_item import QueueItem
+from celery_couchdb.results.result_queue import ResultQueue
+from kombu_couchdb.consumer import write_order
+from kombu_couchdb.consumer.pending_writes import PendingWrite
+from kombu_couchdb.consumer.write_order import WriteOrder
+from kombu_couchdb.couchdb.write_result import WriteResult
+from kombu_couchdb.documents.ids import JOB
+from kombu_couchdb.errors import AccessDenied, NotCouchDB
+from tests.conftest import wait_for
+
+from .conftest import Recorder, item
+
+
+@pytest.fixture
+def queue(queue: ResultQueue) -> ResultQueue:
+    """An open queue of a process without children."""
+    queue.open(serve_children=False)
+    return queue
+
+
+def hold(queue: ResultQueue, recorder: Recorder) -> None:
+    """Begin a write that ends when the gate is opened; what is handed over meanwhile waits."""
+    recorder.gate.clear()
+    queue.hand_over(item('held'))
+    wait_for(lambda: recorder.tried, 'the write to begin')
+
+
+def test_results_that_gather_share_a_request(queue: ResultQueue, recorder: Recorder) -> None:
+    hold(queue, recorder)
+    for number in range(20):
+        queue.hand_over(item(str(number)))
+    recorder.gate.set()
+    queue.wait()
+    assert recorder.tried == [['held'], [str(number) for number in range(20)]]
+
+
+def test_states_of_one_task_are_one_write(queue: ResultQueue, recorder: Recorder) -> None:
+    hold(queue, recorder)
+    for status in ('STARTED', 'SUCCESS'):
+        queue.hand_over(item('a', status, delivery=[0, 0, 2]))
+    recorder.gate.set()
+    queue.wait()
+    assert (recorder.written, recorder.states) == (['held', 'a'], ['SUCCESS', 'SUCCESS'])
+    assert queue.is_stored(3)
+
+
+@pytest.mark.parametrize(
+    ('first', 'second', 'kept'),
+    [
+        (('SUCCESS', [0, 0, 2]), ('FAILURE', [0, 0, 4]), 'SUCCESS'),
+        (('FAILURE', [0, 0, 2]), ('STARTED', [0, 0, 2]), 'FAILURE'),
+        (('FAILURE', [0, 0, 2]), ('SUCCESS', [0, 0, 4]), 'SUCCESS'),
+    ],
+)
+def test_final_result_stays(
+    queue: ResultQueue, recorder: Recorder, first: tuple[str, list[int]], second: tuple[str, list[int]], kept: str
+) -> None:
+    hold(queue, recorder)
+    for status, delivery in (first, second):
+        queue.hand_over(item('a', status, delivery=delivery))
+    recorder.gate.set()
+    queue.wait()
+    assert recorder.states == ['SUCCESS', kept]
+    assert queue.is_stored(3)
+
+
+def test_replaced_part_of_a_chord_is_stored_with_the_newer_result(queue: ResultQueue, recorder: Recorder) -> None:
+    hold(queue, recorder)
+    stored: list[QueueItem] = []
+
+    def on_stored(results: Sequence[QueueItem], done: Callable[[Sequence[QueueItem]], None]) -> None:
+        stored.extend(results)
+        done(results)
+
+    recorder.on_stored = on_stored
+    queue.hand_over(item('a', 'FAILURE', delivery=[0, 0, 2], part='part'))
+    queue.hand_over(item('a', 'SUCCESS', delivery=[0, 0, 4]))
+    recorder.gate.set()
+    queue.wait()
+    assert [(each.id, each.part_id, each.group_id) for each in stored[1:]] == [('a', 'part', 'group')]
+
+
+def test_result_is_not_done_before_its_chord_is_counted(queue: ResultQueue, recorder: Recorder) -> None:
+    waiting: list[Callable[[], None]] = []
+    recorder.on_stored = lambda results, done: waiting.append(lambda: done(results))
+    queue.hand_over(item('a', part='part'))
+    wait_for(lambda: waiting, 'the result to be stored')
+    mark = queue.mark()
+    assert mark == 1
+    assert not queue.is_stored(mark)
+    queue.settle(['a'])  # it can be read
+    assert queue.unstored() == []
+    waiting[0]()
+    assert queue.is_stored(mark)
+
+
+def test_outage(queue: ResultQueue, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    recorder.outages = 3
+    queue.hand_over(item('a'))
+    queue.hand_over(item('b'))
+    queue.wait()
+    assert recorder.written == ['a', 'b']
+    assert [record.message for record in caplog.records] == [
+        'results are not stored: no response; they wait until CouchDB responds'
+    ]
+
+
+def test_refused_result(queue: ResultQueue, recorder: Recorder) -> None:
+    recorder.refused.add('a')
+    queue.hand_over(item('a'))
+    assert queue.wait()
+    assert (recorder.written, recorder.lost) == ([], ['a: refused'])
+
+
+def test_page_of_a_proxy_is_an_outage(queue: ResultQueue, recorder: Recorder) -> None:
+    recorder.error = NotCouchDB('a page of a proxy')
+    recorder.outages = 1
+    queue.hand_over(item('a'))
+    mark = queue.mark()
+    assert mark == 1
+    queue.wait()
+    assert (recorder.written, recorder.tried) == (['a'], [['a'], ['a']])
+
+
+def test_wrong_password_loses_results_as_it_does_without_a_queue(queue: ResultQueue, recorder: Recorder) -> None:
+    recorder.error = AccessDenied('wrong password')
+    recorder.outages = 1
+    queue.hand_over(item('a'))
+    queue.wait()
+    assert recorder.lost == ['a: wrong password']
+
+
+def test_unexpected_error_loses_only_the_result_that_causes_it(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = recorder.write
+
+    def fails(batch: Sequence[QueueItem], *, uncertain: bool = False) -> list[Refusal]:
+        if any(each.id == 'bad' for each in batch):
+            raise KeyError('unexpected')
+        return write(batch, uncertain=uncertain)
+
+    hold(queue, recorder)
+    monkeypatch.setattr(recorder, 'write', fails)
+    for name in ('a', 'bad', 'b'):
+        queue.hand_over(item(name))
+    recorder.gate.set()
+    queue.wait()
+    assert recorder.written == ['held', 'a', 'b']
+
+
+@pytest.mark.parametrize('hook', ['on_stored', 'on_refused'])
+def test_error_in_a_hook_does_not_end_the_thread(queue: ResultQueue, recorder: Recorder, hook: str) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    setattr(recorder, hook, fails)
+    recorder.refused.add('a')
+    queue.hand_over(item('a'))
+    queue.hand_over(item('b'))
+    queue.wait()
+    assert recorder.written == ['b']
+
+
+def test_result_in_the_place_of_a_refused_one(queue: ResultQueue, recorder: Recorder) -> None:
+    recorder.refused.add('a')
+    recorder.on_refused = lambda result, error: item('instead', 'FAILURE')
+    queue.hand_over(item('a'))
+    queue.wait()
+    queue.wait()
+    assert recorder.written == ['instead']
+
+
+def test_unexpected_error_does_not_end_the_thread(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        monkeypatch.undo()
+        raise KeyError('unexpected')
+
+    monkeypatch.setattr(recorder, 'write', fails)
+    queue.hand_over(item('a'))
+    queue.wait()
+    queue.hand_over(item('b'))
+    queue.wait()
+    assert recorder.written == ['b']
+    assert recorder.lost == ["a: an unexpected error: KeyError('unexpected')"]
+
+
+def test_full_queue_lets_tasks_wait(queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 3)
+    hold(queue, recorder)
+    queue.hand_over(item('1'))
+    queue.hand_over(item('2'))
+    assert queue.mark() is None
+    thread = threading.Thread(target=lambda: queue.hand_over(item('3')))
+    thread.start()
+    assert queue.unstored() == ['held', '1', '2']
+    recorder.gate.set()
+    thread.join()
+    queue.wait()
+    assert recorder.written == ['held', '1', '2', '3']
+
+
+def test_worker_that_must_stop_at_once_does_not_wait_for_room(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 1)
+    monkeypatch.setattr(result_queue, '_COLD_SECONDS', 0.1)
+    hold(queue, recorder)
+    monkeypatch.setattr(state, 'should_terminate', 0)
+    queue.hand_over(item('1'))
+    recorder.gate.set()
+
+
+def test_stored_parts_leave_room_for_what_completes_their_chord(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 2)
+
+    def complete(results: Sequence[QueueItem], done: Callable[[Sequence[QueueItem]], None]) -> None:
+        if results[0].part_id:
+            queue.hand_over(item('failure of the body'))
+            queue.hand_over(item('failure of the next step'))
+        done(results)
+
+    recorder.on_stored = complete
+    hold(queue, recorder)
+    queue.hand_over(item('a', part='part'))
+    recorder.gate.set()
+    queue.wait()
+    queue.wait()
+    assert recorder.written == ['held', 'a', 'failure of the body', 'failure of the next step']
+
+
+def test_settle_waits_for_the_asked_results_only(queue: ResultQueue, recorder: Recorder) -> None:
+    hold(queue, recorder)
+    queue.settle(['another'])
+    settled = threading.Thread(target=lambda: queue.settle(['held', 'another']))
+    settled.start()
+    assert settled.is_alive()
+    recorder.gate.set()
+    settled.join()
+    assert recorder.written == ['held']
+
+
+def test_worker_that_must_stop_at_once_names_what_it_could_not_store(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(result_queue, '_COLD_SECONDS', 0.2)
+    recorder.outages = 1_000_000
+    queue.hand_over(item('a'))
+    queue.hand_over(item('b'))
+    monkeypatch.setattr(state, 'should_terminate', 0)
+    queue.close()
+    assert '2 results could not be stored before the worker ended: a, b' in caplog.messages
+
+
+def test_closed_queue_takes_nothing(queue: ResultQueue) -> None:
+    queue.close()
+    assert not queue.is_open
+    assert not queue.hand_over(item('a'))
+
+
+# -- acknowledgements
+
+
+class Decisions:
+    """The decisions of a consumer."""
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+        self.order = WriteOrder(lambda urgent: self.woken.set())
+
+    def writable(self, *ids: str) -> list[str]:
+        """Pass on acknowledgements, and releases if their ids say so."""
+        decisions: list[PendingWrite] = [
+            ({'_id': each, '_deleted': not each.startswith('release')}, ignore) for each in ids
+        ]
+        return [str(doc['_id']) for doc, _ in self.order.writable(decisions)]
+
+
+def ignore(result: WriteResult) -> None:
+    """Take the result of a write."""
+
+
+def test_decision_waits_for_the_results_before_it(queue: ResultQueue, recorder: Recorder) -> None:
+    decisions = Decisions()
+    assert decisions.writable('before') == ['before']
+    hold(queue, recorder)
+    assert decisions.writable('ack 1', 'ack 2') == []
+    queue.hand_over(item('later'))
+    assert decisions.writable() == []
+    assert not decisions.woken.is_set()
+    recorder.gate.set()
+    wait_for(decisions.woken.is_set, 'the consumer to be woken')
+    wait_for(lambda: decisions.writable() == ['ack 1', 'ack 2'], 'the decisions to be writable')
+
+
+def test_acknowledgement_of_a_unique_job_with_a_successor_waits(queue: ResultQueue, recorder: Recorder) -> None:
+    """It puts the next message in the place of the acknowledged one, and looks like a release."""
+    decisions = Decisions()
+    hold(queue, recorder)
+    assert decisions.writable(f'release {JOB}') == [f'release {JOB}']
+    job: PendingWrite = ({'_id': f'{JOB}report', 'type': 'WorkItem', 'claimed': None}, ignore)
+    assert decisions.order.writable([job]) == []
+    recorder.gate.set()
+    wait_for(lambda: decisions.order.writable([]) == [job], 'the acknowledgement to be writable')
+
+
+def test_release_does_not_wait(queue: ResultQueue, recorder: Recorder) -> None:
+    """The message is delivered again in any case."""
+    decisions = Decisions()
+    hold(queue, recorder)
+    assert decisions.writable('ack', 'release') == ['release']
+
+
+def test_decision_waits_while_there_is_no_room_for_the_results(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 1)
+    decisions = Decisions()
+    hold(queue, recorder)
+    assert decisions.writable('ack') == []
+    recorder.gate.set()
+    wait_for(decisions.woken.is_set, 'the consumer to be woken')
+    assert decisions.writable() == ['ack']
+
+
+def test_decisions_wait_for_nothing_after_the_queue_is_closed(queue: ResultQueue, recorder: Recorder) -> None:
+    decisions = Decisions()
+    hold(queue, recorder)
+    assert decisions.writable('ack') == []
+    recorder.outages = 10_000_000
+    recorder.gate.set()
+    write_order.unregister(queue)
+    assert decisions.woken.is_set()
+    assert decisions.writable() == ['ack']
