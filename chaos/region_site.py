@@ -60,7 +60,7 @@ class RegionSite:
         """Create the databases."""
         wanted = (design.documents(), [celery_couchdb.design.document()], [design.regions()])
         for kind, docs in zip(_KINDS, wanted, strict=True):
-            for step in plan(Wanted(self.client[kind], docs), {}):
+            for step in plan(Wanted(self.client[kind], docs)):
                 if step.do:
                     step.do()
 

@@ -98,7 +98,7 @@ def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry
     # Make all plans before the first change, so that an error leaves everything as it was.
     print_plan(
         [
-            *((one.client.address.url, plan(one, {})) for one in (wanted, results) if one),
+            *((one.client.address.url, plan(one)) for one in (wanted, results) if one),
             (server.address.url, _server_plan(app, own, server, trusted)),
         ],
         dry_run,

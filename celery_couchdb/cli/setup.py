@@ -10,7 +10,7 @@ import click
 
 import kombu_couchdb.design
 from kombu_couchdb.admin.devices import device_plan
-from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
+from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 from kombu_couchdb.queues.database import REVS_LIMIT
 from kombu_couchdb.transport import Transport
@@ -65,13 +65,11 @@ def command(
     The database of parcels is set up if the transport option "parcels" names one. The command creates missing
     databases, updates design documents and sets the rights. With --admin, the app's user, from the URL or from the
     option "credentials", becomes a member of the databases. A member needs no other right. If the app has a user,
-    databases that were open to everybody are closed. You can run the command again, and while workers run. Design
-    documents of older versions are removed when no worker uses them.
+    databases that were open to everybody are closed. You can run the command again, and while workers run.
     """
     app = app_of(ctx)
     results = wanted_results(app, members, admin)
     broker = _broker(app, members, admin, needed=results is None)
-    living = layouts(broker.client) if broker else {}
     parcels = _parcels(app, (*members, *publishers), admin) if broker else None
     if (publishers or devices) and not parcels:
         option = '--publisher' if publishers else '--device'
@@ -80,7 +78,7 @@ def command(
         )
     # Make all plans before the first change, so that an error leaves everything as it was.
     plans = [
-        (wanted.client.address.url, plan(wanted, living))
+        (wanted.client.address.url, plan(wanted))
         for wanted in [*_merged(broker, results), *_broadcasts(broker), *([parcels] if parcels else [])]
     ]
     own = parcels_of(app) if devices else None

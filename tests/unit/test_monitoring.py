@@ -30,7 +30,6 @@ STATUS: Status = {
             'scheduled': 1,
             'parked': 1,
             'held': 1,
-            'running': 1,
             'dead': 1,
             'oldest': 1.0,
             'rate': 1.0,

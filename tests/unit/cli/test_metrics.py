@@ -41,7 +41,6 @@ def queue(**members: Any) -> Queue:
         'parked': 0,
         'oldest': None,
         'held': 0,
-        'running': 0,
         'dead': 0,
         'rate': 0.0,
         'temporary': False,
@@ -95,7 +94,7 @@ def test_all_of_a_status_is_exported() -> None:
     found = of(
         a_status(
             {
-                'q': queue(ready=26, scheduled=5, parked=4, held=2, running=2, dead=1, oldest=23.5, rate=1.5),
+                'q': queue(ready=26, scheduled=5, parked=4, held=2, dead=1, oldest=23.5, rate=1.5),
                 'empty': queue(paused={'date': None, 'by': None, 'reason': None}),
             },
             consumer('q'),
