@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from kombu_couchdb.admin.regions import Region, Remote
 
-from .tables import Cell, Column, count_cell, format_duration, format_table, terminal_width
+from .tables import Cell, Column, Row, count_cell, format_duration, format_table
 
 __all__ = ['Found', 'is_bad', 'remarks', 'source_of', 'table']
 
@@ -43,26 +43,30 @@ def _is_broken(region: Region) -> bool:
 
 def table(found: Sequence[Found]) -> str:
     """Return the table of `status`, a line for each other region."""
-    titles = ('LAG', 'TO', 'OLDEST', 'FROM', 'OLDEST', 'REFUSED', 'SEEN', 'RESPONDS')
-    columns = [Column('REGION', min_width=6), Column('PULLS'), *(Column(title, right=True) for title in titles)]
-    return format_table(columns, [_row(one) for one in found], terminal_width())
+    return format_table(_COLUMNS, found)
 
 
-def _row(one: Found) -> list[Cell | str]:
-    local, remote = one['local'], one['remote']
-    arriving = remote['leaving'] if remote else local['arrived']
-    return [
-        one['name'],
-        Cell(_pulls(local), {'fg': 'red'} if _is_broken(local) else {}),
-        count_cell(remote['pending'] if remote else None),
-        count_cell(local['leaving']['count']),
-        format_duration(local['leaving']['oldest']),
-        count_cell(arriving['count']),
-        format_duration(arriving['oldest']),
-        count_cell(local['refused']['count'], fg='red'),
-        format_duration(local['seen']),
-        f'{remote["response"] * 1000:.0f} ms' if remote else Cell('no', {'fg': 'red'}),
-    ]
+def _responds(remote: Remote | None) -> Cell:
+    return Cell(f'{remote["response"] * 1000:.0f} ms') if remote else Cell('no', {'fg': 'red'})
+
+
+def _arriving(one: Row) -> Any:
+    """Return the parcels from the region, as it knows them, or else as the own server does."""
+    return one['remote']['leaving'] if one['remote'] else one['local']['arrived']
+
+
+_COLUMNS = [
+    Column('REGION', 'name', min_width=6),
+    Column('PULLS', 'local', lambda local: Cell(_pulls(local), {'fg': 'red'} if _is_broken(local) else {})),
+    Column('LAG', 'remote', lambda remote: count_cell(remote and remote['pending']), right=True),
+    Column('TO', 'local', lambda local: count_cell(local['leaving']['count']), right=True),
+    Column('OLDEST', 'local', lambda local: format_duration(local['leaving']['oldest']), right=True),
+    Column('FROM', None, lambda one: count_cell(_arriving(one)['count']), right=True),
+    Column('OLDEST', None, lambda one: format_duration(_arriving(one)['oldest']), right=True),
+    Column('REFUSED', 'local', lambda local: count_cell(local['refused']['count'], fg='red'), right=True),
+    Column('SEEN', 'local', lambda local: format_duration(local['seen']), right=True),
+    Column('RESPONDS', 'remote', _responds, right=True),
+]
 
 
 def _pulls(region: Region) -> str:

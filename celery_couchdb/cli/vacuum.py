@@ -30,6 +30,7 @@ from .databases import (
     results_of,
     visibility_timeout_of,
 )
+from .resource import yes_option
 from .tables import (
     Column,
     Number,
@@ -39,7 +40,6 @@ from .tables import (
     format_duration,
     format_size,
     format_table,
-    terminal_width,
 )
 
 __all__ = ['command']
@@ -67,7 +67,7 @@ _STEPS = {
     f'of all workers.  [default: {AGE:g}, or that timeout plus {_MARGIN_SECONDS:g} if this is more]',
 )
 @click.option('--no-wait', is_flag=True, help='Do not wait: purge only what was deleted before an earlier vacuum.')
-@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@yes_option
 @admin_option
 @click.pass_context
 def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
@@ -114,7 +114,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
                     'stopped; the purged tombstones stay purged, and another run continues'
                 ) from exc
     if reports:
-        echo_styled(_summary(reports))
+        echo_styled(format_table(_SUMMARY, map(vars, reports)))
     for report in reports:
         for line in _remarks(report, min_age):
             echo(f'{report.database}: {line}')
@@ -152,28 +152,18 @@ def _is_same(client: Client, other: Client | None) -> bool:
     return other is not None and client.address.url == other.address.url
 
 
-def _summary(reports: list[Report]) -> str:
-    columns = [
-        Column('DATABASE', min_width=10),
-        Column('TOMBSTONES', right=True),
-        Column('DATA', right=True),
-        Column('INDEXES', right=True),
-        Column('TIME', right=True),
-    ]
-    return format_table(
-        columns,
-        [
-            [
-                report.database,
-                f'{report.tombstones_before:,} → {report.tombstones_after:,}',
-                f'{format_size(report.data_before)} → {format_size(report.data_after)}',
-                f'{format_size(report.indexes_before)} → {format_size(report.indexes_after)}',
-                format_duration(report.seconds),
-            ]
-            for report in reports
-        ],
-        terminal_width(),
-    )
+#: The columns of the summary, which show values before and after the vacuum.
+_SUMMARY = [
+    Column('DATABASE', 'database', min_width=10),
+    Column('TOMBSTONES', None, lambda row: f'{row["tombstones_before"]:,} → {row["tombstones_after"]:,}', right=True),
+    Column('DATA', None, lambda row: _sizes(row['data_before'], row['data_after']), right=True),
+    Column('INDEXES', None, lambda row: _sizes(row['indexes_before'], row['indexes_after']), right=True),
+    Column('TIME', 'seconds', format_duration, right=True),
+]
+
+
+def _sizes(before: int, after: int) -> str:
+    return f'{format_size(before)} → {format_size(after)}'
 
 
 def _remarks(report: Report, min_age: float) -> Iterator[str]:

@@ -313,7 +313,7 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     assert client.get_or_none('beat:entry:books')
     fails('give one of --every, --crontab, --at and --solar', 'add', 'x', 'y')
     fails('exactly one of the members', 'add', 'x', 'y', '--every', '5', '--at', '2099-01-01')
-    fails('is not a number of seconds', 'add', 'x', 'y', '--every', 'soon')
+    fails('give a number and a unit, such as 90s', 'add', 'x', 'y', '--every', 'soon')
     fails('it must be JSON', 'add', 'x', 'y', '--every', '5', '--args', 'a')
     fails('args must be a list', 'add', 'x', 'y', '--every', '5', '--args', '{}')
     fails('--timezone needs --crontab or --at', 'edit', 'books', '--timezone', 'UTC')
