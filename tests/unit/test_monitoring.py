@@ -15,7 +15,7 @@ import yaml
 
 pytest.importorskip('prometheus_client')
 
-from celery_couchdb.cli.metric_families import Reading, families, up
+from celery_couchdb.cli.metrics_exporter import Reading, families, up
 from kombu_couchdb.admin.status import Status
 
 ROOT = Path(__file__).parents[2]
