@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -18,7 +17,7 @@ from ..jobs import Jobs, Unreadable
 from .databases import jobs_of
 from .job_resource import job_resource, resolve_id
 from .resource import json_option, limit_option
-from .tables import Number, seconds_of
+from .tables import Duration, Json, Number
 
 __all__ = ['command']
 
@@ -42,7 +41,7 @@ def command() -> None:
 @click.option(
     '--since',
     metavar='TIME',
-    callback=lambda ctx, param, value: value and seconds_of(value),
+    type=Duration(),
     help='List only jobs that were published, failed or finished in this time, such as 90s, 15m, 2h or 7d.',
 )
 @click.option('--args', metavar='TEXT', help='List only jobs whose arguments, as Python shows them, contain this text.')
@@ -131,10 +130,14 @@ def move_(
 
 @command.command('edit')
 @click.argument('name', metavar='ID')
-@click.option('--args', metavar='JSON', help='The positional arguments, as a JSON list: \'[1, "two"]\'.')
-@click.option('--kwargs', metavar='JSON', help='The keyword arguments, as a JSON object: \'{"name": "value"}\'.')
+@click.option(
+    '--args', metavar='JSON', type=Json(list), help='The positional arguments, as a JSON list: \'[1, "two"]\'.'
+)
+@click.option(
+    '--kwargs', metavar='JSON', type=Json(dict), help='The keyword arguments, as a JSON object: \'{"name": "value"}\'.'
+)
 @click.pass_context
-def edit_(ctx: click.Context, name: str, args: str | None, kwargs: str | None) -> None:
+def edit_(ctx: click.Context, name: str, args: list[Any] | None, kwargs: dict[str, Any] | None) -> None:
     """Replace the arguments of a waiting job.
 
     ID is the id of the task or of the document, or its first characters. Without --args or --kwargs, these stay as they
@@ -142,8 +145,7 @@ def edit_(ctx: click.Context, name: str, args: str | None, kwargs: str | None) -
     """
     if args is None and kwargs is None:
         raise click.UsageError('Give --args or --kwargs.')
-    new_args, new_kwargs = _json('--args', args, list), _json('--kwargs', kwargs, dict)
-    _change(ctx, name, lambda jobs, full: jobs.edit(full, args=new_args, kwargs=new_kwargs))
+    _change(ctx, name, lambda jobs, full: jobs.edit(full, args=args, kwargs=kwargs))
 
 
 def _change(ctx: click.Context, name: str, change: Callable[[Jobs, str], Document]) -> None:
@@ -165,16 +167,3 @@ def _date(text: str) -> datetime | None:
         raise click.UsageError(
             f'--eta must be a date such as 2026-01-31T08:00+01:00, or "now", not {text!r:.80}'
         ) from exc
-
-
-def _json(option: str, text: str | None, kind: type[Any]) -> Any:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, kind):
-        shape = 'a list' if kind is list else 'an object'
-        raise click.UsageError(f'{option} must be {shape} in JSON, not {text!r:.80}')
-    return value

@@ -14,7 +14,7 @@ from celery import states
 from ..stored_results import NotSent, StoredResult, StoredResults
 from .databases import app_of, results_of
 from .resource import Resource, change, counted, limit_option, yes_option
-from .tables import Cell, Column, Row, format_date, json_line, seconds_of
+from .tables import Cell, Column, Duration, Row, format_date, json_line
 
 __all__ = ['command']
 
@@ -29,7 +29,7 @@ def _date(ctx: click.Context, param: click.Parameter, text: str | None) -> float
     if text is None:
         return None
     if re.fullmatch(r'[\d.]+[smhd]', text):
-        return time.time() - seconds_of(text)
+        return time.time() - Duration().convert(text, param, ctx)
     try:
         date = datetime.fromisoformat(text)
     except ValueError as exc:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from ..beat.api import Item, Schedules
 from ..beat.entries import DEFAULT_GRACE_SECONDS, MISSED
 from .databases import app_of, broker_of
 from .resource import Resource, counted, json_option, yes_option
-from .tables import NO_VALUE, Cell, Column, Row, confirm, echo, format_date, seconds_of
+from .tables import NO_VALUE, Cell, Column, Duration, Json, Row, confirm, echo, format_date
 
 __all__ = ['command']
 
@@ -32,30 +31,18 @@ def command() -> None:
     """
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Return a duration such as `90`, `15m` or `1d` in seconds."""
-    return None if text is None else seconds_of(text)
-
-
-def _json(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError as exc:
-        raise click.BadParameter(f'it must be JSON, such as \'["a", 1]\' or \'{{"key": 1}}\': {exc}') from exc
-
-
 def _members(function: F) -> F:
     """Add the options for the members of an entry."""
     for option in reversed(
         [
-            click.option('--every', callback=_seconds, metavar='SECONDS', help='An interval: 30, 15m, 1h or 1d.'),
+            click.option('--every', type=Duration(), metavar='SECONDS', help='An interval: 30, 15m, 1h or 1d.'),
             click.option('--crontab', help='Minute, hour, day, month and weekday, such as "30 3 * * mon-fri".'),
             click.option('--at', help='One date, such as 2027-01-01T09:00.'),
             click.option('--solar', help='An event of the sun and a place, such as "sunset 48.1 11.6".'),
             click.option('--timezone', help="Of --crontab and --at; without it, the app's time zone."),
-            click.option('--args', callback=_json, metavar='JSON', help='Arguments, a JSON list.'),
-            click.option('--kwargs', callback=_json, metavar='JSON', help='Named arguments, a JSON object.'),
-            click.option('--options', callback=_json, metavar='JSON', help='Options of apply_async, a JSON object.'),
+            click.option('--args', type=Json(list), metavar='JSON', help='Arguments, a JSON list.'),
+            click.option('--kwargs', type=Json(dict), metavar='JSON', help='Named arguments, a JSON object.'),
+            click.option('--options', type=Json(dict), metavar='JSON', help='Options of apply_async, a JSON object.'),
             click.option(
                 '--missed',
                 type=click.Choice(MISSED),
@@ -63,7 +50,7 @@ def _members(function: F) -> F:
             ),
             click.option(
                 '--grace',
-                callback=_seconds,
+                type=Duration(),
                 metavar='SECONDS',
                 help=f'After a shorter interruption everything is sent. Default: {DEFAULT_GRACE_SECONDS:.0f}.',
             ),

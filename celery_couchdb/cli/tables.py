@@ -1,4 +1,4 @@
-"""Output of the commands: numbers, durations and sizes for people, tables, JSON, and printing itself.
+"""Input and output of the commands: numbers, durations and sizes for people, tables, JSON, and printing itself.
 
 No other module prints. Names, ids and reasons in documents can contain any characters, and this module escapes those
 that control a terminal: in lines, tables and JSON.
@@ -25,6 +25,8 @@ __all__ = [
     'NO_VALUE',
     'Cell',
     'Column',
+    'Duration',
+    'Json',
     'Number',
     'Row',
     'Table',
@@ -42,7 +44,6 @@ __all__ = [
     'rate_cell',
     'redraw',
     'remove_unwanted_colours',
-    'seconds_of',
     'shorten',
     'terminal_width',
 ]
@@ -134,16 +135,6 @@ def format_duration(seconds: float | None) -> str:
     return f'{total} s'
 
 
-class Number(click.FloatRange):
-    """A number in a range. `click.FloatRange` accepts `nan`, which no limit catches."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f'{value!r} is not a number.', param, ctx)
-        return number
-
-
 def format_ago(date: Any, now: float) -> str:
     """Return how long ago a date is; that of a document may be anything."""
     return format_duration(now - date) if isinstance(date, (int, float)) else NO_VALUE
@@ -157,23 +148,58 @@ def format_date(seconds: Any, zone: timezone | None = timezone.utc, form: str = 
         return json_line(seconds)
 
 
-def seconds_of(text: str) -> float:
-    """Return a duration such as `90s`, `15m`, `2h` or `7d` in seconds; without a unit it is in seconds.
-
-    *Raises* `click.BadParameter` for other text.
-    """
-    match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', text)
-    if match is None:
-        raise click.BadParameter(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {text!r:.80}')
-    return float(match[1]) * {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}[match[2] or 's']
-
-
 def shorten(text: str, length: int) -> str:
     """Return text with at most `length` characters; an ellipsis replaces the middle of a longer text."""
     if len(text) <= length:
         return text
     head = length // 2
     return f'{text[:head]}…{text[len(text) + head + 1 - length :]}'
+
+
+# -- values of options
+
+
+class Number(click.FloatRange):
+    """A number in a range. `click.FloatRange` accepts `nan`, which no limit catches."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f'{value!r} is not a number.', param, ctx)
+        return number
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
+    """A duration such as `90s`, `15m`, `2h` or `7d`, in seconds; without a unit it is in seconds."""
+
+    name = 'duration'
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds of a text."""
+        match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', str(value))
+        if match is None:
+            self.fail(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {value!r:.80}', param, ctx)
+        return float(match[1]) * {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}[match[2] or 's']
+
+
+class Json(click.ParamType):  # type: ignore[type-arg]
+    """A list or an object in JSON."""
+
+    name = 'json'
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of a text."""
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, self._kind):
+            shape = 'a list' if self._kind is list else 'an object'
+            self.fail(f'it must be {shape} in JSON, not {value!r:.80}', param, ctx)
+        return found
 
 
 # -- tables

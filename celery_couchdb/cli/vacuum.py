@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -189,34 +188,17 @@ def _remarks(report: Report, min_age: float) -> Iterator[str]:
         )
 
 
-class _Bars:
-    """Progress bars: one for each step that takes longer than a second."""
+class _Bars(ExitStack):
+    """Progress bars on stderr: one for each step."""
 
-    def __init__(self) -> None:
-        self._step, self._began, self._done = '', 0.0, 0
-        self._bar: Any = None
+    _step = ''
 
     def show(self, step: str, done: int, total: int) -> None:
         """Show that `done` of `total` is done in a step. The bar of the previous step stays as it ended."""
         if step != self._step:
             self.close()
-            self._step, self._began, self._done = step, time.monotonic(), 0
-        if self._bar is None:
-            if time.monotonic() - self._began < 1 or not total:
-                return
-            self._bar = click.progressbar(length=total, label=_STEPS[step], file=sys.stderr)
-            self._bar.__enter__()
-        self._bar.update(max(0, done - self._done))
-        self._done = max(self._done, done)
-
-    def close(self) -> None:
-        """End the current bar."""
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-        self._bar = None
-
-    def __enter__(self) -> _Bars:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+            self._step = step
+            self._bar: Any = self.enter_context(
+                click.progressbar(length=max(total, 1), label=_STEPS[step], file=sys.stderr)
+            )
+        self._bar.update(max(0, done - self._bar.pos))

@@ -10,6 +10,8 @@ import pytest
 from celery_couchdb.cli.tables import (
     Cell,
     Column,
+    Duration,
+    Json,
     count_cell,
     echo,
     format_ago,
@@ -21,7 +23,6 @@ from celery_couchdb.cli.tables import (
     printable,
     rate_cell,
     remove_unwanted_colours,
-    seconds_of,
     shorten,
 )
 
@@ -158,10 +159,17 @@ def test_date_and_age_of_a_document_can_be_anything() -> None:
 
 @pytest.mark.parametrize(('text', 'seconds'), [('90', 90), ('90s', 90), ('1.5m', 90), ('2h', 7200), ('1d', 86400)])
 def test_duration(text: str, seconds: float) -> None:
-    assert seconds_of(text) == seconds
+    assert Duration()(text) == seconds
 
 
 @pytest.mark.parametrize('text', ['', 'd', '1w', '-1s', 'nan', '1..2s', '1e3'])
 def test_duration_that_is_none_is_a_usage_error(text: str) -> None:
     with pytest.raises(click.BadParameter, match='give a number and a unit, such as 90s'):
-        seconds_of(text)
+        Duration()(text)
+
+
+@pytest.mark.parametrize(('kind', 'text'), [(list, '{}'), (dict, '[]'), (dict, '5'), (list, '[1'), (dict, '[' * 9999)])
+def test_option_must_be_a_list_or_an_object(kind: type[object], text: str) -> None:
+    assert Json(list)('[1, "two"]') == [1, 'two']
+    with pytest.raises(click.BadParameter, match=r'it must be (a list|an object) in JSON, not'):
+        Json(kind)(text)
