@@ -60,7 +60,7 @@ class RegionSite:
         """Create the databases."""
         wanted = (design.documents(), [celery_couchdb.design.document()], [design.regions()])
         for kind, docs in zip(_KINDS, wanted, strict=True):
-            for step in plan(Wanted(self.client[kind], docs), {}):
+            for step in plan(Wanted(self.client[kind], docs)):
                 if step.do:
                     step.do()
 
@@ -177,7 +177,7 @@ class Regions:
             found += [
                 f'{count} messages are {state} in queue {name} of {region.name}'
                 for name, queue in status(region.client['broker'], temporary=True)['queues'].items()
-                for state in ('ready', 'scheduled', 'running', 'dead')
+                for state in ('ready', 'scheduled', 'held', 'dead')
                 if (count := queue[state])
             ]
             for doc_id in region.parcels():

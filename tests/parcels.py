@@ -25,7 +25,7 @@ def database_of_parcels(server: Server, *members: str) -> Iterator[Client]:
     """Provide an administrator's client for a new database of parcels, which is set up for these members."""
     with server.fresh_database() as name:
         client = server.client(name)
-        for step in plan(Wanted(client, [design.receipts(), design.parcels()], members), {}):
+        for step in plan(Wanted(client, [design.receipts(), design.parcels()], members)):
             if step.do:
                 step.do()
         yield client

@@ -31,7 +31,7 @@ class Region:
         self.broker, self.results, self.regions = (self._database(name, stack) for name in names)
         documents = (design.documents(), [celery_couchdb.design.document()], [design.regions()])
         for client, docs in zip((self.broker, self.results, self.regions), documents, strict=True):
-            for step in plan(Wanted(client, docs), {}):
+            for step in plan(Wanted(client, docs)):
                 if step.do:
                     step.do()
         self.options: dict[str, Any] = {}

@@ -13,9 +13,8 @@ from kombu_couchdb.admin.check import Finding, check_backlog, check_broadcasts, 
 from kombu_couchdb.couchdb.client import Client
 
 from .. import design
-from .databases import app_of, broker_of, results_of
+from .databases import app_of, broker_of, result_of, results_of, seconds_option, start
 from .tables import Number, echo
-from .time_limit import result_of, seconds_option, start
 
 __all__ = ['command']
 

@@ -1,10 +1,17 @@
-"""Clients for the databases in an app's configuration, with the app's user or an administrator."""
+"""Clients for the databases in an app's configuration, with the app's user or an administrator, and time limits.
+
+The time limits of a client apply to each request, and to each node. A name server may not respond either. So `start`
+and `result_of` limit the time of all requests of a call together, in a thread that the program does not wait for at its
+end.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from math import inf
 from typing import Any, TypeVar
@@ -14,12 +21,13 @@ import click
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.region import database
+from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
 from ..jobs import Jobs
 from ..jobs.api import backend_of, client_of
-from .tables import echo
+from .tables import Number, echo
 
 __all__ = [
     'admin_option',
@@ -29,11 +37,15 @@ __all__ = [
     'options_of',
     'parcels_of',
     'regions_of',
+    'result_of',
     'results_of',
+    'seconds_option',
+    'start',
     'visibility_timeout_of',
 ]
 
 F = TypeVar('F', bound=Callable[..., Any])
+T = TypeVar('T')
 
 #: How long a request of a command may take. Bringing an index up to date may take longer than a worker would wait.
 _REQUEST_SECONDS = 120.0
@@ -136,3 +148,33 @@ class _PatientClient(Client):
 def _with_user(address: Address, user: str, password: str) -> Address:
     others = tuple(_with_user(other, user, password) for other in address.others)
     return replace(address, user=user, password=password, credentials=None, others=others)
+
+
+# -- time limits
+
+
+def seconds_option(name: str, default: float, text: str, *, least: float = 0.1) -> Callable[[Any], Any]:
+    """Return the decorator of an option with a number of seconds; `text` is its help."""
+    return click.option(name, metavar='SECONDS', default=default, show_default=True, type=Number(least), help=text)
+
+
+def start(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a new thread, and return the future of its result."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as exc:
+            future.set_exception(exc)
+
+    threading.Thread(target=run, name='celery-couchdb-command', daemon=True).start()
+    return future
+
+
+def result_of(future: Future[T], seconds: float) -> T:
+    """Return the result of a call, or raise its error; *raises* `ServerUnavailable` after `seconds` without either."""
+    wait([future], seconds)
+    if not future.done():
+        raise ServerUnavailable(f'CouchDB has not responded within {seconds:g} s')
+    return future.result()

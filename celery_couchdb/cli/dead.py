@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 
 import click
 
@@ -17,18 +13,13 @@ from kombu_couchdb.documents.workitem import task_id
 
 from ..jobs import Jobs
 from .databases import jobs_of
-from .job_ids import resolve_id
-from .job_view import DEAD_LETTER_COLUMNS, dead_letter_row, describe_all, format_jobs
-from .selection import print_dropped, print_replayed, selection_options
-from .tables import confirm, echo_styled, print_list
+from .job_resource import dead_letter_resource, resolve_id
+from .resource import change, counted, json_option, limit_option, selection_options
 
 __all__ = ['command']
 
-#: Dead letters that are read and changed together.
-_BATCH_DOCS = 200
-
-#: A progress bar is shown for more dead letters than this.
-_PROGRESS_BAR_FROM = 200
+#: Changes dead letters. Returns how many were changed, and why others were refused.
+Act = Callable[[Sequence[Document]], tuple[int, Mapping[str, str]]]
 
 
 @click.group('dead')
@@ -38,27 +29,24 @@ def command() -> None:
 
 @command.command('list')
 @click.option('--queue', '-Q', metavar='NAME', help='List only dead letters of this queue.')
-@click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@limit_option
+@json_option
 @click.pass_context
 def list_(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the oldest of each queue first."""
     jobs = jobs_of(ctx)
-    now = jobs.client.clock.now()
-    print_list(
+    dead_letter_resource(jobs).print_list(
         dead.letters(jobs.client, queue),
-        limit,
-        partial(describe_all, jobs) if as_json else None,
-        DEAD_LETTER_COLUMNS,
-        lambda docs: [dead_letter_row(doc, now) for doc in docs],
+        as_json,
         empty='There are no dead letters.',
+        limit=limit,
         more=lambda: f'These are {limit} of {dead.count(jobs.client, queue):,} (--limit).',
     )
 
 
 @command.command('show')
 @click.argument('name', metavar='ID')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@json_option
 @click.pass_context
 def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show a dead letter with its decoded message.
@@ -66,7 +54,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     ID is the id of the task or of the document, or its first characters.
     """
     jobs = jobs_of(ctx)
-    echo_styled(format_jobs(jobs, _find(jobs, [name]), as_json))
+    dead_letter_resource(jobs).show(_find(jobs, [name]), as_json)
 
 
 #: The options that select dead letters.
@@ -86,15 +74,12 @@ def replay(ctx: click.Context, names: tuple[str, ...], queue: str | None, every:
     messages no longer expire.
     """
     jobs = jobs_of(ctx)
-    refused: dict[str, str] = {}
 
-    def replay_batch(docs: Sequence[Document]) -> int:
-        replayed, reasons = jobs.replay(docs)
-        refused.update(reasons)
-        return len(replayed)
+    def act(docs: Sequence[Document]) -> tuple[int, Mapping[str, str]]:
+        replayed, refused = jobs.replay(docs)
+        return len(replayed), refused
 
-    done, _ = _for_selected(jobs, names, queue, every, yes, 'Replay', replay_batch)
-    print_replayed(ctx, done, refused)
+    _change(ctx, jobs, names, queue, every, yes, 'Replay', act, 'replayed')
 
 
 @command.command('drop')
@@ -106,7 +91,7 @@ def drop(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: b
     ID is the id of a task or of a document, or its first characters.
     """
     jobs = jobs_of(ctx)
-    print_dropped(*_for_selected(jobs, names, queue, every, yes, 'Drop', lambda docs: dead.drop(jobs.client, docs)))
+    _change(ctx, jobs, names, queue, every, yes, 'Drop', lambda docs: (dead.drop(jobs.client, docs), {}), 'dropped')
 
 
 def _find(jobs: Jobs, names: Sequence[str]) -> list[Document]:
@@ -120,45 +105,29 @@ def _find(jobs: Jobs, names: Sequence[str]) -> list[Document]:
     return list(found.values())
 
 
-def _for_selected(
+def _change(
+    ctx: click.Context,
     jobs: Jobs,
     names: Sequence[str],
     queue: str | None,
     every: bool,
     yes: bool,
     verb: str,
-    act: Callable[[Sequence[Document]], int],
-) -> tuple[int, int]:
-    """Ask for confirmation, and call `act` with batches of the selected dead letters.
-
-    Return the sum of the numbers that `act` returns, and the number of selected dead letters. *Raises* `UsageError`
-    unless exactly one of `names`, `queue` and `every` is given.
-    """
+    act: Act,
+    done: str,
+) -> None:
+    """Change the selected dead letters by `act`; *raises* `UsageError` unless one of names, queue and all is given."""
     if sum((bool(names), queue is not None, every)) != 1:
         raise click.UsageError('Name dead letters by id, or give --queue NAME, or --all.')
     named, now = _find(jobs, names), jobs.client.clock.now()
     # Skip messages that become dead letters while this runs: otherwise a replayed message that fails again would be
     # replayed forever.
-    letters: Iterator[Document] = (
-        iter(named) if names else (doc for doc in dead.letters(jobs.client, queue) if not _failed_after(doc, now))
-    )
+    letters = named or (doc for doc in dead.letters(jobs.client, queue) if not _failed_after(doc, now))
     total = len(named) or dead.count(jobs.client, queue)
-    if not total:
-        return 0, 0
-    which = f'{total:,} dead letter{"s" if total > 1 else ""}' + (f' of queue {queue}' if queue else '')
+    which = counted(total, 'dead letter') + (f' of queue {queue}' if queue else '')
     if len(named) == 1:
         which = f'dead letter {task_id(named[0]) or named[0]["_id"]}'
-    if not yes:
-        confirm(f'{verb} {which}?')
-    done = selected = 0
-    show_bar = total > _PROGRESS_BAR_FROM
-    with click.progressbar(length=total, label=verb, file=sys.stderr) if show_bar else nullcontext() as bar:
-        while batch := list(islice(letters, _BATCH_DOCS)):
-            done += act(batch)
-            selected += len(batch)
-            if bar:
-                bar.update(len(batch))
-    return done, selected
+    change(ctx, verb, which, letters, total, act, done, yes=yes)
 
 
 def _failed_after(doc: Document, date: float) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import click
@@ -17,9 +15,9 @@ from kombu_couchdb.couchdb.client import Document
 
 from ..jobs import Jobs, Unreadable
 from .databases import jobs_of
-from .job_ids import resolve_id
-from .job_view import JOB_COLUMNS, describe_all, format_jobs, job_rows
-from .tables import Number, echo_styled, print_list, seconds_of
+from .job_resource import job_resource, resolve_id
+from .resource import json_option, limit_option
+from .tables import Duration, Json, Number
 
 __all__ = ['command']
 
@@ -43,12 +41,12 @@ def command() -> None:
 @click.option(
     '--since',
     metavar='TIME',
-    callback=lambda ctx, param, value: value and seconds_of(value),
+    type=Duration(),
     help='List only jobs that were published, failed or finished in this time, such as 90s, 15m, 2h or 7d.',
 )
 @click.option('--args', metavar='TEXT', help='List only jobs whose arguments, as Python shows them, contain this text.')
-@click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@limit_option
+@json_option
 @click.pass_context
 def list_(
     ctx: click.Context,
@@ -67,20 +65,18 @@ def list_(
     jobs = jobs_of(ctx)
     now = jobs.client.clock.now()
     wanted = Wanted(states or STATES[:3], queue, task, None if since is None else now - since, args)
-    print_list(
+    job_resource(jobs).print_list(
         listing(jobs.client, wanted, limit + 1),
-        limit,
-        partial(describe_all, jobs) if as_json else None,
-        JOB_COLUMNS,
-        lambda docs: job_rows(jobs, docs, now),
+        as_json,
         empty='There are none.',
+        limit=limit,
         more=lambda: f'These are the first {limit}; there are more (--limit).',
     )
 
 
 @command.command('show')
 @click.argument('name', metavar='ID')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@json_option
 @click.pass_context
 def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show a job with its decoded message.
@@ -100,7 +96,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
                 else ' and with no worker: it is done, has expired or was removed, or was never here'
             )
         )
-    echo_styled(format_jobs(jobs, docs, as_json))
+    job_resource(jobs).show(docs, as_json)
 
 
 @command.command('move')
@@ -134,10 +130,14 @@ def move_(
 
 @command.command('edit')
 @click.argument('name', metavar='ID')
-@click.option('--args', metavar='JSON', help='The positional arguments, as a JSON list: \'[1, "two"]\'.')
-@click.option('--kwargs', metavar='JSON', help='The keyword arguments, as a JSON object: \'{"name": "value"}\'.')
+@click.option(
+    '--args', metavar='JSON', type=Json(list), help='The positional arguments, as a JSON list: \'[1, "two"]\'.'
+)
+@click.option(
+    '--kwargs', metavar='JSON', type=Json(dict), help='The keyword arguments, as a JSON object: \'{"name": "value"}\'.'
+)
 @click.pass_context
-def edit_(ctx: click.Context, name: str, args: str | None, kwargs: str | None) -> None:
+def edit_(ctx: click.Context, name: str, args: list[Any] | None, kwargs: dict[str, Any] | None) -> None:
     """Replace the arguments of a waiting job.
 
     ID is the id of the task or of the document, or its first characters. Without --args or --kwargs, these stay as they
@@ -145,8 +145,7 @@ def edit_(ctx: click.Context, name: str, args: str | None, kwargs: str | None) -
     """
     if args is None and kwargs is None:
         raise click.UsageError('Give --args or --kwargs.')
-    new_args, new_kwargs = _json('--args', args, list), _json('--kwargs', kwargs, dict)
-    _change(ctx, name, lambda jobs, full: jobs.edit(full, args=new_args, kwargs=new_kwargs))
+    _change(ctx, name, lambda jobs, full: jobs.edit(full, args=args, kwargs=kwargs))
 
 
 def _change(ctx: click.Context, name: str, change: Callable[[Jobs, str], Document]) -> None:
@@ -156,7 +155,7 @@ def _change(ctx: click.Context, name: str, change: Callable[[Jobs, str], Documen
         doc = change(jobs, resolve_id(jobs.client, name))
     except Unreadable as exc:
         raise click.ClickException(str(exc)) from exc
-    echo_styled(format_jobs(jobs, [doc], as_json=False))
+    job_resource(jobs).show([doc], as_json=False)
 
 
 def _date(text: str) -> datetime | None:
@@ -168,16 +167,3 @@ def _date(text: str) -> datetime | None:
         raise click.UsageError(
             f'--eta must be a date such as 2026-01-31T08:00+01:00, or "now", not {text!r:.80}'
         ) from exc
-
-
-def _json(option: str, text: str | None, kind: type[Any]) -> Any:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, kind):
-        shape = 'a list' if kind is list else 'an object'
-        raise click.UsageError(f'{option} must be {shape} in JSON, not {text!r:.80}')
-    return value

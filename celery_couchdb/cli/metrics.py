@@ -13,12 +13,11 @@ import click
 
 from kombu_couchdb.admin.status import status
 
-from .databases import app_of, broker_of, results_of
+from .databases import app_of, broker_of, results_of, seconds_option
 from .tables import echo, echo_styled
-from .time_limit import seconds_option
 
 if TYPE_CHECKING:
-    from .metric_families import Reading
+    from .metrics_exporter import Reading
 
 __all__ = ['command', 'parse_address']
 
@@ -62,8 +61,7 @@ def command(
         )
     from prometheus_client import generate_latest
 
-    from .metric_families import Reading
-    from .metrics_server import Exporter, Server
+    from .metrics_exporter import Exporter, Reading, Server
 
     app = app_of(ctx)
     broker, results = broker_of(app, seconds=timeout), results_of(app, seconds=timeout)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import click
 
@@ -11,18 +12,8 @@ from kombu_couchdb.admin.parcels import STATES, Parcels, state_of
 from kombu_couchdb.couchdb.client import Document
 
 from .databases import app_of, parcels_of, regions_of
-from .selection import print_dropped, print_replayed, selection_options
-from .tables import (
-    NO_VALUE,
-    Cell,
-    Column,
-    confirm,
-    echo,
-    echo_styled,
-    format_duration,
-    json_line,
-    print_list,
-)
+from .resource import Resource, change, counted, json_option, limit_option, selection_options
+from .tables import NO_VALUE, Cell, Column, Row, format_ago, json_line
 
 __all__ = ['command']
 
@@ -31,14 +22,6 @@ _BETWEEN_REGIONS = f'{__name__}.between_regions'
 
 #: The maximum length of a result in a table, in characters.
 _MAX_DETAIL_CHARACTERS = 200
-
-_COLUMNS = [
-    Column('ID', min_width=12),
-    Column('TASK', min_width=10),
-    Column('STATE'),
-    Column('SINCE', right=True),
-    Column('', min_width=20),
-]
 
 #: The member with the date of a document, and its colour, by state.
 _DATES = {'waiting': 'published', 'refused': 'failed', 'moved': 'moved', 'done': 'done'}
@@ -66,19 +49,16 @@ def command(ctx: click.Context, between_regions: bool) -> None:
     type=click.Choice(STATES),
     help='List only these: waiting to be moved, refused, moved and not yet done, or done. Can be given several times.',
 )
-@click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@limit_option
+@json_option
 @click.pass_context
 def list_(ctx: click.Context, states: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List parcels that wait, refused ones with the reason, and receipts with what the tasks returned."""
     parcels = _parcels(ctx)
-    now = parcels.client.clock.now()
-    print_list(
+    _resource(parcels.client.clock.now()).print_list(
         parcels.listing(*(states or STATES)),
-        limit,
-        (lambda docs: ({'state': state_of(doc), 'document': doc} for doc in docs)) if as_json else None,
-        _COLUMNS,
-        lambda docs: [_row(doc, now) for doc in docs],
+        as_json,
+        limit=limit,
         empty='There are no parcels.',
         more=lambda: f'There are more than these {limit} (--limit).',
     )
@@ -86,19 +66,15 @@ def list_(ctx: click.Context, states: tuple[str, ...], limit: int, as_json: bool
 
 @command.command('show')
 @click.argument('name', metavar='ID')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON in one line.')
+@json_option
 @click.pass_context
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show the document of a parcel or of a receipt.
 
     ID is the id of the document, or its first characters.
     """
-    doc = _find(_parcels(ctx), name)
-    if as_json:
-        echo_styled(json_line({'state': state_of(doc), 'document': doc}))
-        return
-    for member, value in {'state of the parcel': state_of(doc), **doc}.items():
-        echo(f'{member}: {value if isinstance(value, str) else json_line(value)}')
+    parcels = _parcels(ctx)
+    _resource(parcels.client.clock.now()).show([_find(parcels, name)], as_json)
 
 
 #: The options that select parcels.
@@ -114,8 +90,7 @@ def replay(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -
     ID is the id of a document, or its first characters. A parcel that was moved before is not run again.
     """
     parcels = _parcels(ctx)
-    docs = _selected(parcels, names, every, yes, 'Replay')
-    print_replayed(ctx, *parcels.replay(docs))
+    _change(ctx, parcels, names, every, yes, 'Replay', parcels.replay, 'replayed')
 
 
 @command.command('drop')
@@ -127,8 +102,7 @@ def drop(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> 
     ID is the id of a document, or its first characters. Replicas of the database see the deletion, too.
     """
     parcels = _parcels(ctx)
-    docs = _selected(parcels, names, every, yes, 'Drop')
-    print_dropped(parcels.drop(docs), len(docs))
+    _change(ctx, parcels, names, every, yes, 'Drop', lambda docs: (parcels.drop(docs), {}), 'dropped')
 
 
 def _parcels(ctx: click.Context) -> Parcels:
@@ -140,16 +114,23 @@ def _parcels(ctx: click.Context) -> Parcels:
     return Parcels(client)
 
 
-def _selected(parcels: Parcels, names: Sequence[str], every: bool, yes: bool, verb: str) -> list[Document]:
-    """Return the selected documents, after a confirmation; *raises* `UsageError` without `names` or `every`."""
+def _change(
+    ctx: click.Context,
+    parcels: Parcels,
+    names: Sequence[str],
+    every: bool,
+    yes: bool,
+    verb: str,
+    act: Callable[[Sequence[Document]], tuple[int, Mapping[str, str]]],
+    done: str,
+) -> None:
+    """Change the selected documents by `act`; *raises* `UsageError` unless either names or all are given."""
     if bool(names) == every:
         raise click.UsageError('Name parcels by id, or give --all for all refused ones.')
-    docs = [_find(parcels, name) for name in names] if names else list(parcels.listing('refused'))
-    docs = list({doc['_id']: doc for doc in docs}.values())
-    if docs and not yes:
-        which = f'parcel {docs[0]["_id"]}' if len(docs) == 1 else f'{len(docs):,} parcels'
-        confirm(f'{verb} {which}?')
-    return docs
+    found = [_find(parcels, name) for name in names] if names else parcels.listing('refused')
+    docs = list({doc['_id']: doc for doc in found}.values())
+    which = f'parcel {docs[0]["_id"]}' if len(docs) == 1 else counted(len(docs), 'parcel')
+    change(ctx, verb, which, docs, len(docs), act, done, yes=yes)
 
 
 def _find(parcels: Parcels, name: str) -> Document:
@@ -161,24 +142,33 @@ def _find(parcels: Parcels, name: str) -> Document:
     return found[0]
 
 
-def _row(doc: Document, now: float) -> list[Cell | str]:
-    state = state_of(doc)
-    date, task = doc.get(_DATES[state]), doc.get('task')
-    return [
-        doc['_id'],
-        task if isinstance(task, str) else NO_VALUE,
-        Cell(state, {'fg': _COLOURS[state]}),
-        format_duration(now - date if isinstance(date, (int, float)) else None),
-        _detail(doc, state)[:_MAX_DETAIL_CHARACTERS],
+def _resource(now: float) -> Resource[Document]:
+    columns = [
+        Column('ID', 'document', lambda doc: doc['_id'], min_width=12),
+        Column('TASK', 'document', _task, min_width=10),
+        Column('STATE', 'state', lambda state: Cell(state, {'fg': _COLOURS[state]})),
+        Column('SINCE', None, partial(_since, now=now), right=True),
+        Column('', None, _detail, min_width=20),
     ]
+    return Resource(
+        lambda docs: [{'state': state_of(doc), 'document': doc} for doc in docs],
+        columns,
+        details=lambda row: {'state of the parcel': row['state'], **row['document']},
+    )
 
 
-def _detail(doc: Document, state: str) -> str:
+def _task(doc: Document) -> str:
+    return task if isinstance(task := doc.get('task'), str) else NO_VALUE
+
+
+def _since(row: Row, now: float) -> str:
+    return format_ago(row['document'].get(_DATES[row['state']]), now)
+
+
+def _detail(row: Row) -> str:
     """Return why a parcel was refused, or how its task ended."""
-    if state == 'refused':
-        return str(doc.get('reason', ''))
-    if state != 'done':
-        return ''
-    if 'result' in doc:
-        return f'{doc.get("state")}: {json_line(doc["result"])}'
-    return f'{doc.get("state")}: {doc.get("error") or doc.get("left_out") or ""}'
+    state, doc = row['state'], row['document']
+    if state == 'done':
+        result = json_line(doc['result']) if 'result' in doc else doc.get('error') or doc.get('left_out') or ''
+        return f'{doc.get("state")}: {result}'[:_MAX_DETAIL_CHARACTERS]
+    return str(doc.get('reason', ''))[:_MAX_DETAIL_CHARACTERS] if state == 'refused' else ''

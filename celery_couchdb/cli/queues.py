@@ -14,8 +14,9 @@ from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 
 from .databases import app_of, broker_of
-from .status import queues_table
-from .tables import confirm, echo, echo_styled, json_line, terminal_width
+from .resource import Resource, counted, json_option, yes_option
+from .status import NO_QUEUES, queue_columns, queue_rows
+from .tables import Row, confirm, echo
 
 __all__ = ['command']
 
@@ -30,7 +31,7 @@ def command() -> None:
 
 @command.command('list')
 @click.option('--all', 'temporary', is_flag=True, help='Also list empty queues for replies, events and remote control.')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@json_option
 @click.pass_context
 def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
     """List queues with their messages, and since when, by whom and why they are paused.
@@ -38,12 +39,9 @@ def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
     The columns are those of "couchdb status".
     """
     client = broker_of(app_of(ctx))
-    found = status(client, temporary=temporary)['queues']
-    if as_json:
-        for name, queue in found.items():
-            echo_styled(json_line({'name': name, **queue}))
-        return
-    echo_styled(queues_table(found, client.clock.now(), terminal_width()))
+    rows = queue_rows(status(client, temporary=temporary))
+    columns = queue_columns(rows, client.clock.now())
+    Resource[Row](lambda part: part, columns).print_list(rows, as_json, empty=NO_QUEUES)
 
 
 @command.command('pause')
@@ -90,7 +88,7 @@ def resume(ctx: click.Context, patterns: tuple[str, ...], every: bool) -> None:
 
 @command.command('purge')
 @click.argument('patterns', metavar='QUEUE…', nargs=-1, required=True)
-@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@yes_option
 @click.pass_context
 def purge(ctx: click.Context, patterns: tuple[str, ...], yes: bool) -> None:
     """Delete the ready and scheduled messages of these queues for good.
@@ -103,7 +101,7 @@ def purge(ctx: click.Context, patterns: tuple[str, ...], yes: bool) -> None:
 @command.command('delete')
 @click.argument('patterns', metavar='QUEUE…', nargs=-1, required=True)
 @click.option('--force', is_flag=True, help='Also delete queues that workers consume.')
-@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@yes_option
 @click.pass_context
 def delete(ctx: click.Context, patterns: tuple[str, ...], force: bool, yes: bool) -> None:
     """Delete these queues with their bindings and their ready and scheduled messages.
@@ -134,7 +132,7 @@ def _for_each(
         confirm(f'{question} {_enumerate(selected)}?')
     for name in selected:
         count = act(client, name)
-        echo(f'{name}: ' + outcome.format(f'{count:,} message{"" if count == 1 else "s"}'))
+        echo(f'{name}: ' + outcome.format(counted(count, 'message')))
 
 
 def _select(known: Mapping[str, bool], patterns: Sequence[str], every: bool) -> list[str]:

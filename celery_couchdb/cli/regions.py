@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 
 import kombu_couchdb.design
-from kombu_couchdb.admin import region_nodes, regions, replications
-from kombu_couchdb.admin.replications import Endpoint
-from kombu_couchdb.admin.replicator import Nodes
+from kombu_couchdb.admin import regions, replications
+from kombu_couchdb.admin.regions import Region, Remote
+from kombu_couchdb.admin.replications import Endpoint, Nodes
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.credentials import user_and_password
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 
-from .databases import admin_option, app_of, broker_of, options_of, regions_of, results_of
-from .regions_table import Found, is_bad, remarks, source_of, table
+from .databases import admin_option, app_of, broker_of, options_of, regions_of, result_of, results_of, start
+from .resource import Resource
 from .setup import Admin, members_of, print_plan, wanted_results
-from .tables import echo, echo_styled, json_line
-from .time_limit import result_of, start
+from .tables import Cell, Column, Row, count_cell, echo, format_duration
 
 __all__ = ['command']
 
@@ -98,7 +97,7 @@ def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry
     # Make all plans before the first change, so that an error leaves everything as it was.
     print_plan(
         [
-            *((one.client.address.url, plan(one, {})) for one in (wanted, results) if one),
+            *((one.client.address.url, plan(one)) for one in (wanted, results) if one),
             (server.address.url, _server_plan(app, own, server, trusted)),
         ],
         dry_run,
@@ -116,7 +115,7 @@ def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> li
     stored_results, found = results_of(app), replications.stored(server, own.name) or {}
     for name in own.others:
         old = found.get(replications.id_of('regions', own.name, name), {})
-        source = region_nodes.chosen(own.addresses[name], replications.server_in(old.get('source')))
+        source = replications.chosen(own.addresses[name], replications.server_in(old.get('source')))
         documents.append(replications.parcels(own.name, name, Endpoint.of(source), Endpoint.of(of_app, root)))
         remarks.append(regions.unready(_remote_client(source), name))
         if stored_results:
@@ -176,22 +175,30 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     app = app_of(ctx)
     own = _Own.of(app, admin)
     found = _look(app, own)
-    if as_json:
-        for one in found:
-            shown = {name: value for name, value in one['local'].items() if name != 'through'}  # it is long and opaque
-            echo_styled(json_line({**one, 'local': shown}))
-    elif not found:
-        echo('There are no other regions.')
-    else:
-        echo_styled(table(found))
-        for line in remarks(found):
-            echo(line)
-    bad = [one['name'] for one in found if is_bad(one)]
+    resource = Resource(_described, _COLUMNS, summarize=lambda part: part)
+    resource.print_list(found, as_json, empty='There are no other regions.')
+    for line in () if as_json else _remarks(found):
+        echo(line)
+    bad = [one['name'] for one in found if _is_bad(one)]
     if check and bad:
         raise click.ClickException(f'not connected: {", ".join(bad)}')
 
 
-def _look(app: Any, own: _Own) -> list[Found]:
+class _Found(TypedDict):
+    """The state of another region."""
+
+    name: str
+    #: As the own server knows it.
+    local: Region
+    #: As the other region's server knows it; None if that does not respond.
+    remote: Remote | None
+    #: The reason for which it does not respond.
+    error: str | None
+    #: True if the node from which CouchDB pulls responds; None if that is unknown, or the region has one URL.
+    source_responds: bool | None
+
+
+def _look(app: Any, own: _Own) -> list[_Found]:
     kinds = _kinds(app)
     try:
         reached = replications.reached(Client(own.client.address.root), own.name)
@@ -203,11 +210,11 @@ def _look(app: Any, own: _Own) -> list[Found]:
         address = own.addresses[name]
         remote = partial(regions.remote, _remote_client(address), own.client, own.name, name, region['through'])
         calls[name] = start(remote)
-        if address.others and (node := region_nodes.named(address, replications.server_in(source_of(region)))):
-            asked[name] = start(partial(region_nodes.responds, node))
-    found: list[Found] = []
+        if address.others and (node := replications.named(address, replications.server_in(_source_of(region)))):
+            asked[name] = start(partial(replications.responds, node))
+    found: list[_Found] = []
     for name, call in calls.items():
-        one: Found = {'name': name, 'local': local[name], 'remote': None, 'error': None, 'source_responds': None}
+        one: _Found = {'name': name, 'local': local[name], 'remote': None, 'error': None, 'source_responds': None}
         try:
             if name in asked:
                 one['source_responds'] = result_of(asked[name], _REMOTE_SECONDS)
@@ -225,3 +232,79 @@ def _kinds(app: Any) -> tuple[str, ...]:
 
 def _remote_client(address: Address) -> Client:
     return Client(address, _REQUEST_SECONDS, _REQUEST_SECONDS)
+
+
+# -- the output of `status`
+
+
+def _source_of(region: Region) -> str | None:
+    """Return the URL of the database of regions from which CouchDB pulls, if it is known."""
+    return region['replications']['regions']['source']
+
+
+def _is_bad(one: _Found) -> bool:
+    """Tell whether a region or its node does not respond, a replication is not running, or a parcel is missing."""
+    remote = one['remote']
+    return remote is None or remote['missing'] > 0 or one['source_responds'] is False or _is_broken(one['local'])
+
+
+def _is_broken(region: Region) -> bool:
+    return any(one['state'] not in (None, 'running') for one in region['replications'].values())
+
+
+def _described(found: Sequence[_Found]) -> list[Row]:
+    """Return the states of regions without `through`, which is long and opaque."""
+    return [{**one, 'local': {k: v for k, v in one['local'].items() if k != 'through'}} for one in found]
+
+
+def _responds(remote: Remote | None) -> Cell:
+    return Cell(f'{remote["response"] * 1000:.0f} ms') if remote else Cell('no', {'fg': 'red'})
+
+
+def _arriving(one: Row) -> Any:
+    """Return the parcels from the region, as it knows them, or else as the own server does."""
+    return one['remote']['leaving'] if one['remote'] else one['local']['arrived']
+
+
+_COLUMNS = [
+    Column('REGION', 'name', min_width=6),
+    Column('PULLS', 'local', lambda local: Cell(_pulls(local), {'fg': 'red'} if _is_broken(local) else {})),
+    Column('LAG', 'remote', lambda remote: count_cell(remote and remote['pending']), right=True),
+    Column('TO', 'local', lambda local: count_cell(local['leaving']['count']), right=True),
+    Column('OLDEST', 'local', lambda local: format_duration(local['leaving']['oldest']), right=True),
+    Column('FROM', None, lambda one: count_cell(_arriving(one)['count']), right=True),
+    Column('OLDEST', None, lambda one: format_duration(_arriving(one)['oldest']), right=True),
+    Column('REFUSED', 'local', lambda local: count_cell(local['refused']['count'], fg='red'), right=True),
+    Column('SEEN', 'local', lambda local: format_duration(local['seen']), right=True),
+    Column('RESPONDS', 'remote', _responds, right=True),
+]
+
+
+def _pulls(region: Region) -> str:
+    states = [one['state'] or 'unknown' for one in region['replications'].values()]
+    return states[0] if len(set(states)) == 1 else ', '.join(states)
+
+
+def _remarks(found: Sequence[_Found]) -> list[str]:
+    """Return sentences about what is wrong, and about what cannot be read."""
+    lines = []
+    for one in found:
+        lines += [
+            f'{one["name"]}: the replication of {"parcels" if kind == "regions" else kind} is {state["state"]} since '
+            f'{state["since"]}: {state["error"]}'
+            for kind, state in one['local']['replications'].items()
+            if state['error']
+        ]
+        lines += [f'{one["name"]}: {one["error"]}'] if one['error'] else []
+        if one['source_responds'] is not None:
+            hint = ', which does not respond: "celery -A your_app couchdb regions nudge" chooses another node'
+            used = f'{one["name"]}: CouchDB pulls from {_source_of(one["local"])}'
+            lines.append(used if one['source_responds'] else used + hint)
+        if one['remote'] and (missing := one['remote']['missing']):
+            lines.append(f'{one["name"]}: {missing:,} parcels from there are not here')
+    states = [state['state'] for one in found for state in one['local']['replications'].values()]
+    if 'missing' in states:
+        lines.append('a replication is missing: run "celery -A your_app couchdb regions setup"')
+    if None in states:
+        lines.append('the states of replications can be read by administrators of CouchDB only: name one with --admin')
+    return lines

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from .databases import jobs_of
-from .job_ids import resolve_id
+from .job_resource import resolve_id
+from .resource import yes_option
 from .tables import confirm, echo
 
 __all__ = ['command']
@@ -15,7 +16,7 @@ __all__ = ['command']
 @click.argument('names', metavar='ID…', nargs=-1, required=True)
 @click.option('--terminate', '-t', is_flag=True, help='Stop running jobs, too: terminate their pool process.')
 @click.option('--signal', default='SIGTERM', show_default=True, help='The signal that terminates the pool process.')
-@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@yes_option
 @click.pass_context
 def command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal: str, yes: bool) -> None:
     """Remove jobs by the ids of their tasks.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,23 +13,10 @@ from celery import states
 
 from ..stored_results import NotSent, StoredResult, StoredResults
 from .databases import app_of, results_of
-from .tables import (
-    NO_VALUE,
-    Cell,
-    Column,
-    confirm,
-    echo,
-    json_line,
-    print_list,
-)
+from .resource import Resource, change, counted, limit_option, yes_option
+from .tables import Cell, Column, Duration, Row, format_date, json_line
 
 __all__ = ['command']
-
-#: The seconds of the units of durations in `--since`.
-_UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
-
-#: A progress bar is shown for more results than this.
-_PROGRESS_BAR_FROM = 200
 
 
 @click.group('results')
@@ -43,8 +28,8 @@ def _date(ctx: click.Context, param: click.Parameter, text: str | None) -> float
     """Return a duration before now, or a date, in seconds since the epoch; *raises* `BadParameter`."""
     if text is None:
         return None
-    if found := re.fullmatch(r'(\d+(?:\.\d+)?)([smhd])', text):
-        return time.time() - float(found[1]) * _UNITS[found[2]]
+    if re.fullmatch(r'[\d.]+[smhd]', text):
+        return time.time() - Duration().convert(text, param, ctx)
     try:
         date = datetime.fromisoformat(text)
     except ValueError as exc:
@@ -77,24 +62,23 @@ def _selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help='Only results in this state, a custom one for example.',
 )
-@click.option('--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.')
+@limit_option
 @click.option('--json', 'as_json', is_flag=True, help='Print JSON with the tracebacks, one object per line.')
 @click.pass_context
 def list_(ctx: click.Context, since: float | None, task: str | None, state: str, limit: int, as_json: bool) -> None:
     """List the stored results in one state, the newest first: by default what failed, with the error."""
     results = _results(ctx)
-    print_list(
+    columns = [
+        Column('ID', 'id', min_width=36),
+        Column('TASK', 'task', min_width=8),
+        Column('DATE (UTC)', 'date', format_date),
+        Column('ERROR' if state in states.EXCEPTION_STATES else 'RESULT', None, _outcome, min_width=10),
+    ]
+    Resource[StoredResult](lambda part: [result.described() for result in part], columns).print_list(
         results.listing(state, task=task, since=since),
-        limit,
-        (lambda part: (result.described() for result in part)) if as_json else None,
-        [
-            Column('ID', min_width=36),
-            Column('TASK', min_width=8),
-            Column('DATE (UTC)'),
-            Column('ERROR' if state in states.EXCEPTION_STATES else 'RESULT', min_width=10),
-        ],
-        lambda part: [_row(result) for result in part],
+        as_json,
         empty=f'There are no results in the state {state}.',
+        limit=limit,
         more=lambda: f'These are the newest {limit} of {results.count(state, task=task, since=since):,} (--limit).',
     )
 
@@ -104,7 +88,7 @@ def list_(ctx: click.Context, since: float | None, task: str | None, state: str,
 @click.option('--all', 'every', is_flag=True, help='Select all failed tasks, or those that --task and --since select.')
 @_selection_options
 @click.option('--queue', '-Q', metavar='NAME', help='Send the tasks to this queue. Default: the one they were sent to.')
-@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@yes_option
 @click.pass_context
 def retry(
     ctx: click.Context,
@@ -124,25 +108,20 @@ def retry(
         raise click.UsageError('Name tasks by id, or give --all, with --task and --since if you like.')
     results = _results(ctx)
     # The newest come first, so a task that fails again while this runs is not selected again.
-    selected = iter([_find(results, name) for name in names]) if names else results.listing(task=task, since=since)
+    selected = [_find(results, name) for name in names] if names else results.listing(task=task, since=since)
     total = len(names) or results.count(task=task, since=since)
-    if total and not yes:
-        confirm(f'Send {names[0] if len(names) == 1 else f"{total:,} failed task" + "s" * (total > 1)} again?')
-    done = refused = 0
-    show_bar = total > _PROGRESS_BAR_FROM
-    with click.progressbar(length=total, label='Send', file=sys.stderr) if show_bar else nullcontext() as bar:
-        for each in selected:
+
+    def act(part: Sequence[StoredResult]) -> tuple[int, dict[str, str]]:
+        refused: dict[str, str] = {}
+        for result in part:
             try:
-                results.retry(each, queue=queue)
-                done += 1
+                results.retry(result, queue=queue)
             except NotSent as exc:
-                refused += 1
-                echo(f'{each.id}: {exc}', err=True)
-            if bar:
-                bar.update(1)
-    echo(f'{done:,} sent again.')
-    if refused:
-        ctx.exit(1)
+                refused[result.id] = str(exc)
+        return len(part) - len(refused), refused
+
+    which = names[0] if len(names) == 1 else counted(total, 'failed task')
+    change(ctx, 'Send', f'{which} again', selected, total, act, 'sent again', yes=yes)
 
 
 def _results(ctx: click.Context) -> StoredResults:
@@ -157,17 +136,5 @@ def _find(results: StoredResults, name: str) -> StoredResult:
     return found
 
 
-def _row(result: StoredResult) -> list[Cell | str]:
-    return [
-        result.id,
-        result.task or NO_VALUE,
-        _format_date(result.date),
-        Cell(result.error, {'fg': 'red'}) if result.error is not None else json_line(result.result),
-    ]
-
-
-def _format_date(date: float | None) -> str:
-    try:
-        return NO_VALUE if date is None else f'{datetime.fromtimestamp(date, timezone.utc):%Y-%m-%d %H:%M:%S}'
-    except (ValueError, OverflowError, OSError):
-        return str(date)
+def _outcome(result: Row) -> Cell | str:
+    return Cell(result['error'], {'fg': 'red'}) if result['error'] is not None else json_line(result['result'])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -12,14 +11,12 @@ import click
 from ..beat.api import Item, Schedules
 from ..beat.entries import DEFAULT_GRACE_SECONDS, MISSED
 from .databases import app_of, broker_of
-from .tables import NO_VALUE, Cell, Column, confirm, echo, echo_styled, format_table, json_line, terminal_width
+from .resource import Resource, counted, json_option, yes_option
+from .tables import NO_VALUE, Cell, Column, Duration, Json, Row, confirm, echo, format_date
 
 __all__ = ['command']
 
 F = TypeVar('F', bound=Callable[..., Any])
-
-#: The seconds in the units of `--every`.
-_UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 
 #: The number of due dates that `show` prints.
 _SHOWN_DATES = 5
@@ -34,36 +31,18 @@ def command() -> None:
     """
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Return a duration such as `90`, `15m` or `1d` in seconds."""
-    if text is None:
-        return None
-    number, factor = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1)
-    try:
-        return float(number) * factor
-    except ValueError as exc:
-        raise click.BadParameter(f'{text!r} is not a number of seconds, nor one such as 15m, 1h or 1d') from exc
-
-
-def _json(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError as exc:
-        raise click.BadParameter(f'it must be JSON, such as \'["a", 1]\' or \'{{"key": 1}}\': {exc}') from exc
-
-
 def _members(function: F) -> F:
     """Add the options for the members of an entry."""
     for option in reversed(
         [
-            click.option('--every', callback=_seconds, metavar='SECONDS', help='An interval: 30, 15m, 1h or 1d.'),
+            click.option('--every', type=Duration(), metavar='SECONDS', help='An interval: 30, 15m, 1h or 1d.'),
             click.option('--crontab', help='Minute, hour, day, month and weekday, such as "30 3 * * mon-fri".'),
             click.option('--at', help='One date, such as 2027-01-01T09:00.'),
             click.option('--solar', help='An event of the sun and a place, such as "sunset 48.1 11.6".'),
             click.option('--timezone', help="Of --crontab and --at; without it, the app's time zone."),
-            click.option('--args', callback=_json, metavar='JSON', help='Arguments, a JSON list.'),
-            click.option('--kwargs', callback=_json, metavar='JSON', help='Named arguments, a JSON object.'),
-            click.option('--options', callback=_json, metavar='JSON', help='Options of apply_async, a JSON object.'),
+            click.option('--args', type=Json(list), metavar='JSON', help='Arguments, a JSON list.'),
+            click.option('--kwargs', type=Json(dict), metavar='JSON', help='Named arguments, a JSON object.'),
+            click.option('--options', type=Json(dict), metavar='JSON', help='Options of apply_async, a JSON object.'),
             click.option(
                 '--missed',
                 type=click.Choice(MISSED),
@@ -71,7 +50,7 @@ def _members(function: F) -> F:
             ),
             click.option(
                 '--grace',
-                callback=_seconds,
+                type=Duration(),
                 metavar='SECONDS',
                 help=f'After a shorter interruption everything is sent. Default: {DEFAULT_GRACE_SECONDS:.0f}.',
             ),
@@ -105,34 +84,18 @@ def _schedules(ctx: click.Context) -> Schedules:
 
 
 @command.command('list')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+@json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
     """List the entries with their next due dates."""
     schedules = _schedules(ctx)
-    items, now = schedules.list(), schedules.client.clock.now()
-    if as_json:
-        for item in items:
-            echo_styled(json_line(_described(item, now, 1)))
-        return
-    if not items:
-        echo('There are none: add one, or start "celery beat -S couchdb" to store those in the code of the app.')
-        return
-    columns = [
-        Column('NAME', min_width=10),
-        Column('TASK', min_width=10),
-        Column('SCHEDULE', min_width=10),
-        Column('NEXT'),
-        Column('LAST SENT'),
-        Column('SENT', right=True),
-        Column('STATE', min_width=10),
-    ]
-    echo_styled(format_table(columns, [_row(item, now) for item in items], terminal_width()))
+    empty = 'There are none: add one, or start "celery beat -S couchdb" to store those in the code of the app.'
+    _resource(schedules, 1).print_list(schedules.list(), as_json, empty=empty)
 
 
 @command.command('show')
 @click.argument('name')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON.')
+@json_option
 @click.pass_context
 def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show an entry with its state and its next due dates."""
@@ -201,7 +164,7 @@ def run_(ctx: click.Context, names: tuple[str, ...]) -> None:
 
 @command.command('delete')
 @click.argument('names', metavar='NAME…', nargs=-1, required=True)
-@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@yes_option
 @click.pass_context
 def delete_(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
     """Delete entries. An entry in the code of the app can only be disabled."""
@@ -209,7 +172,7 @@ def delete_(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
     for name in names:
         schedules.get(name)
     if not yes:
-        confirm(f'Delete {names[0]}?' if len(names) == 1 else f'Delete {len(names)} entries?')
+        confirm(f'Delete {names[0] if len(names) == 1 else counted(len(names), "entry", "entries")}?')
     _for_each(names, schedules.delete, 'deleted')
 
 
@@ -222,21 +185,32 @@ def _for_each(names: Iterable[str], act: Callable[[str], Any], done: str) -> Non
 # -- output
 
 
+_date = partial(format_date, zone=None, form='%Y-%m-%d %H:%M:%S %z')
+
+
+def _resource(schedules: Schedules, dates: int) -> Resource[Item]:
+    """Return the resource of entries, each with so many of its next due dates."""
+    now = schedules.client.clock.now()
+    columns = [
+        Column('NAME', 'name', min_width=10),
+        Column('TASK', 'task', min_width=10),
+        Column('SCHEDULE', 'schedule', _schedule, min_width=10),
+        Column('NEXT', 'next', _dates),
+        Column('LAST SENT', 'sent', _date),
+        Column('SENT', 'count', lambda count: f'{count:,}', right=True),
+        Column('STATE', None, _state_cell, min_width=10),
+    ]
+    return Resource(lambda items: [_described(item, now, dates) for item in items], columns, details=_details)
+
+
 def _show(schedules: Schedules, name: str, as_json: bool) -> None:
-    item = schedules.get(name)
-    found = _described(item, schedules.client.clock.now(), _SHOWN_DATES)
-    if as_json:
-        echo_styled(json_line(found))
-        return
-    for member, value in found.items():
-        if member in ('next', 'last', 'sent', 'start'):
-            dates = value if member == 'next' else [value]
-            value = ', '.join(_date(date) for date in dates if date is not None) or NO_VALUE
-        elif value is None:
-            value = NO_VALUE
-        elif not isinstance(value, str):
-            value = json_line(value)
-        echo(f'{member + ":":<10} {value}')
+    _resource(schedules, _SHOWN_DATES).show([schedules.get(name)], as_json)
+
+
+def _details(entry: Row) -> Row:
+    shown = {**entry, 'next': _dates(entry['next'])}
+    shown |= {name: _date(shown[name]) for name in ('last', 'sent', 'start') if name in shown}
+    return {name: NO_VALUE if value is None else value for name, value in shown.items()}
 
 
 def _described(item: Item, now: float, count: int) -> dict[str, Any]:
@@ -269,26 +243,15 @@ def _state(item: Item, now: float) -> str:
     return 'active' if item.upcoming(now) else 'done'
 
 
-def _row(item: Item, now: float) -> list[Cell | str]:
-    doc, state, dates = item.entry.doc, item.state, item.upcoming(now)
-    schedule = doc.get('schedule')
-    known = _state(item, now)
-    return [
-        item.name,
-        str(doc.get('task', NO_VALUE)),
-        ' '.join(str(value) for value in schedule.values()) if isinstance(schedule, dict) else NO_VALUE,
-        _date(dates[0]) if dates else NO_VALUE,
-        _date(state['sent']) if state and state['sent'] is not None else NO_VALUE,
-        f'{state["count"] if state else 0:,}',
-        Cell(f'{known}: {item.error}', {'fg': 'red'})
-        if item.error
-        else Cell(known, {} if known == 'active' else {'dim': True}),
-    ]
+def _schedule(schedule: Any) -> str:
+    return ' '.join(str(value) for value in schedule.values()) if isinstance(schedule, dict) else NO_VALUE
 
 
-def _date(seconds: Any) -> str:
-    """Return a date in the local time zone; that of a malformed document may be anything."""
-    try:
-        return datetime.fromtimestamp(seconds).astimezone().strftime('%Y-%m-%d %H:%M:%S %z')
-    except (TypeError, ValueError, OverflowError, OSError):
-        return json_line(seconds)
+def _dates(dates: Iterable[Any]) -> str:
+    return ', '.join(map(_date, dates)) or NO_VALUE
+
+
+def _state_cell(entry: Row) -> Cell:
+    if entry['error']:
+        return Cell(f'{entry["state"]}: {entry["error"]}', {'fg': 'red'})
+    return Cell(entry['state'], {} if entry['state'] == 'active' else {'dim': True})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ import click
 
 import kombu_couchdb.design
 from kombu_couchdb.admin.devices import device_plan
-from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
+from kombu_couchdb.admin.setup import Step, Wanted, plan
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 from kombu_couchdb.queues.database import REVS_LIMIT
 from kombu_couchdb.transport import Transport
@@ -65,23 +66,24 @@ def command(
     The database of parcels is set up if the transport option "parcels" names one. The command creates missing
     databases, updates design documents and sets the rights. With --admin, the app's user, from the URL or from the
     option "credentials", becomes a member of the databases. A member needs no other right. If the app has a user,
-    databases that were open to everybody are closed. You can run the command again, and while workers run. Design
-    documents of older versions are removed when no worker uses them.
+    databases that were open to everybody are closed. You can run the command again, and while workers run.
     """
     app = app_of(ctx)
     results = wanted_results(app, members, admin)
     broker = _broker(app, members, admin, needed=results is None)
-    living = layouts(broker.client) if broker else {}
     parcels = _parcels(app, (*members, *publishers), admin) if broker else None
     if (publishers or devices) and not parcels:
         option = '--publisher' if publishers else '--device'
         raise click.UsageError(
             f'{option} needs the transport option parcels, with the name of the database of parcels.'
         )
+    # Those who may use the broker may also broadcast.
+    broadcasts = broker and replace(broker, client=broadcasts_of(broker.client), documents=[], users_of=broker.client)
     # Make all plans before the first change, so that an error leaves everything as it was.
     plans = [
-        (wanted.client.address.url, plan(wanted, living))
-        for wanted in [*_merged(broker, results), *_broadcasts(broker), *([parcels] if parcels else [])]
+        (wanted.client.address.url, plan(wanted))
+        for wanted in [*_merged(broker, results), broadcasts, parcels]
+        if wanted
     ]
     own = parcels_of(app) if devices else None
     if parcels and own:
@@ -119,41 +121,31 @@ def _run(step: Step, dry_run: bool) -> str:
 def _broker(app: Any, members: tuple[str, ...], admin: Admin, *, needed: bool) -> Wanted | None:
     if not needed and not issubclass(transport_of(app), Transport):
         return None  # the app uses CouchDB for results only
-    client, user = broker_of(app, admin), broker_of(app).user
-    return Wanted(client, kombu_couchdb.design.documents(), members_of(user, members, admin), not user, REVS_LIMIT)
-
-
-def _broadcasts(broker: Wanted | None) -> list[Wanted]:
-    """Return the wanted state of the broadcasts database, if the broker is CouchDB."""
-    if not broker:
-        return []
-    return [replace(broker, client=broadcasts_of(broker.client), documents=[], users_of=broker.client)]
+    return _wanted(broker_of, app, members, admin, kombu_couchdb.design.documents(), REVS_LIMIT)
 
 
 def wanted_results(app: Any, members: tuple[str, ...], admin: Admin) -> Wanted | None:
     """Return the wanted state of the database of results; None if it is not in CouchDB."""
-    client, own = results_of(app, admin), results_of(app)
-    if client is None or own is None:
-        return None
-    return Wanted(
-        client,
-        [kombu_couchdb.design.conflicted(), design.document()],
-        members_of(own.user, members, admin),
-        not own.user,
-    )
+    return _wanted(results_of, app, members, admin, [kombu_couchdb.design.conflicted(), design.document()])
 
 
 def _parcels(app: Any, publishers: tuple[str, ...], admin: Admin) -> Wanted | None:
-    client, own = parcels_of(app, admin), parcels_of(app)
+    documents = [kombu_couchdb.design.receipts(), kombu_couchdb.design.parcels()]
+    return _wanted(parcels_of, app, publishers, admin, documents, REVS_LIMIT)
+
+
+def _wanted(
+    client_of: Callable[[Any, Admin], Client | None],
+    app: Any,
+    members: tuple[str, ...],
+    admin: Admin,
+    documents: Sequence[Document],
+    revisions: int | None = None,
+) -> Wanted | None:
+    client, own = client_of(app, admin), client_of(app, None)
     if client is None or own is None:
         return None
-    return Wanted(
-        client,
-        [kombu_couchdb.design.receipts(), kombu_couchdb.design.parcels()],
-        members_of(own.user, publishers, admin),
-        not own.user,
-        REVS_LIMIT,
-    )
+    return Wanted(client, documents, members_of(own.user, members, admin), not own.user, revisions)
 
 
 def members_of(user: str | None, members: tuple[str, ...], admin: Admin) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import click
 
-from kombu_couchdb.admin.leaders import Leader
 from kombu_couchdb.admin.queues import Paused
-from kombu_couchdb.admin.status import Consumer, Database, Queue, Status, status
+from kombu_couchdb.admin.status import Database, Status, status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 
@@ -18,6 +19,7 @@ from .tables import (
     Cell,
     Column,
     Number,
+    Row,
     count_cell,
     echo,
     echo_styled,
@@ -31,7 +33,10 @@ from .tables import (
     terminal_width,
 )
 
-__all__ = ['command', 'queues_table']
+__all__ = ['NO_QUEUES', 'command', 'queue_columns', 'queue_rows']
+
+#: Printed in place of a table of queues.
+NO_QUEUES = 'No queues yet: they are declared by the first worker, or with the first message.'
 
 #: Mark the oldest ready message of a queue if it has waited longer than this.
 _LATE_SECONDS = 300.0
@@ -100,17 +105,20 @@ def _text(broker: Client, results: Client | None, as_json: bool, temporary: bool
 
 
 def _format(found: Status, now: float, max_width: int) -> str:
-    server = found['server']
+    server, queues = found['server'], queue_rows(found)
     title = f'{"PouchDB (embedded)" if server["embedded"] else "CouchDB"} {server["version"]} at {server["url"]}'
-    parts = [printable(title), queues_table(found['queues'], now, max_width)]
+    parts = [printable(title), format_table(queue_columns(queues, now), queues, max_width) if queues else NO_QUEUES]
     if found['malformed']:
         parts.append(
             click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb dead"', fg='red')
         )
-    parts.append(_consumers(found['consumers'], max_width))
+    if found['consumers']:
+        parts.append(format_table(_CONSUMERS, found['consumers'], max_width))
+    else:
+        parts.append(click.style('No consumers: no worker is running.', fg='yellow'))
     if found['leaders']:
-        parts.append(_leaders(found['leaders'], max_width))
-    parts.append(_databases(found, max_width))
+        parts.append(format_table(_LEADERS, found['leaders'], max_width))
+    parts.append(format_table(_DATABASES, _databases(found), max_width))
     if not found['broadcasts']:
         parts.append(
             click.style('No database of broadcasts, or none that you may read: run "couchdb setup".', fg='yellow')
@@ -118,43 +126,29 @@ def _format(found: Status, now: float, max_width: int) -> str:
     return '\n\n'.join(parts)
 
 
-def queues_table(queues: dict[str, Queue], now: float, max_width: int) -> str:
-    """Return queues as a table; `now` is in seconds since the epoch, `max_width` in characters.
+def queue_rows(found: Status) -> list[Row]:
+    """Return the queues of a status as rows of a table, and as objects for JSON."""
+    return [{'name': name, **queue} for name, queue in found['queues'].items()]
 
-    The column PAUSED is there only if a queue is paused.
+
+def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
+    """Return the columns for queues; `now` is in seconds since the epoch.
+
+    The columns PARKED and PAUSED are there only if they say something of a queue: limits and pauses are rare.
     """
-    if not queues:
-        return 'No queues yet: they are declared by the first worker, or with the first message.'
-    parked = any(queue['parked'] for queue in queues.values())  # limits are rare, and so is this column
     columns = [
-        Column('QUEUE', min_width=10),
-        Column('READY', right=True),
-        Column('SCHEDULED', right=True),
-        *([Column('PARKED', right=True)] if parked else []),
-        Column('HELD', right=True),
-        Column('DEAD', right=True),
-        Column('OLDEST', right=True),
-        Column('RATE/S', right=True),
+        Column('QUEUE', 'name', min_width=10),
+        Column('READY', 'ready', count_cell, right=True),
+        Column('SCHEDULED', 'scheduled', count_cell, right=True),
+        Column('PARKED', 'parked', count_cell, right=True),
+        Column('HELD', 'held', count_cell, right=True),
+        Column('DEAD', 'dead', partial(count_cell, fg='red'), right=True),
+        Column('OLDEST', 'oldest', _oldest, right=True),
+        Column('RATE/S', 'rate', rate_cell, right=True),
+        Column('PAUSED', 'paused', partial(_pause, now=now), min_width=10),
     ]
-    any_paused = any(queue['paused'] for queue in queues.values())
-    return format_table(
-        [*columns, *([Column('PAUSED', min_width=10)] if any_paused else [])],
-        [
-            [
-                name,
-                count_cell(queue['ready']),
-                count_cell(queue['scheduled']),
-                *([count_cell(queue['parked'])] if parked else []),
-                count_cell(queue['held']),
-                count_cell(queue['dead'], fg='red'),
-                _oldest(queue['oldest']),
-                rate_cell(queue['rate']),
-                *([_pause(queue['paused'], now)] if any_paused else []),
-            ]
-            for name, queue in queues.items()
-        ],
-        max_width,
-    )
+    rare = ('parked', 'paused')
+    return [column for column in columns if column.member not in rare or any(row[column.member] for row in queues)]
 
 
 def _oldest(seconds: float | None) -> Cell:
@@ -171,73 +165,42 @@ def _pause(paused: Paused | None, now: float) -> Cell:
     return Cell(f'{text}: {paused["reason"]}' if paused['reason'] else text, {'fg': 'yellow'})
 
 
-def _consumers(consumers: list[Consumer], max_width: int) -> str:
-    if not consumers:
-        return click.style('No consumers: no worker is running.', fg='yellow')
-    columns = [
-        Column('CONSUMER', min_width=12),
-        Column('PID', right=True),
-        Column('HEARTBEAT', right=True),
-        Column('RATE/S', right=True),
-        Column('QUEUES', min_width=10),
-    ]
-    return format_table(
-        columns,
-        [
-            [
-                consumer['host'],
-                str(consumer['pid'] or ''),
-                _heartbeat(consumer),
-                rate_cell(consumer['rate']),
-                ', '.join(consumer['queues']),
-            ]
-            for consumer in consumers
-        ],
-        max_width,
-    )
+def _ago(member: str) -> Callable[[Row], Cell]:
+    """Return the format of a lease: how long ago it was renewed, as this member says."""
+
+    def cell(row: Row) -> Cell:
+        text = format_duration(row[member]) + (' ago' if row[member] is not None else '')
+        return Cell(text) if row['alive'] else Cell(f'overdue: {text}', {'fg': 'red'})
+
+    return cell
 
 
-def _heartbeat(consumer: Consumer) -> Cell:
-    return _ago(consumer['heartbeat'], is_alive=consumer['alive'])
-
-
-def _leaders(leaders: list[Leader], max_width: int) -> str:
-    columns = [Column('DUTY', min_width=10), Column('LEADER', min_width=12), Column('RENEWED', right=True)]
-    rows: list[list[Cell | str]] = [
-        [leader['duty'], leader['holder'] or 'none', _ago(leader['renewed'], is_alive=leader['alive'])]
-        for leader in leaders
-    ]
-    return format_table(columns, rows, max_width)
-
-
-def _ago(seconds: float | None, *, is_alive: bool) -> Cell:
-    text = f'{format_duration(seconds)} ago' if seconds is not None else format_duration(None)
-    return Cell(text) if is_alive else Cell(f'overdue: {text}', {'fg': 'red'})
-
-
-def _databases(found: Status, max_width: int) -> str:
+def _databases(found: Status) -> list[Database]:
     results = found['results']
-    shown: list[Database] = [found['database'], *([found['broadcasts']] if found['broadcasts'] else [])]
-    if results and results['name'] != found['database']['name']:
-        shown.append(results)
-    columns = [
-        Column('DATABASE', min_width=10),
-        Column('DOCUMENTS', right=True),
-        Column('TOMBSTONES', right=True),
-        Column('SIZE', right=True),
-        Column('ACTIVE', right=True),
-    ]
-    return format_table(
-        columns,
-        [
-            [
-                database['name'],
-                count_cell(database['documents']),
-                count_cell(database['tombstones']),
-                format_size(database['size']),
-                format_size(database['active']),
-            ]
-            for database in shown
-        ],
-        max_width,
-    )
+    shown = [found['database'], found['broadcasts'], results]
+    if results and results['name'] == found['database']['name']:
+        shown.pop()
+    return [database for database in shown if database]
+
+
+_CONSUMERS = [
+    Column('CONSUMER', 'host', min_width=12),
+    Column('PID', 'pid', lambda pid: str(pid or ''), right=True),
+    Column('HEARTBEAT', None, _ago('heartbeat'), right=True),
+    Column('RATE/S', 'rate', rate_cell, right=True),
+    Column('QUEUES', 'queues', ', '.join, min_width=10),
+]
+
+_LEADERS = [
+    Column('DUTY', 'duty', min_width=10),
+    Column('LEADER', 'holder', lambda holder: holder or 'none', min_width=12),
+    Column('RENEWED', None, _ago('renewed'), right=True),
+]
+
+_DATABASES = [
+    Column('DATABASE', 'name', min_width=10),
+    Column('DOCUMENTS', 'documents', count_cell, right=True),
+    Column('TOMBSTONES', 'tombstones', count_cell, right=True),
+    Column('SIZE', 'size', format_size, right=True),
+    Column('ACTIVE', 'active', format_size, right=True),
+]

@@ -1,4 +1,4 @@
-"""Output of the commands: numbers, durations and sizes for people, tables, JSON, and printing itself.
+"""Input and output of the commands: numbers, durations and sizes for people, tables, JSON, and printing itself.
 
 No other module prints. Names, ids and reasons in documents can contain any characters, and this module escapes those
 that control a terminal: in lines, tables and JSON.
@@ -11,10 +11,10 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, TypeVar
+from datetime import datetime, timezone
+from typing import Any
 
 import click
 from kombu.utils.json import JSONEncoder
@@ -25,22 +25,25 @@ __all__ = [
     'NO_VALUE',
     'Cell',
     'Column',
+    'Duration',
+    'Json',
     'Number',
+    'Row',
     'Table',
     'confirm',
     'count_cell',
     'echo',
     'echo_styled',
+    'format_ago',
+    'format_date',
     'format_duration',
     'format_size',
     'format_table',
     'json_line',
-    'print_list',
     'printable',
     'rate_cell',
     'redraw',
     'remove_unwanted_colours',
-    'seconds_of',
     'shorten',
     'terminal_width',
 ]
@@ -49,11 +52,6 @@ __all__ = [
 NO_VALUE = '-'
 
 _GAP = '  '
-
-#: The rows of a list that are read and printed together.
-_PART_ROWS = 200
-
-_Item = TypeVar('_Item')
 
 #: The width of a file or a pipe, in characters: wider than any table.
 _UNLIMITED_WIDTH = 1_000_000
@@ -70,15 +68,29 @@ class Cell:
     style: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: What a line of a table, or an object of JSON, describes: names and values.
+Row = Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its title, its alignment, and how narrow it may become."""
+    """One column of a table: its title, what it shows of a row, its alignment, and how narrow it may become."""
 
     title: str
+    #: The member of a row that is shown; None for a format of the whole row.
+    member: str | None
+    #: Returns the cell for a value of this member, or for a row.
+    format: Callable[[Any], Cell | str] = lambda value: NO_VALUE if value is None else str(value)
     #: Align the cells to the right, as for numbers.
     right: bool = False
     #: The minimum width in characters, if the column may be shortened; None if it may not.
     min_width: int | None = None
+
+    def cell(self, row: Row) -> Cell:
+        """Return the cell for a row, without control characters."""
+        found = self.format(row if self.member is None else row.get(self.member))
+        cell = found if isinstance(found, Cell) else Cell(found)
+        return Cell(printable(cell.text), cell.style)
 
 
 # -- values
@@ -123,6 +135,30 @@ def format_duration(seconds: float | None) -> str:
     return f'{total} s'
 
 
+def format_ago(date: Any, now: float) -> str:
+    """Return how long ago a date is; that of a document may be anything."""
+    return format_duration(now - date) if isinstance(date, (int, float)) else NO_VALUE
+
+
+def format_date(seconds: Any, zone: timezone | None = timezone.utc, form: str = '%Y-%m-%d %H:%M:%S') -> str:
+    """Return a date, with a time zone of None in the local one; that of a malformed document may be anything."""
+    try:
+        return NO_VALUE if seconds is None else datetime.fromtimestamp(seconds, zone).astimezone(zone).strftime(form)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return json_line(seconds)
+
+
+def shorten(text: str, length: int) -> str:
+    """Return text with at most `length` characters; an ellipsis replaces the middle of a longer text."""
+    if len(text) <= length:
+        return text
+    head = length // 2
+    return f'{text[:head]}…{text[len(text) + head + 1 - length :]}'
+
+
+# -- values of options
+
+
 class Number(click.FloatRange):
     """A number in a range. `click.FloatRange` accepts `nan`, which no limit catches."""
 
@@ -133,23 +169,37 @@ class Number(click.FloatRange):
         return number
 
 
-def seconds_of(text: str) -> float:
-    """Return a duration such as `90s`, `15m`, `2h` or `7d` in seconds; without a unit it is in seconds.
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
+    """A duration such as `90s`, `15m`, `2h` or `7d`, in seconds; without a unit it is in seconds."""
 
-    *Raises* `click.BadParameter` for other text.
-    """
-    match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', text)
-    if match is None:
-        raise click.BadParameter(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {text!r:.80}')
-    return float(match[1]) * {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}[match[2] or 's']
+    name = 'duration'
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds of a text."""
+        match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', str(value))
+        if match is None:
+            self.fail(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {value!r:.80}', param, ctx)
+        return float(match[1]) * {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}[match[2] or 's']
 
 
-def shorten(text: str, length: int) -> str:
-    """Return text with at most `length` characters; an ellipsis replaces the middle of a longer text."""
-    if len(text) <= length:
-        return text
-    head = length // 2
-    return f'{text[:head]}…{text[len(text) + head + 1 - length :]}'
+class Json(click.ParamType):  # type: ignore[type-arg]
+    """A list or an object in JSON."""
+
+    name = 'json'
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of a text."""
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, self._kind):
+            shape = 'a list' if self._kind is list else 'an object'
+            self.fail(f'it must be {shape} in JSON, not {value!r:.80}', param, ctx)
+        return found
 
 
 # -- tables
@@ -167,10 +217,9 @@ class Table:
         self._titles = [[Cell(column.title, {'bold': True}) for column in columns]]
         self._widths = [len(column.title) for column in columns]
 
-    def format(self, rows: Sequence[Sequence[Cell | str]]) -> str:
+    def format(self, rows: Iterable[Row]) -> str:
         """Return the next rows; the first time below the titles."""
-        cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-        cells = [[Cell(printable(cell.text), cell.style) for cell in row] for row in cells]
+        cells = [[column.cell(row) for column in self._columns] for row in rows]
         widths = [max([width, *(len(row[i].text) for row in cells)]) for i, width in enumerate(self._widths)]
         while sum(widths) + len(_GAP) * (len(widths) - 1) > self._max_width:
             flexible = [
@@ -185,9 +234,9 @@ class Table:
         return '\n'.join(_line(self._columns, widths, line) for line in lines)
 
 
-def format_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], max_width: int) -> str:
-    """Return a whole table."""
-    return Table(columns, max_width).format(rows)
+def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int | None = None) -> str:
+    """Return a whole table, by default as wide as the terminal."""
+    return Table(columns, max_width or terminal_width()).format(rows)
 
 
 def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> str:
@@ -231,34 +280,6 @@ def echo(text: str, *, err: bool = False) -> None:
 def echo_styled(text: str) -> None:
     """Print text that may have colours and several lines. Its parts must be escaped already, as tables and JSON are."""
     click.echo(remove_unwanted_colours(text))
-
-
-def print_list(
-    found: Iterator[_Item],
-    limit: int,
-    describe: Callable[[Sequence[_Item]], Iterable[Any]] | None,
-    columns: Sequence[Column],
-    rows: Callable[[Sequence[_Item]], Sequence[Sequence[Cell | str]]],
-    *,
-    empty: str,
-    more: Callable[[], str],
-) -> None:
-    """Print up to `limit` of the items `found`, as they are read: a table, or one JSON object per line.
-
-    `describe` returns what to print as JSON for some items, and `rows` their rows of the table; `describe` is None for
-    a table. `empty` is printed below a table if there is no item, and `more` to stderr if there are more.
-    """
-    table, left = Table(columns, terminal_width()), limit
-    while part := list(islice(found, min(left, _PART_ROWS))):
-        left -= len(part)
-        if describe is None:
-            echo_styled(table.format(rows(part)))
-        for value in describe(part) if describe else ():
-            echo_styled(json_line(value))
-    if describe is None and left == limit:
-        echo(empty)
-    elif describe is None and next(found, None) is not None:
-        echo(more(), err=True)
 
 
 def redraw(text: str) -> None:

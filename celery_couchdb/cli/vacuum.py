@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -30,6 +29,7 @@ from .databases import (
     results_of,
     visibility_timeout_of,
 )
+from .resource import yes_option
 from .tables import (
     Column,
     Number,
@@ -39,7 +39,6 @@ from .tables import (
     format_duration,
     format_size,
     format_table,
-    terminal_width,
 )
 
 __all__ = ['command']
@@ -67,7 +66,7 @@ _STEPS = {
     f'of all workers.  [default: {AGE:g}, or that timeout plus {_MARGIN_SECONDS:g} if this is more]',
 )
 @click.option('--no-wait', is_flag=True, help='Do not wait: purge only what was deleted before an earlier vacuum.')
-@click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+@yes_option
 @admin_option
 @click.pass_context
 def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
@@ -114,7 +113,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
                     'stopped; the purged tombstones stay purged, and another run continues'
                 ) from exc
     if reports:
-        echo_styled(_summary(reports))
+        echo_styled(format_table(_SUMMARY, map(vars, reports)))
     for report in reports:
         for line in _remarks(report, min_age):
             echo(f'{report.database}: {line}')
@@ -152,28 +151,18 @@ def _is_same(client: Client, other: Client | None) -> bool:
     return other is not None and client.address.url == other.address.url
 
 
-def _summary(reports: list[Report]) -> str:
-    columns = [
-        Column('DATABASE', min_width=10),
-        Column('TOMBSTONES', right=True),
-        Column('DATA', right=True),
-        Column('INDEXES', right=True),
-        Column('TIME', right=True),
-    ]
-    return format_table(
-        columns,
-        [
-            [
-                report.database,
-                f'{report.tombstones_before:,} → {report.tombstones_after:,}',
-                f'{format_size(report.data_before)} → {format_size(report.data_after)}',
-                f'{format_size(report.indexes_before)} → {format_size(report.indexes_after)}',
-                format_duration(report.seconds),
-            ]
-            for report in reports
-        ],
-        terminal_width(),
-    )
+#: The columns of the summary, which show values before and after the vacuum.
+_SUMMARY = [
+    Column('DATABASE', 'database', min_width=10),
+    Column('TOMBSTONES', None, lambda row: f'{row["tombstones_before"]:,} → {row["tombstones_after"]:,}', right=True),
+    Column('DATA', None, lambda row: _sizes(row['data_before'], row['data_after']), right=True),
+    Column('INDEXES', None, lambda row: _sizes(row['indexes_before'], row['indexes_after']), right=True),
+    Column('TIME', 'seconds', format_duration, right=True),
+]
+
+
+def _sizes(before: int, after: int) -> str:
+    return f'{format_size(before)} → {format_size(after)}'
 
 
 def _remarks(report: Report, min_age: float) -> Iterator[str]:
@@ -199,34 +188,17 @@ def _remarks(report: Report, min_age: float) -> Iterator[str]:
         )
 
 
-class _Bars:
-    """Progress bars: one for each step that takes longer than a second."""
+class _Bars(ExitStack):
+    """Progress bars on stderr: one for each step."""
 
-    def __init__(self) -> None:
-        self._step, self._began, self._done = '', 0.0, 0
-        self._bar: Any = None
+    _step = ''
 
     def show(self, step: str, done: int, total: int) -> None:
         """Show that `done` of `total` is done in a step. The bar of the previous step stays as it ended."""
         if step != self._step:
             self.close()
-            self._step, self._began, self._done = step, time.monotonic(), 0
-        if self._bar is None:
-            if time.monotonic() - self._began < 1 or not total:
-                return
-            self._bar = click.progressbar(length=total, label=_STEPS[step], file=sys.stderr)
-            self._bar.__enter__()
-        self._bar.update(max(0, done - self._done))
-        self._done = max(self._done, done)
-
-    def close(self) -> None:
-        """End the current bar."""
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-        self._bar = None
-
-    def __enter__(self) -> _Bars:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+            self._step = step
+            self._bar: Any = self.enter_context(
+                click.progressbar(length=max(total, 1), label=_STEPS[step], file=sys.stderr)
+            )
+        self._bar.update(max(0, done - self._bar.pos))

@@ -24,6 +24,7 @@ from kombu_couchdb.admin.edit import UNCHANGED, change, move
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.documents.body import decoded, loaded, stub
+from kombu_couchdb.documents.workitem import is_unique
 from kombu_couchdb.documents.workitem import task_id as task_id_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport
@@ -31,7 +32,6 @@ from kombu_couchdb.transport import Transport
 from ..backend import CouchDBBackend
 from ..results.documents import is_expired
 from .editing import with_arguments
-from .held import holds
 
 __all__ = ['Jobs', 'Unreadable', 'backend_of', 'client_of', 'transport_of']
 
@@ -202,7 +202,25 @@ class Jobs:
         that is paused after it may act later. *Raises* `ConfigurationError` if the task is acknowledged early, because
         there is no lease then; `ServerUnavailable` if CouchDB does not respond.
         """
-        return holds(self.client, task)
+        request = task.request
+        if request.called_directly or request.is_eager:
+            return True  # there is no message that another worker could get
+        if not task.acks_late:
+            raise ConfigurationError(
+                f'the task {task.name} is acknowledged before it runs, so its worker holds no lease: set acks_late=True'
+            )
+        properties = getattr(request, 'properties', None)
+        tag = properties.get('delivery_tag') if isinstance(properties, Mapping) else None
+        doc_id, colon, rev = str(tag).rpartition(':')
+        if not colon:
+            raise ConfigurationError(f'the message of task {task.name} did not come from CouchDB')
+        doc = self.client.get_or_none(doc_id)
+        if doc is None or doc.get('removed'):
+            return False
+        # Publishers may change a unique job while it runs: the claim is the same, and the revision is not.
+        info = properties.get('delivery_info') if isinstance(properties, Mapping) else None
+        claim = info.get('claimed') if isinstance(info, Mapping) else None
+        return bool(doc['_rev'] == rev or (is_unique(doc) and claim is not None and doc.get('claimed') == claim))
 
     def result_states(self, task_ids: Iterable[str]) -> dict[str, str]:
         """Return the states of the results that are stored for these tasks, such as `SUCCESS`, by id.

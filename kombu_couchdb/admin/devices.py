@@ -45,7 +45,7 @@ def device_plan(parcels: Client, own: Address, name: str) -> tuple[str, list[Ste
     """
     client = parcels.beside(database_of(own.database, name))
     app = user_and_password(own)
-    steps = plan(Wanted(client, [], list(dict.fromkeys([*([app[0]] if app else []), name]))), {})
+    steps = plan(Wanted(client, [], list(dict.fromkeys([*([app[0]] if app else []), name]))))
     steps += _replications(client, own, name)
     try:
         ids = [row['id'] for row in client.id_range('_design/')]

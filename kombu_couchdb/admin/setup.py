@@ -6,26 +6,17 @@ has nothing to do, so you can run the setup again, and while workers run.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
 from urllib.parse import quote
 
-from .. import design
-from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
-from ..documents.ids import CONSUMER
 from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, describe_user
-from ..leases.watch import ends_at
 
-__all__ = ['Step', 'Wanted', 'layouts', 'plan']
-
-#: The layout of consumers whose document does not name one.
-_FIRST_LAYOUT = 'celery-v1'
+__all__ = ['Step', 'Wanted', 'plan']
 
 #: The shapes of the responses to `/_session` and `/_security`.
 _SESSION = members(userCtx=members(name=maybe(text), roles=items(text)))
@@ -64,25 +55,10 @@ class Step:
     notice: bool = False
 
 
-def layouts(client: Client) -> Counter[str]:
-    """Return the number of consumers with a current lease in a broker's database, by layout.
-
-    The layout is the name of the design document that the consumer works with.
-    """
-    try:
-        rows = client.id_range(CONSUMER, docs=True)
-    except (DatabaseMissing, AccessDenied):
-        return Counter()  # `plan` reports missing rights
-    now = client.clock.now()
-    docs = [row['doc'] for row in rows]
-    return Counter(str(doc.get('layout', _FIRST_LAYOUT)) for doc in docs if ends_at(doc) > now)
-
-
-def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
+def plan(wanted: Wanted) -> list[Step]:
     """Return the steps that bring a database into the wanted state, in order. It changes nothing.
 
-    `living` is the result of `layouts` for the broker's database. *Raises* `AccessDenied` if a step has something to do
-    and the user lacks the rights.
+    *Raises* `AccessDenied` if a step has something to do and the user lacks the rights.
     """
     client = wanted.client
     native = 'couchdb' in client.welcome()
@@ -97,8 +73,7 @@ def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
         raise _denied(client) from exc
     steps = [
         Step('the database exists', None if exists else client.create),
-        *_current(client, wanted.documents, stored),
-        *_older(client, wanted.documents, stored, living),
+        *_documents(client, wanted.documents, stored),
     ]
     if wanted.revisions and native:
         steps.append(_revisions(client, wanted.revisions, exists))
@@ -115,60 +90,16 @@ def plan(wanted: Wanted, living: Mapping[str, int]) -> list[Step]:
 # -- design documents
 
 
-def _current(client: Client, documents: Sequence[Document], stored: Mapping[str, Document]) -> list[Step]:
-    return [
-        Step(
-            f'{doc["_id"]} is up to date', None if _same(doc, stored.get(doc['_id'])) else partial(_store, client, doc)
-        )
-        for doc in documents
+def _documents(client: Client, documents: Sequence[Document], stored: Mapping[str, Document]) -> list[Step]:
+    same = [{**stored.get(doc['_id'], {}), '_rev': None} == {**doc, '_rev': None} for doc in documents]
+    steps = [
+        Step(f'{doc["_id"]} is up to date', None if is_same else partial(_store, client, doc))
+        for doc, is_same in zip(documents, same, strict=True)
     ]
-
-
-def _older(
-    client: Client, documents: Sequence[Document], stored: Mapping[str, Document], living: Mapping[str, int]
-) -> list[Step]:
-    """Return the steps that delete design documents of older layouts that no consumer with a current lease uses."""
-    newest = dict(_versioned(doc['_id']) for doc in documents)
-    steps = []
-    for doc_id in sorted(stored):
-        family, version = _versioned(doc_id)
-        replaced_by = design.FORMER.get(family.removeprefix('_design/'))
-        if version < newest.get(family, 0) or f'_design/{replaced_by}' in newest:
-            if users := _users(doc_id.removeprefix('_design/'), living):
-                steps.append(
-                    Step(
-                        f'{doc_id}, of an older version, stays while living consumers use it ({users}); run this again '
-                        f'when their workers are updated',
-                        notice=True,
-                    )
-                )
-            else:
-                steps.append(Step(f'{doc_id}, of an older version, is removed', partial(_remove, client, doc_id)))
-    replaced = any(doc['_id'] in stored and not _same(doc, stored[doc['_id']]) for doc in documents)
-    if replaced or any(step.do for step in steps):
-        steps.append(
-            Step('indexes without a view are removed', partial(client.request, 'POST', '/_view_cleanup', shape=DONE))
-        )
+    if any(doc['_id'] in stored and not is_same for doc, is_same in zip(documents, same, strict=True)):
+        clean_up = partial(client.request, 'POST', '/_view_cleanup', shape=DONE)
+        steps.append(Step('indexes without a view are removed', clean_up))
     return steps
-
-
-def _users(name: str, living: Mapping[str, int]) -> int:
-    """Return how many consumers with a current lease may use a design document."""
-    if _versioned(name)[0] == _versioned(design.NAME)[0]:
-        return living.get(name, 0)
-    # A consumer's document names its version of `NAME` only. Assume that a consumer with an older one also uses older
-    # versions of the other design documents.
-    return sum(number for layout, number in living.items() if layout != design.NAME)
-
-
-def _versioned(name: str) -> tuple[str, int]:
-    """Return the name of a design document without its version, and the version; '' and 0 if it has no version."""
-    match = re.fullmatch(r'(.+)-v(\d{1,9})', name)
-    return (match[1], int(match[2])) if match else ('', 0)
-
-
-def _same(doc: Document, stored: Document | None) -> bool:
-    return stored is not None and {**stored, '_rev': None} == {**doc, '_rev': None}
 
 
 def _store(client: Client, doc: Document) -> None:
@@ -177,12 +108,6 @@ def _store(client: Client, doc: Document) -> None:
         client.put({**doc, '_rev': current['_rev']} if current else doc)
     except Conflict:
         pass  # another process has just stored the same document
-
-
-def _remove(client: Client, doc_id: str) -> None:
-    for doc in client.find([doc_id]):
-        if doc:
-            client.bulk([deletion({**doc, '_id': doc_id})])
 
 
 # -- rights and limits

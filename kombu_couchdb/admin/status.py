@@ -55,8 +55,6 @@ class Queue(Backlog):
 
     #: Messages that are reserved for one worker (running or prefetched; the database does not know which).
     held: int
-    #: The same number as `held`, under its earlier name.
-    running: int
     #: Dead letters.
     dead: int
     #: Messages acknowledged per second, by consumers with a current lease.
@@ -78,7 +76,7 @@ class Consumer(TypedDict):
     host: str
     pid: int | None
     queues: list[str]
-    #: The age of the last heartbeat in seconds; None for a consumer of an older version.
+    #: The age of the last heartbeat in seconds; None if the date is malformed.
     heartbeat: float | None
     #: Messages acknowledged per second.
     rate: float
@@ -210,7 +208,6 @@ def _queues(client: Client, declared: Iterable[str], auto_delete: Collection[str
         name: {
             **found.get(name, _EMPTY),
             'held': held[name],
-            'running': held[name],
             'dead': dead[name],
             'rate': 0.0,
             'paused': None,

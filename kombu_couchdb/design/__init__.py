@@ -45,9 +45,6 @@ NAME, JOBS, CONFLICTED = 'celery-v6', 'celery-jobs-v2', 'celery-conflicted-v1'
 #: The design document with the view `lendable`.
 LENDING = 'celery-lending-v1'
 
-#: Former names of design documents, without their versions, and the names that replaced them.
-FORMER = {'celery-contested': 'celery-conflicted'}
-
 #: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
 #: `NAME`, see `queues.database`.
 PARCELS = 'parcels-v1'

@@ -47,7 +47,7 @@ class Site:
             Wanted(broadcasts_of(broker), [], members, users_of=broker),
             Wanted(results, [celery_couchdb.design.document()], members),
         ):
-            for step in plan(wanted, {}):
+            for step in plan(wanted):
                 if step.do:
                     step.do()
 

@@ -184,7 +184,6 @@ def test_held_counts_unacknowledged_messages(site: Site, task: str, total: int) 
 
     def found() -> tuple[int, int]:
         queue = json.loads(succeeded(couchdb(site, 'status', '--json')))['queues']['celery']
-        assert queue['running'] == queue['held']
         return queue['ready'], queue['held']
 
     wait_for(lambda: found() == (total - 3, 3), 'the worker to hold three messages')

@@ -251,7 +251,7 @@ def test_publisher_without_rights_on_the_broker(
         (parcels, [design.receipts(), design.parcels()], [member['user']]),
         (site.client, design.documents(), []),
     ):
-        for step in plan(Wanted(client, documents, members), {}):
+        for step in plan(Wanted(client, documents, members)):
             if step.do:
                 step.do()
     start()

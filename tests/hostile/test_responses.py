@@ -17,7 +17,7 @@ from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb import design
 from kombu_couchdb.admin import cluster, dead, indexes, jobs, queues, vacuum
 from kombu_couchdb.admin import listing as history
-from kombu_couchdb.admin.setup import Wanted, layouts, plan
+from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
@@ -120,7 +120,7 @@ def chords(client: Client) -> tuple[Results, Chords]:
 
 
 def set_up(client: Client) -> None:
-    for step in plan(Wanted(client, design.documents(), ['somebody'], revisions=20), layouts(client)):
+    for step in plan(Wanted(client, design.documents(), ['somebody'], revisions=20)):
         if step.do:
             step.do()
 

@@ -15,7 +15,7 @@ from celery import Celery
 from click.testing import Result
 from kombu import Connection
 
-from celery_couchdb.cli import tables
+from celery_couchdb.cli import resource
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE
 from tests.support import ROOT, Inbox, items, publish, record_requests
@@ -268,7 +268,7 @@ def test_list_is_printed_while_it_is_read(
         read = sum(len(request.body['docs']) for log in sent for request in log if request.path == '/_bulk_get')
         printed.append((text.count('\n') + 1, read))
 
-    monkeypatch.setattr(tables, 'echo_styled', echo)
+    monkeypatch.setattr(resource, 'echo_styled', echo)
     done = run(*command.split(), '--limit', '430')
     assert done.exit_code == 0, done.output
     assert sum(count for count, _ in printed) == 430 + ('--json' not in command)

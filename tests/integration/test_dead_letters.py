@@ -10,7 +10,6 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from celery_couchdb.cli import dead as cli_dead
 from celery_couchdb.jobs import Jobs
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
@@ -20,7 +19,7 @@ from kombu_couchdb.transport import channel
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all
 
-from .conftest import kill_all
+from .conftest import command_of, kill_all
 
 JOB = 'job:["celery","report","k"]'
 
@@ -122,7 +121,9 @@ def test_second_replay_does_not_forget_the_result_of_the_first(
     assert result.state == 'SUCCESS'
 
 
-def test_message_that_fails_again_during_a_replay_is_replayed_only_once(app: Celery, client: Client) -> None:
+def test_message_that_fails_again_during_a_replay_is_replayed_only_once(
+    app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def letter(number: int, queue: str) -> dict[str, Any]:
         return {
             **dead_letter.made_of(
@@ -136,13 +137,15 @@ def test_message_that_fails_again_during_a_replay_is_replayed_only_once(app: Cel
     client.bulk([letter(number, 'a') for number in range(250)] + [letter(number, 'b') for number in range(10)])
     replayed: list[str] = []
 
-    def replay(docs: Any) -> int:
+    def replay(jobs: Jobs, docs: Any) -> Any:
         replayed.extend(doc['_id'] for doc in docs)
         client.bulk([{**doc, 'failed': time.time() + 1} for doc in docs])
-        return len(docs)
+        return docs, {}
 
-    assert cli_dead._for_selected(Jobs(app), (), None, True, True, 'Replay', replay) == (260, 260)
-    assert len(set(replayed)) == 260
+    monkeypatch.setattr(Jobs, 'replay', replay)
+    done = command_of(app)('dead', 'replay', '--all', '--yes')
+    assert (done.exit_code, done.stdout) == (0, '260 replayed.\n')
+    assert len(replayed) == len(set(replayed)) == 260
 
 
 def test_dead_unique_job_is_replayed_while_another_runs(

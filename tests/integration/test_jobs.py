@@ -14,7 +14,6 @@ from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
 from kombu_couchdb import design
-from kombu_couchdb.admin import pages
 from kombu_couchdb.admin.listing import Wanted, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
@@ -300,7 +299,7 @@ def test_pending_jobs_are_listed_in_the_order_of_claims(app: Celery, client: Cli
 
 def test_no_job_is_left_out_between_two_pages(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded server returns some dates a little larger than they are stored."""
-    monkeypatch.setattr(pages, 'BATCH_ROWS', 2)
+    monkeypatch.setattr('kombu_couchdb.admin.listing._BATCH_ROWS', 2)
     app.send_task('task')
     [like] = items(client)
     del like['_rev']

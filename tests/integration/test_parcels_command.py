@@ -89,7 +89,7 @@ def test_empty_list(run: Run, parcels: Client) -> None:
 
 def test_show(run: Run, moved: Mover) -> None:
     lines = run('parcels', 'show', 'refused-1').stdout.splitlines()
-    assert {'state of the parcel: refused', 'task: mail', r'args: ["\u001b[2J"]'} <= set(lines)
+    assert {'state of the parcel refused', 'task       mail', r'args       ["\u001b[2J"]'} <= set(lines)
     assert json.loads(run('parcels', 'show', 'mov', '--json').stdout)['state'] == 'moved'
 
 

@@ -31,7 +31,7 @@ from tests.support import items, publish
 
 def set_up(client: Client, *members: str) -> None:
     """Set up a broker's database for these members."""
-    for step in plan(Wanted(client, design.documents(), members), {}):
+    for step in plan(Wanted(client, design.documents(), members)):
         if step.do:
             step.do()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from kombu import Connection
 import celery_couchdb.design
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
-from kombu_couchdb.admin.setup import Step, Wanted, layouts, plan
+from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.queues.database import REVS_LIMIT
@@ -30,7 +29,7 @@ def wanted(client: Client, *members: str, **more: Any) -> Wanted:
 
 def set_up(what: Wanted) -> list[Step]:
     """Set up a database and return the steps."""
-    steps = plan(what, layouts(what.client))
+    steps = plan(what)
     for step in steps:
         if step.do:
             step.do()
@@ -39,7 +38,7 @@ def set_up(what: Wanted) -> list[Step]:
 
 def to_do(what: Wanted) -> list[str]:
     """Return the pending steps."""
-    return [step.goal for step in plan(what, layouts(what.client)) if step.do]
+    return [step.goal for step in plan(what) if step.do]
 
 
 def notices(steps: list[Step]) -> list[str]:
@@ -100,66 +99,17 @@ def test_edited_design_document_is_restored(client: Client) -> None:
 
 
 def test_two_concurrent_setups_succeed(client: Client) -> None:
-    first, second = (plan(wanted(client), {}) for _ in range(2))
+    first, second = (plan(wanted(client)) for _ in range(2))
     for step in [*first, *second]:
         if step.do:
             step.do()
     assert to_do(wanted(client)) == []
 
 
-# -- older versions
-
-
-def old_design(client: Client, name: str) -> None:
-    """Store the design document of another version."""
+@pytest.mark.parametrize('name', ['celery-v99', 'celery-v1', 'celery', 'celery-results', 'mine-v1'])
+def test_other_design_documents_are_kept(client: Client, name: str) -> None:
+    """Those of newer and older versions may be in use by workers."""
     client.put({'_id': f'_design/{name}', 'views': {'ready': {'map': 'function (doc) { emit(doc.queue, null) }'}}})
-
-
-@pytest.mark.parametrize('layout', [{}, {'layout': 'celery-v1'}])
-def test_unused_older_layout_is_deleted(client: Client, layout: dict[str, str]) -> None:
-    old_design(client, 'celery-v1')
-    consumer = {'_id': 'broker:consumer:old', 'type': 'Consumer', **layout}
-    consumer['_rev'] = client.put({**consumer, 'expires': time.time() + 100})
-    [notice] = notices(set_up(wanted(client)))
-    assert '_design/celery-v1, of an older version, stays' in notice
-    client.put({**consumer, 'expires': time.time() - 1})
-    assert to_do(wanted(client)) == [
-        '_design/celery-v1, of an older version, is removed',
-        'indexes without a view are removed',
-    ]
-    assert notices(set_up(wanted(client))) == []
-    assert client.fetch(['_design/celery-v1']) == [None]
-    assert to_do(wanted(client)) == []
-
-
-def test_design_document_under_its_former_name_is_deleted(client: Client) -> None:
-    old_design(client, 'celery-contested-v1')
-    set_up(wanted(client))
-    assert client.fetch(['_design/celery-contested-v1']) == [None]
-    assert to_do(wanted(client)) == []
-
-
-def test_consumers_of_this_version_do_not_keep_older_layouts(client: Client) -> None:
-    old_design(client, 'celery-v1')
-    client.put({'_id': 'broker:consumer:new', 'type': 'Consumer', 'layout': design.NAME, 'expires': time.time() + 100})
-    set_up(wanted(client))
-    assert client.fetch(['_design/celery-v1']) == [None]
-
-
-def test_older_result_layout_is_deleted_after_the_last_older_consumer(client: Client) -> None:
-    document = celery_couchdb.design.document()
-    old_design(client, 'celery-results-v0')
-    results = Wanted(client, [document])
-    assert [step.goal for step in plan(results, {'celery-v1': 2}) if step.notice] == [
-        '_design/celery-results-v0, of an older version, stays while living consumers use it (2); run this again when '
-        'their workers are updated'
-    ]
-    assert any('celery-results-v0' in step.goal for step in plan(results, {design.NAME: 2}) if step.do)
-
-
-@pytest.mark.parametrize('name', ['celery-v99', 'celery-v0x', 'celery', 'celery-results', 'mine-v1', 'my-celery-v1'])
-def test_newer_and_foreign_design_documents_are_kept(client: Client, name: str) -> None:
-    old_design(client, name)
     set_up(wanted(client))
     assert client.get(f'_design/{name}')['views']
 
@@ -225,12 +175,12 @@ def test_setup_without_rights_says_what_to_do(
     member = server.client(database, user=name, password='password')
     sentence = f"{database}: user '{name}' may not set up the database; name an administrator of CouchDB with --admin"
     with pytest.raises(AccessDenied, match=sentence):  # without the right to read
-        plan(wanted(member), {})
+        plan(wanted(member))
     with pytest.raises(AccessDenied, match='may not set up the database'):
-        plan(wanted(server.client(f'{database}-2', user=name, password='password')), {})
+        plan(wanted(server.client(f'{database}-2', user=name, password='password')))
     client.request('PUT', '/_security', body={'members': {'names': [name]}, 'admins': {'roles': ['_admin']}})
     with pytest.raises(AccessDenied, match=sentence):  # with the right to read
-        plan(wanted(member), {})
+        plan(wanted(member))
     set_up(wanted(client))
     assert to_do(wanted(member)) == []
     client.request('PUT', '/_security', body={'members': {'roles': ['_admin']}, 'admins': {'names': [name]}})
@@ -260,5 +210,5 @@ def test_sample_output_names_all_design_documents(server: Server, page: str) -> 
     sample = text[text.index('couchdb setup --admin admin\n') :].partition('\n\n')[0]
     new = server.client(f'test-{uuid.uuid4().hex}')
     results = Wanted(new, [design.conflicted(), celery_couchdb.design.document()], ())
-    goals = [step.goal for what in (wanted(new), results) for step in plan(what, {})]
+    goals = [step.goal for what in (wanted(new), results) for step in plan(what)]
     assert re.findall(r'  done     (_design/.*)', sample) == [goal for goal in goals if goal.startswith('_design/')]

@@ -15,7 +15,7 @@ import yaml
 
 pytest.importorskip('prometheus_client')
 
-from celery_couchdb.cli.metric_families import Reading, families, up
+from celery_couchdb.cli.metrics_exporter import Reading, families, up
 from kombu_couchdb.admin.status import Status
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,6 @@ STATUS: Status = {
             'scheduled': 1,
             'parked': 1,
             'held': 1,
-            'running': 1,
             'dead': 1,
             'oldest': 1.0,
             'rate': 1.0,

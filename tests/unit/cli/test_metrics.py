@@ -13,8 +13,8 @@ import pytest
 from click import Context
 from click.testing import CliRunner
 
+from celery_couchdb.cli.databases import result_of, start
 from celery_couchdb.cli.metrics import command, parse_address
-from celery_couchdb.cli.time_limit import result_of, start
 from kombu_couchdb.admin.status import Consumer, Database, Queue, Status
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
@@ -24,9 +24,8 @@ prometheus_client = pytest.importorskip('prometheus_client')
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from celery_couchdb.cli import metrics_server  # noqa: E402
-from celery_couchdb.cli.metric_families import Reading  # noqa: E402
-from celery_couchdb.cli.metrics_server import Exporter, Server  # noqa: E402
+from celery_couchdb.cli import metrics_exporter  # noqa: E402
+from celery_couchdb.cli.metrics_exporter import Exporter, Reading, Server  # noqa: E402
 
 #: A name with everything that the text format escapes, and with what a terminal obeys.
 EVIL = 'a"b\\c\nd\x1b[2J\u202e\ud800é'
@@ -41,7 +40,6 @@ def queue(**members: Any) -> Queue:
         'parked': 0,
         'oldest': None,
         'held': 0,
-        'running': 0,
         'dead': 0,
         'rate': 0.0,
         'temporary': False,
@@ -95,7 +93,7 @@ def test_all_of_a_status_is_exported() -> None:
     found = of(
         a_status(
             {
-                'q': queue(ready=26, scheduled=5, parked=4, held=2, running=2, dead=1, oldest=23.5, rate=1.5),
+                'q': queue(ready=26, scheduled=5, parked=4, held=2, dead=1, oldest=23.5, rate=1.5),
                 'empty': queue(paused={'date': None, 'by': None, 'reason': None}),
             },
             consumer('q'),
@@ -282,7 +280,7 @@ def connected(server: Server) -> socket.socket:
 
 def test_slow_client_is_cut_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Also one that sends something now and then."""
-    monkeypatch.setattr(metrics_server, '_CLIENT_SECONDS', 0.0)
+    monkeypatch.setattr(metrics_exporter, '_CLIENT_SECONDS', 0.0)
     slow = exporter(lambda: Reading(a_status({}), 0), timeout=0.1)
     with serving(Server(('127.0.0.1', 0), slow)) as server, connected(server) as client:
         assert client.recv(1) == b''
@@ -290,7 +288,7 @@ def test_slow_client_is_cut_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_clients_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, '_MAX_CLIENTS', 2)
+    monkeypatch.setattr(metrics_exporter, '_MAX_CLIENTS', 2)
     with serving(Server(('127.0.0.1', 0), exporter(lambda: Reading(a_status({}), 0)))) as server:
         with connected(server), connected(server), pytest.raises(OSError, match=r'reset|closed'):
             urllib.request.urlopen(server.url, timeout=PATIENCE / 6).read()

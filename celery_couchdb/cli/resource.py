@@ -1,0 +1,157 @@
+"""Resources: what commands list, show, select and change, such as jobs, dead letters, parcels or results.
+
+A resource describes each of its items as a dictionary. That is what `--json` prints, and what the columns of a table
+and the lines of details show.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+import click
+
+from .tables import Column, Row, Table, confirm, echo, echo_styled, json_line, printable, terminal_width
+
+__all__ = ['Resource', 'change', 'counted', 'json_option', 'limit_option', 'selection_options', 'yes_option']
+
+#: The items that are read and printed, or changed, together. A progress bar is shown for more.
+_BATCH = 200
+
+#: The maximum length of one value in the details of an item; longer values are cut.
+_MAX_VALUE_CHARACTERS = 2000
+
+T = TypeVar('T')
+Command = Callable[..., Any]
+
+json_option = click.option('--json', 'as_json', is_flag=True, help='Print JSON, one object per line.')
+limit_option = click.option(
+    '--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.'
+)
+yes_option = click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+
+
+def selection_options(every: str, *others: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds ids, `--all`, whose help is `every`, and `--yes` to a command, and other options."""
+
+    def decorate(function: Command) -> Command:
+        all_option = click.option('--all', 'every', is_flag=True, help=every)
+        decorators: list[Callable[[Command], Command]] = [yes_option, all_option, *others]
+        for decorator in decorators:
+            function = decorator(function)
+        return click.argument('names', metavar='[ID…]', nargs=-1)(function)
+
+    return decorate
+
+
+def counted(count: int, noun: str, plural: str = '') -> str:
+    """Return a number and a noun: `1 job`, `2,000 jobs`."""
+    return f'{count:,} {noun if count == 1 else plural or noun + "s"}'
+
+
+@dataclass(frozen=True)
+class Resource(Generic[T]):
+    """Things of one kind, of which commands list, show and change some."""
+
+    #: Describes some items.
+    describe: Callable[[Sequence[T]], Iterable[Row]]
+    #: The columns of a table of them.
+    columns: Sequence[Column] = ()
+    #: Describes some items for the table, if that needs less than `describe`.
+    summarize: Callable[[Sequence[T]], Iterable[Row]] | None = None
+    #: Returns the values in the details of an item, from its description.
+    details: Callable[[Row], Row] = dict
+
+    def print_list(
+        self,
+        found: Iterable[T],
+        as_json: bool,
+        *,
+        empty: str,
+        limit: int = sys.maxsize,
+        more: Callable[[], str] = lambda: '',
+    ) -> None:
+        """Print up to `limit` of the items `found`, as they are read: a table, or one JSON object per line.
+
+        `empty` is printed in place of a table without items, and `more` to stderr below one if there are more.
+        """
+        left, items = limit, iter(found)
+        table = Table(self.columns, terminal_width())
+        while part := list(islice(items, min(left, _BATCH))):
+            left -= len(part)
+            self._print(part, None if as_json else table)
+        if not as_json and left == limit:
+            echo(empty)
+        elif not as_json and next(items, None) is not None:
+            echo(more(), err=True)
+
+    def _print(self, part: Sequence[T], table: Table | None) -> None:
+        if table:
+            echo_styled(table.format((self.summarize or self.describe)(part)))
+        else:
+            for row in self.describe(part):
+                echo_styled(json_line(row))
+
+    def show(self, items: Sequence[T], as_json: bool) -> None:
+        """Print the details of items: one value per line, or one JSON object per item."""
+        rows = self.describe(items)
+        separator, texts = ('\n', map(json_line, rows)) if as_json else ('\n\n', map(self._details, rows))
+        echo_styled(separator.join(texts))
+
+    def _details(self, row: Row) -> str:
+        lines = []
+        for name, value in self.details(row).items():
+            text = printable(value if isinstance(value, str) else json_line(value))
+            if len(text) > _MAX_VALUE_CHARACTERS:
+                text = f'{text[:_MAX_VALUE_CHARACTERS]}… (see --json)'
+            lines.append(f'{printable(name):<10} {text}')
+        return '\n'.join(lines)
+
+
+def change(
+    ctx: click.Context,
+    verb: str,
+    which: str,
+    items: Iterable[T],
+    total: int,
+    act: Callable[[Sequence[T]], tuple[int, Mapping[str, str]]],
+    done: str,
+    *,
+    yes: bool,
+) -> None:
+    """Ask whether to `verb` `which` items unless `yes` is true, call `act` with batches of them, and print the result.
+
+    `act` returns how many items it changed, and the reasons why others were refused, by id. `done` is what happened to
+    them. The command ends with status 1 unless all were changed.
+    """
+    if total and not yes:
+        confirm(f'{verb} {which}?')
+    count, selected, refused = 0, 0, 0
+    show_bar = total > _BATCH
+    with (
+        click.progressbar(length=total, label=verb.partition(' ')[0], file=sys.stderr)
+        if show_bar
+        else nullcontext() as bar
+    ):
+        for part in _batches(items):
+            changed, reasons = act(part)
+            count, selected, refused = count + changed, selected + len(part), refused + len(reasons)
+            for name, reason in reasons.items():
+                echo(f'{name}: {reason}', err=True)
+            if bar:
+                bar.update(len(part))
+    echo(f'{count:,} {done}.')
+    if refused:
+        ctx.exit(1)
+    if count < selected:
+        raise click.ClickException(f'{selected - count:,} were changed by somebody else just now')
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while part := list(islice(rest, _BATCH)):
+        yield part

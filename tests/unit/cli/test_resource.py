@@ -1,0 +1,83 @@
+"""Lists, details and changes of a resource, whose items are texts here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from celery_couchdb.cli.resource import Resource, change, counted
+from celery_couchdb.cli.tables import Column
+
+TEXTS = Resource[str](lambda part: [{'text': text} for text in part], [Column('TEXT', 'text', right=True)])
+
+
+def test_long_list_is_printed_in_parts_of_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [f'{number:03}' for number in range(450)] + ['longer', 'left']
+    for limit, more in ((451, 'more\n'), (452, '')):
+        TEXTS.print_list(texts, False, empty='none', limit=limit, more=lambda: 'more')
+        printed, errors = capsys.readouterr()
+        assert printed.splitlines()[:3] == ['TEXT', ' 000', ' 001']
+        assert len(printed.splitlines()) == limit + 1
+        assert 'longer' in printed.splitlines()
+        assert errors == more
+
+
+def test_short_list(capsys: pytest.CaptureFixture[str]) -> None:
+    def show(texts: list[str], *, as_json: bool) -> str:
+        TEXTS.print_list(texts, as_json, empty='none', limit=2, more=lambda: 'more')
+        return '+'.join(capsys.readouterr())
+
+    assert show([], as_json=False) == 'none\n+'
+    assert show([], as_json=True) == '+'
+    assert show(['a', 'b'], as_json=False) == 'TEXT\n   a\n   b\n+'
+    assert show(['a', 'b', 'c'], as_json=False) == 'TEXT\n   a\n   b\n+more\n'
+    assert show(['a', 'b', 'c'], as_json=True) == '{"text": "a"}\n{"text": "b"}\n+'
+
+
+def test_details_are_escaped_and_long_values_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    TEXTS.show(['a\x1b[2J', 'x' * 3000], False)
+    first, blank, second = capsys.readouterr().out.splitlines()
+    assert (first, blank) == (r'text       a\x1b[2J', '')
+    assert second == f'text       {"x" * 2000}… (see --json)'
+    TEXTS.show(['a', 'b'], True)
+    assert capsys.readouterr().out == '{"text": "a"}\n{"text": "b"}\n'
+
+
+def changed(count: int, refused: dict[str, str], *, yes: bool = True, total: int = 3) -> tuple[Result, list[int]]:
+    """Drop three texts, of which `count` can be dropped in each batch; return the result and the sizes of batches."""
+    batches: list[int] = []
+
+    @click.command
+    @click.pass_context
+    def command(ctx: click.Context) -> None:
+        def act(part: Sequence[str]) -> tuple[int, dict[str, str]]:
+            batches.append(len(part))
+            return min(count, len(part)), refused
+
+        change(ctx, 'Drop', counted(total, 'text'), ['x'] * total, total, act, 'dropped', yes=yes)
+
+    return CliRunner().invoke(command, input='n\n'), batches
+
+
+def test_change_is_done_in_batches() -> None:
+    done, batches = changed(200, {}, total=450)
+    assert (done.exit_code, batches) == (0, [200, 200, 50])
+    assert done.stdout == '450 dropped.\n'
+
+
+def test_change_is_confirmed() -> None:
+    done, batches = changed(3, {}, yes=False)
+    assert (done.exit_code, batches) == (1, [])
+    assert done.stdout == 'Drop 3 texts? [y/N]: n\n'
+    assert changed(0, {}, yes=False, total=0)[0].stdout == '0 dropped.\n'  # there is nothing to confirm
+
+
+def test_refused_and_lost_changes_are_failures() -> None:
+    done, _ = changed(2, {'b': 'it is new'})
+    assert (done.exit_code, done.stdout, done.stderr) == (1, '2 dropped.\n', 'b: it is new\n')
+    done, _ = changed(1, {})
+    assert (done.exit_code, done.stdout) == (1, '1 dropped.\n')
+    assert done.stderr == 'Error: 2 were changed by somebody else just now\n'
