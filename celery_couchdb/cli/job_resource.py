@@ -15,7 +15,7 @@ from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import concurrency, workitem
 from kombu_couchdb.documents.ids import CONSUMER
-from kombu_couchdb.documents.properties import headers_of
+from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.errors import CouchDBError
 
 from ..jobs import Jobs, Unreadable
