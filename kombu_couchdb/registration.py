@@ -5,7 +5,7 @@ kombu has no entry point for transports, so `register` adds the schemes to kombu
 * `urlparse`, which kombu calls first with every broker URL. kombu parses a URL before it asks a transport, and its
   errors contain a part of an unquoted password; the wrapper checks our URLs before that.
 * `sanitize_url`, with which Celery masks passwords. kombu's version does not know lists of URLs; the wrapper uses
-  `couchdb.redaction` for our URLs.
+  `couchdb.urls` for our URLs.
 
 This module imports nothing slow: kombu loads it in every application of the environment.
 """
@@ -17,8 +17,6 @@ import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
-
-from .couchdb.redaction import MASK, redacted
 
 __all__ = ['register']
 
@@ -36,7 +34,7 @@ def register() -> None:
     for scheme in ('http', 'https'):
         # kombu calls an alias that is not a string. It has no transport with these names; ours explains the mistake.
         TRANSPORT_ALIASES.setdefault(scheme, partial(_refuse, scheme))
-    _wrap(url, 'sanitize_url', lambda text, mask=MASK: redacted(text, mask))
+    _wrap(url, 'sanitize_url', _redacted)
     _wrap(url, 'urlparse', _check)
     if 'kombu.connection' in sys.modules:  # it has already imported the unwrapped function
         sys.modules['kombu.connection'].urlparse = url.urlparse  # type: ignore[attr-defined]
@@ -46,6 +44,12 @@ def _refuse(scheme: str) -> None:
     from .couchdb.urls import wrong_scheme
 
     raise wrong_scheme('broker_url', scheme)
+
+
+def _redacted(url: str, *args: str, **kwargs: str) -> str:
+    from .couchdb.urls import redacted
+
+    return redacted(url, *args, **kwargs)
 
 
 def _check(url: str, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from celery.app import utils
 from kombu.utils.encoding import safe_repr
 
-from kombu_couchdb.couchdb.redaction import redacted
+from kombu_couchdb.couchdb.urls import redacted
 
 __all__ = ['filter_hidden_settings', 'install', 'mask_graph']
 

@@ -2,7 +2,7 @@
 
 Within `idempotent(key)` the id of a message is made of the key and of the id of its task, instead of the time. All
 processes that publish the message write the same first revision. CouchDB ignores a revision that it has already stored,
-even if the document was deleted since, and however late the request arrives: see `Bulk.create_once`.
+even if the document was deleted since, and however late the request arrives: see `Client.create_once`.
 """
 
 from __future__ import annotations

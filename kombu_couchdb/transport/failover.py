@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..couchdb.address import Address
-from ..couchdb.redaction import MASK, redacted
-from ..couchdb.urls import parse
+from ..couchdb.urls import MASK, parse, redacted
 
 __all__ = ['hide_alternates', 'others']
 

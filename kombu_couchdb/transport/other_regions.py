@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..couchdb.client import Client
-from ..couchdb.redaction import redacted
+from ..couchdb.urls import redacted
 from ..documents import lent, parcel, region
 from ..documents.types import Parcel
 from ..errors import ConfigurationError

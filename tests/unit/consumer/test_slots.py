@@ -11,7 +11,7 @@ import pytest
 from kombu_couchdb.consumer import refusals
 from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.slots import Slots
-from kombu_couchdb.couchdb.unusable import Unusable
+from kombu_couchdb.couchdb.responses import Unusable
 from kombu_couchdb.couchdb.write_result import REFUSED, WriteResult, WriteStatus
 
 
