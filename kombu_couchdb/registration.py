@@ -18,8 +18,6 @@ from collections.abc import Callable
 from functools import cache, partial, wraps
 from typing import Any
 
-from .couchdb.redaction import MASK, redacted
-
 __all__ = ['mask', 'on_use', 'register', 'use']
 
 _OURS = re.compile('couchdbs?:', re.IGNORECASE)
@@ -55,6 +53,8 @@ def mask() -> None:
     """Let kombu mask the passwords in our URLs."""
     from kombu.utils import url
 
+    from .couchdb.urls import MASK, redacted
+
     _wrap(url, 'sanitize_url', lambda text, mask=MASK: redacted(text, mask))
 
 
@@ -63,6 +63,12 @@ def _refuse(scheme: str) -> None:
 
     use()
     raise wrong_scheme('broker_url', scheme)
+
+
+def _redacted(url: str, *args: str, **kwargs: str) -> str:
+    from .couchdb.urls import redacted
+
+    return redacted(url, *args, **kwargs)
 
 
 def _check(url: str, *args: Any, **kwargs: Any) -> None:

@@ -29,6 +29,6 @@ class PatientConnection(Connection):
         if not {'request_timeout', 'connect_timeout'} & self.transport_options.keys():
             client = transport.couchdb
             client.timeouts = (PATIENCE, PATIENCE)
-            for node in client._nodes._nodes:
+            for node in client.http.nodes:
                 node.timeouts = client.timeouts
         return transport

@@ -23,6 +23,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.http import Http
 
 from .conftest import PATIENCE, wait_for
 
@@ -170,13 +171,16 @@ def replace_in_clients(monkeypatch: pytest.MonkeyPatch, database: str, name: str
 def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
     """Return a list to which every further request to a database is appended."""
     log: list[Request] = []
-    send = Client._send
+    send = Http.send
 
-    def recorded(self: Client, method: str, path: str | None, params: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
-        log.append(Request(method, path, json.loads(body) if isinstance(body, bytes) else body, time.monotonic()))
-        return send(self, method, path, params, body, *args, **kwargs)
+    def recorded(
+        self: Http, method: str, path: str | None, params: Any = None, body: Any = None, **settings: Any
+    ) -> Any:
+        if self.current.address.database == database:
+            log.append(Request(method, path, json.loads(body) if isinstance(body, bytes) else body, time.monotonic()))
+        return send(self, method, path, params, body, **settings)
 
-    replace_in_clients(monkeypatch, database, '_send', recorded)
+    monkeypatch.setattr(Http, 'send', recorded)
     return log
 
 

@@ -15,8 +15,8 @@ from kombu_couchdb.admin.regions import Region, Remote
 from kombu_couchdb.admin.replications import Endpoint, Nodes
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.auth import user_and_password
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.credentials import user_and_password
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 
 from .databases import admin_option, app_of, broker_of, options_of, regions_of, result_of, results_of, start

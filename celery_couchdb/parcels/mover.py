@@ -18,7 +18,7 @@ from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.couchdb.leaves import delete_leaves
+from kombu_couchdb.couchdb.conflicts import delete_leaves
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
 from kombu_couchdb.design.rows import ParcelRow
 from kombu_couchdb.documents import parcel, receipt

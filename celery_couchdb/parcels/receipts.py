@@ -15,8 +15,8 @@ from celery import states
 
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.conflicts import delete_revisions
 from kombu_couchdb.couchdb.follower import Follower
-from kombu_couchdb.couchdb.leaves import delete_revisions
 from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
 from kombu_couchdb.documents import receipt
 from kombu_couchdb.errors import CouchDBError

@@ -17,7 +17,7 @@ from celery.utils.graph import GraphFormatter
 from kombu.utils.encoding import safe_repr
 
 from kombu_couchdb import registration
-from kombu_couchdb.couchdb.redaction import redacted
+from kombu_couchdb.couchdb.urls import redacted
 
 __all__ = ['filter_hidden_settings', 'install']
 

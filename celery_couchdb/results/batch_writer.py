@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.uncertain import never_stored
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 from kombu_couchdb.log import get_logger
 
@@ -113,7 +112,7 @@ def write_messages(client: Client, batch: Sequence[QueueItem], *, uncertain: boo
     heads = [each.head for each in batch]
     try:
         if uncertain:
-            heads = never_stored(client, heads)
+            heads = client.never_stored(heads)
         results = client.bulk(heads, texts=[by_id[head['_id']].text for head in heads])
     except (AccessDenied, ConfigurationError) as exc:
         return [(each, exc) for each in batch]

@@ -14,7 +14,6 @@ from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.shapes import Shape
-from kombu_couchdb.couchdb.uncertain import still_current
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import (
     RETRIED,
@@ -271,11 +270,11 @@ class Store:
         """Write documents and return the new revision of the first, or None if it is in conflict.
 
         They are written together with documents of other threads. A retry leaves out the documents that an earlier
-        attempt has stored, see `kombu_couchdb.couchdb.uncertain`.
+        attempt has stored, see `Client.still_current`.
         """
         unwritten, first = docs, docs[0]
         if is_retry:
-            unwritten = self.database.call(lambda docs: still_current(self.client, docs), docs)
+            unwritten = self.database.call(self.client.still_current, docs)
         try:
             results = self.database.call(self._commit.write, unwritten) if unwritten else []
             for result in results:

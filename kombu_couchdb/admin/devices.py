@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..couchdb.address import Address
+from ..couchdb.auth import user_and_password
 from ..couchdb.client import Client, Document
-from ..couchdb.credentials import user_and_password
 from ..couchdb.shapes import DONE
 from ..errors import ConfigurationError, DatabaseMissing
 from . import replications

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .. import design
 from ..couchdb.client import Client, Document, chunks
-from ..couchdb.leaves import delete_leaves
+from ..couchdb.conflicts import delete_leaves
 from ..couchdb.shapes import exactly, items, members, number, revision
 from ..documents import parcel
 from ..documents.receipt import is_open

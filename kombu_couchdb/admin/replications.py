@@ -27,10 +27,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..couchdb.address import Address
+from ..couchdb.auth import user_and_password
 from ..couchdb.client import Client, Document
-from ..couchdb.credentials import user_and_password
-from ..couchdb.redaction import redacted
 from ..couchdb.shapes import items, maybe, members, rows, text
+from ..couchdb.urls import redacted
 from ..documents.region import region_id
 from ..errors import AccessDenied, ConfigurationError, Conflict, CouchDBError, DatabaseMissing, describe_user
 from .setup import Step

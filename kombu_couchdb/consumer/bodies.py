@@ -52,7 +52,7 @@ class Bodies:
         self._final_failures: Counter[str] = Counter()
 
     def deliver_some(self) -> None:
-        """Read bodies of up to `Client.request_bytes` bytes together (or one larger body), and deliver their messages.
+        """Read bodies of up to `Client.request_size` bytes together (or one larger body), and deliver their messages.
 
         *Raises* `CouchDBError` if a read failed: its messages stay claimed, and the next cycle tries again.
         """
@@ -61,11 +61,10 @@ class Bodies:
             self._failures.clear()
             self._final_failures.clear()
         unread.sort(key=lambda delivery: self._failures[delivery.tag])
-        while unread and (not size or size + _size(unread[0].doc) <= self._client.request_bytes):
+        maximum = self._client.request_size.bytes
+        while unread and (not size or size + _size(unread[0].doc) <= maximum):
             failed = self._failures[unread[0].tag]  # bodies that could not be read together are read alone
-            count = (
-                1 if failed else _batch_size([delivery.doc for delivery in unread], self._client.request_bytes - size)
-            )
+            count = 1 if failed else _batch_size([delivery.doc for delivery in unread], maximum - size)
             batch, unread = unread[:count], unread[count:]
             size += sum(_size(delivery.doc) for delivery in batch)
             for delivery, body in zip(batch, self._read(batch), strict=True):
@@ -89,9 +88,9 @@ def read(client: Client, docs: Sequence[Document]) -> list[Body]:
     try:
         bodies = [_read_one(client, docs[0])] if len(docs) == 1 else _read_many(client, docs)
     except errors.ServerUnavailable:
-        client.learn(size, answered=False)
+        client.request_size.learn(size, answered=False)
         raise
-    client.learn(size, answered=True)
+    client.request_size.learn(size, answered=True)
     return bodies
 
 

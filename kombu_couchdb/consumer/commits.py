@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ..couchdb.uncertain import still_writable
 from ..couchdb.write_result import MISSING_STUB, WriteResult
 from ..documents import dead_letter
 from ..errors import CouchDBError
@@ -70,7 +69,7 @@ class Commits:
         CouchDB has stored them, or another process has changed the documents.
         """
         if self._uncertain:
-            writable = still_writable(self._store.client, [doc for doc, _ in pending])
+            writable = self._store.client.still_writable([doc for doc, _ in pending])
             for (doc, react), is_writable in zip(pending, writable, strict=True):
                 if not is_writable:
                     react(WriteResult.conflict(doc['_id']))

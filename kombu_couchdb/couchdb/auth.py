@@ -16,22 +16,24 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import requests
+from kombu.utils.imports import symbol_by_name
 
 from .. import errors
 from . import failures
 from .address import Address
-from .credentials import from_source
 from .fork_safety import Shared, reset_in_child
 
-__all__ = ['Headers', 'Auth']
+__all__ = ['Auth', 'Headers', 'environment', 'from_source', 'user_and_password']
 
 #: Seconds before the client sends a refused password again: two processes can do so without locking their user.
 _REFUSED_SECONDS = 120.0
@@ -270,6 +272,52 @@ class Auth:
         return errors.AccessDenied(
             f'{text}check the user, password and rights; {pause}, because CouchDB locks users after wrong passwords'
         )
+
+
+def user_and_password(address: Address) -> tuple[str, str] | None:
+    """Return user and password of an address, from their source if there is one; None without a user.
+
+    *Raises* `ConfigurationError` if the option `credentials` is wrong, and whatever the source raises.
+    """
+    if address.credentials:
+        return from_source(address.credentials)
+    password = address.password() if callable(address.password) else address.password
+    return (address.user, password or '') if address.user else None
+
+
+def environment() -> tuple[str, str]:
+    """Return user and password from environment variables.
+
+    `COUCHDB_USER` contains the user, and `COUCHDB_PASSWORD` the password. `COUCHDB_PASSWORD_FILE` contains instead the
+    path of a file with the password, which is read at each call.
+
+    *Raises* `ConfigurationError` if a variable is missing, `OSError` if the file cannot be read.
+    """
+    user, file = os.environ.get('COUCHDB_USER'), os.environ.get('COUCHDB_PASSWORD_FILE')
+    if not user or not (file or 'COUCHDB_PASSWORD' in os.environ):
+        raise errors.ConfigurationError(
+            'credentials="environment" needs the environment variables COUCHDB_USER, and COUCHDB_PASSWORD or '
+            'COUCHDB_PASSWORD_FILE'
+        )
+    return user, Path(file).read_text('utf-8').rstrip('\r\n') if file else os.environ['COUCHDB_PASSWORD']
+
+
+def from_source(source: str) -> tuple[str, str]:
+    """Return user and password from the function that the option `credentials` names."""
+    try:
+        found = environment if source == 'environment' else symbol_by_name(source)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise errors.ConfigurationError(
+            f'credentials={source!r} does not name a function that can be imported: {exc}'
+        ) from exc
+    if callable(found):
+        pair = found()
+        if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
+            return pair[0], pair[1]
+        del pair  # recorded tracebacks show the variables of their frames
+    raise errors.ConfigurationError(
+        f'credentials={source!r} must name a function that returns two strings, user and password'
+    )
 
 
 _shared: Shared[object, Auth] = Shared({})

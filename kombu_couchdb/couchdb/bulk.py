@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import md5
-from typing import Any, cast
+from typing import Any, Protocol
 
 from .. import errors
+from .address import Address
 from .http import encoded
-from .reads import Document, Reads, path_of
-from .shapes import Shape, equal, exactly, items, members, revision, text
+from .shapes import Document, Shape, equal, exactly, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
-__all__ = ['Bulk', 'Document', 'deletion', 'path_of']
-
-#: A function that writes documents in one request, given as objects and as JSON, and returns a result for each.
-Write = Callable[[Sequence[Mapping[str, Any]], Sequence[bytes]], list[WriteResult]]
+__all__ = ['BulkWrite', 'RequestSize', 'deletion']
 
 #: The maximum bytes of documents in one request of several documents: at first, and the smallest limit after timeouts.
 MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
@@ -35,127 +32,115 @@ _REFUSALS: dict[type[errors.CouchDBError], str] = {
 }
 
 
-class Bulk(Reads):
-    """Writes to one database. *Every* method raises the errors of `kombu_couchdb.errors`."""
+class _Client(Protocol):
+    """What a bulk write needs of a client."""
 
-    #: The current maximum of bytes of documents in one request: halved after a request without a response, doubled
-    #: after `_STEADY_REQUESTS` with one.
-    request_bytes = MAX_REQUEST_BYTES
-    _answered = 0
+    address: Address
+    replicas: int
 
-    def put(self, doc: Mapping[str, Any], *, text: bytes | None = None) -> str:
-        """Write a document under its `_id` and return the new revision. `text` is the document as JSON, if known.
+    def request(self, method: str, path: str | None, *, body: Any, shape: Shape) -> Any:
+        """Send a request and return the JSON of the response."""
 
-        *Raises* `Conflict` if the document exists and `_rev` is missing or is not its current revision;
-        `DocumentTooLarge`, `Unstorable`, `RequestRefused` if CouchDB cannot store it; `ServerUnavailable` if it is
-        unknown whether CouchDB stored it.
-        """
-        stored = members(id=equal(doc['_id']), rev=revision)
-        return cast(str, self.request('PUT', path_of(doc['_id']), body=text or doc, shape=stored)['rev'])
+    def leaves(self, doc_id: str) -> list[Document]:
+        """Return all leaf revisions of a document."""
 
-    def try_put(self, doc: Mapping[str, Any]) -> str | None:
-        """Write a document like `put` and return the new revision; return None on a conflict.
 
-        *Raises* the errors of `put` except `Conflict`.
-        """
-        try:
-            return self.put(doc)
-        except errors.Conflict:
-            return None
+class RequestSize:
+    """The maximum of bytes of documents in one request.
 
-    def bulk(self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
-        """Write many documents and return the result for each, in the same order; some may be stored and others not.
+    It is halved after a request without a response, and doubled after `_STEADY_REQUESTS` with one.
+    """
 
-        `texts` are the documents as JSON, if the caller has encoded them. Documents that exceed the size of one request
-        are written in several requests.
+    def __init__(self) -> None:
+        self.bytes = MAX_REQUEST_BYTES
+        self._answered = 0
 
-        If CouchDB refuses a request because of one document (status 413, 400 or 412), the result of that document is
-        refused with the error `document_too_large`, `refused` or `missing_stub`, and the others are written. A document
-        that cannot be encoded is refused as `unstorable`.
+    def learn(self, size: int, *, answered: bool) -> None:
+        """Adapt `bytes` after a request that transferred `size` bytes, with or without a response in time."""
+        if not answered:
+            if size > MIN_REQUEST_BYTES:
+                self.bytes, self._answered = max(MIN_REQUEST_BYTES, min(self.bytes, size) // 2), 0
+        elif 2 * size >= self.bytes:
+            self._answered += 1
+            if self._answered >= _STEADY_REQUESTS:
+                self.bytes, self._answered = min(MAX_REQUEST_BYTES, 2 * self.bytes), 0
 
-        *Raises* `ServerUnavailable` if CouchDB did not decide about each document; the attribute `answered` of the
-        error contains the results of earlier requests.
-        """
-        if texts is None:
-            texts, unstorable = _encode(docs)
-            if unstorable:
-                kept = [index for index in range(len(docs)) if index not in unstorable]
-                found = iter(self.bulk([docs[index] for index in kept], texts=[texts[index] for index in kept]))
-                return [unstorable.get(index) or next(found) for index in range(len(docs))]
-        return self._in_parts(docs, texts, self._write)
 
-    def create_once(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        """Create the documents whose ids were never used, and return a result for each, as `bulk` does.
+class BulkWrite:
+    """One write of many documents: `update` or `create`."""
 
-        An existing document stays unchanged, and a deleted one stays deleted, however late a request arrives. The first
-        revision is computed from the id alone and written as replication writes it (`new_edits: false`). CouchDB
-        ignores a revision that the document has in its history: the newest 20 revisions, see `queues.database`, until
-        the document is purged (measured on CouchDB 3.5 and PouchDB 9). The result is "stored" in either case.
-        """
+    def __init__(self, client: _Client, size: RequestSize) -> None:
+        self._client, self._size = client, size
+        self._write = self._update
+
+    def update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
+        """Write documents, see `Client.bulk`."""
+        if texts is not None:
+            return self._in_parts(docs, texts)
+        texts, unstorable = _encode(docs)
+        kept = [index for index in range(len(docs)) if index not in unstorable]
+        found = iter(self._in_parts([docs[index] for index in kept], [texts[index] for index in kept]))
+        return [unstorable.get(index) or next(found) for index in range(len(docs))]
+
+    def create(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
+        """Write documents whose ids were never used, see `Client.create_once`."""
+        self._write = self._create
         docs = [{**doc, '_rev': f'1-{md5(doc["_id"].encode(), usedforsecurity=False).hexdigest()}'} for doc in docs]
-        return self._in_parts(docs, [encoded(doc) for doc in docs], self._create)
+        return self._in_parts(docs, [encoded(doc) for doc in docs])
 
-    def _in_parts(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], write: Write) -> list[WriteResult]:
+    def _in_parts(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         """Write documents in requests of bounded size."""
         results: list[WriteResult] = []
         while (start := len(results)) < len(docs):
             end, size = start + 1, len(texts[start])
-            while end < len(docs) and size + len(texts[end]) <= self.request_bytes:
+            while end < len(docs) and size + len(texts[end]) <= self._size.bytes:
                 size, end = size + len(texts[end]), end + 1
             try:
-                results += self._write_part(docs[start:end], texts[start:end], write)
+                results += self._write_part(docs[start:end], texts[start:end])
             except errors.CouchDBError as exc:
                 exc.answered = results
                 raise
         return results
 
-    def learn(self, size: int, *, answered: bool) -> None:
-        """Adapt `request_bytes` after a request that transferred `size` bytes, with or without a response in time."""
-        if not answered:
-            if size > MIN_REQUEST_BYTES:
-                self.request_bytes, self._answered = max(MIN_REQUEST_BYTES, min(self.request_bytes, size) // 2), 0
-        elif 2 * size >= self.request_bytes:
-            self._answered += 1
-            if self._answered >= _STEADY_REQUESTS:
-                self.request_bytes, self._answered = min(MAX_REQUEST_BYTES, 2 * self.request_bytes), 0
-
-    def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], write: Write) -> list[WriteResult]:
+    def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         size = sum(map(len, texts))
         try:
-            results = write(docs, texts)
+            results = self._write(docs, texts)
         except errors.ServerUnavailable:
-            self.learn(size, answered=False)
+            self._size.learn(size, answered=False)
             raise
         except tuple(_REFUSALS) as exc:
-            return self._separate(docs, texts, exc, write)
-        self.learn(size, answered=True)
+            return self._separate(docs, texts, exc)
+        self._size.learn(size, answered=True)
         for result in results:
             if result.is_refused and result.error not in _DECISIONS:
-                raise result.exception(self.address.url)
+                raise result.exception(self._client.address.url)
         return results
 
-    def _write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
+    def _update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         body = b'{"docs":[' + b','.join(texts) + b']}'
         shape = exactly(*(_shape_of_result(doc['_id']) for doc in docs))
-        return [WriteResult.of(element) for element in self.request('POST', '/_bulk_docs', body=body, shape=shape)]
+        return [
+            WriteResult.of(element) for element in self._client.request('POST', '/_bulk_docs', body=body, shape=shape)
+        ]
 
     def _create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         body = b'{"new_edits":false,"docs":[' + b','.join(texts) + b']}'
-        refused = self.request('POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))
+        refused = self._client.request('POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))
         # CouchDB does not list stored documents in this response.
         results = {element['id']: WriteResult.of(element) for element in refused}
         return [results.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
 
     def _separate(
-        self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], exc: errors.CouchDBError, write: Write
+        self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], exc: errors.CouchDBError
     ) -> list[WriteResult]:
         """Write documents whose request CouchDB refused because of one of them; find that one by halving."""
         if len(docs) == 1:
             error = next(name for kind, name in _REFUSALS.items() if isinstance(exc, kind))
-            return [WriteResult.refused(docs[0]['_id'], error, str(exc).removeprefix(f'{self.address.url}: '))]
+            return [WriteResult.refused(docs[0]['_id'], error, str(exc).removeprefix(f'{self._client.address.url}: '))]
         half = len(docs) // 2
-        results = self._write_part(docs[:half], texts[:half], write)
-        results += self._write_part(docs[half:], texts[half:], write)
+        results = self._write_part(docs[:half], texts[:half])
+        results += self._write_part(docs[half:], texts[half:])
         if not isinstance(exc, errors.Conflict):
             return results
         # One shard, or a lagging node, does not have the attachment that a stub refers to. Other shards have stored
@@ -167,11 +152,13 @@ class Bulk(Reads):
 
     def _resolve_own_conflict(self, doc: Mapping[str, Any], result: WriteResult) -> WriteResult:
         """Return the result for a document in conflict, which may be in conflict with its own earlier attempt."""
-        found = next((leaf for leaf in self.leaves(doc['_id']) if _content(leaf) == _content(doc)), None)
+        found = next((leaf for leaf in self._client.leaves(doc['_id']) if _content(leaf) == _content(doc)), None)
         if found is None:
             return result
         # It is unknown how many nodes of a cluster stored it.
-        return WriteResult(doc['_id'], WriteStatus.UNPROVEN if self.replicas > 1 else WriteStatus.STORED, found['_rev'])
+        return WriteResult(
+            doc['_id'], WriteStatus.UNPROVEN if self._client.replicas > 1 else WriteStatus.STORED, found['_rev']
+        )
 
 
 def deletion(doc: Mapping[str, Any]) -> Document:

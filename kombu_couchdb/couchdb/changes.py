@@ -13,10 +13,11 @@ from typing import Any, cast
 
 import requests
 
-from ..errors import BrokenAnswer, CouchDBError, NestedTooDeeply, ServerUnavailable
+from ..errors import BrokenAnswer, CouchDBError, ServerUnavailable
 from ..log import get_logger
-from .client import CHANGES, Client, Document, Row
+from .client import Client, Document, Row
 from .failures import from_transport
+from .shapes import CHANGES
 
 __all__ = ['LIMIT', 'ContinuousFeed', 'Longpoll']
 
@@ -187,10 +188,7 @@ class ContinuousFeed:
                 # Changes in quick succession share one response, and their messages one claim request.
                 self._sleep(seconds, generation)
                 self._last_start = time.monotonic()
-                try:
-                    found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
-                except NestedTooDeeply:  # read again, without the documents that cannot be decoded
-                    found = self._client.changes(since, body, LIMIT)
+                found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
             except CouchDBError as exc:
                 if generation == self._longpoll.generation:
                     self._on_error(exc)

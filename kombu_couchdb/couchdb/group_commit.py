@@ -108,7 +108,7 @@ class GroupCommit:
 
     def _next_batch(self, own: _Entry) -> list[_Entry]:
         """Return the entries for one request. Two entries with the same document are written in different requests."""
-        batch, ids, size, max_size = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_bytes
+        batch, ids, size, max_size = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_size.bytes
         for entry in self._pending:
             new = {doc['_id'] for doc in entry.docs}
             fits = len(ids) + len(new) <= _MAX_DOCS and size + entry.size <= max_size

@@ -1,184 +1,287 @@
-"""HTTP requests to one CouchDB database: JSON bodies, errors of `kombu_couchdb.errors`, failover between nodes."""
+"""HTTP requests to the nodes of a cluster: to the current node, and to the next one if it does not respond.
+
+Every node of a CouchDB cluster accepts all reads and writes of the cluster's databases.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections.abc import Mapping
-from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import requests
 from kombu.utils.json import JSONEncoder
+from requests.adapters import HTTPAdapter
 
 from .. import errors
+from ..log import get_logger
+from . import failures
 from .address import Address
-from .bounds import ORDINARY, Bounds
+from .auth import Auth, Headers
+from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds, seconds_left
 from .clock import ServerClock
-from .nodes import Nodes
-from .shapes import Shape, anything
+from .fork_safety import Shared, reset_in_child
+from .latency import LATENCY
 
-__all__ = ['Http', 'encoded']
+__all__ = ['Http', 'Node', 'encoded', 'path_of']
+
+logger = get_logger(__name__)
+
+#: The maximum number of idle connections to a node. More may be in use; those are closed after use.
+_MAX_IDLE_CONNECTIONS = 16
+
+#: From this size in bytes on, a request body is sent in blocks, so that the timeout applies to each block: urllib3
+#: applies it to the whole body if it is sent in one piece.
+_SEND_IN_BLOCKS_FROM_BYTES = 64_000
+
+_HEADERS = {'Accept': 'application/json', 'Content-Type': 'application/json', 'User-Agent': 'celery-couchdb'}
 
 
-class Http:
-    """Requests to one database. Thread-safe. *Every* method raises the errors of `kombu_couchdb.errors`.
+class Node:
+    """Requests to one node. Thread-safe; a forked child opens its own connections.
 
-    `request_timeout` and `connect_timeout` are seconds.
+    `timeouts` are the seconds to connect and the seconds to wait for a response. A large request has one more second
+    for each 100 kB, because its bytes may still be in transit after the operating system has accepted them. The same
+    applies to sending the request and to reading a large response, see `couchdb.bounds`.
     """
 
-    def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
-        self.address = address
-        self._clock = ServerClock.of(one.server for one in (address, *address.others))
-        #: The indexes that `building_index` need not report any more.
-        self.built_indexes = set[str]()
-        #: How often requests to views have failed, see `views.query`.
-        self.failed_views = 0
-        #: Seconds to connect, and seconds to wait for a response.
-        self.timeouts = (connect_timeout, request_timeout)
-        self._nodes = Nodes(address, self._clock, self.timeouts)
+    def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
+        self.address, self.timeouts, self.auth = address, timeouts, Auth.of(address)
+        self._clock, self._has_responded = clock, False
+        self.reset()
+        reset_in_child(self)
 
-    @property
-    def clock(self) -> ServerClock:
-        """The server's time. Before its first use in a process, the server is asked for it, once."""
-        if not self._clock.was_asked:
-            with suppress(errors.CouchDBError):  # the local time counts until the server responds
-                self._send('HEAD', None, None, None)
-            self._clock.was_asked = True
-        return self._clock
+    def reset(self) -> None:
+        """Discard connections and lock in a forked child: they belong to the parent."""
+        self._lock = threading.Lock()
+        self._pid = 0
+        #: The monotonic time before which no request is sent, see the header `Retry-After`.
+        self._not_before = float('-inf')
 
-    @property
-    def url(self) -> str:
-        """The URL of the database on the current node, without user and password."""
-        return self._nodes.current.address.url
-
-    @property
-    def node(self) -> Address:
-        """The address of the current node."""
-        return self._nodes.current.address
-
-    @property
-    def user(self) -> str | None:
-        """The name of the user that sends the requests; None means anonymous."""
-        return self._nodes.current.auth.user
-
-    @property
-    def has_other_nodes(self) -> bool:
-        """Whether the address names several nodes, so that the request after a failed one goes to another node."""
-        return len(self._nodes) > 1
-
-    def switch_node(self) -> None:
-        """Send later requests to another node, if there is one. For callers that find the current node partitioned."""
-        self._nodes.switch_from(self._nodes.current)
-
-    def close(self) -> None:
-        """Close idle connections. Later requests open new ones."""
-        self._nodes.close()
-
-    #: Whether requests to views wait while CouchDB builds an index. Subclasses for people set it.
-    waits_for_indexes = False
-
-    def building_index(self, design: str, changes: int) -> None:
-        """Report that CouchDB builds an index, which lacks so many changes; called again and again meanwhile."""
-
-    def request(
+    def send(
         self,
         method: str,
         path: str | None,
-        params: Mapping[str, Any] | None = None,
-        body: Any = None,
-        *,
-        repeat: bool = False,
-        shape: Shape = anything,
-    ) -> Any:
-        """Send a request and return the JSON of the response.
-
-        `path` is relative to the URL of the database; None means the root of the server. With `repeat`, for reads, the
-        request is sent again if the connection was cut before the response: once, or once to each other node. A server
-        or proxy may close an idle connection at the moment at which the client uses it again.
-
-        *Raises* `BrokenAnswer` if the response does not have the `shape`.
-        """
-        text, status = self._exchange(method, path, params, body, repeat=repeat)
-        return self.decode(text, status, f'{method} {path or "/"}', shape)
-
-    def get_within(self, path: str, timeout: float, *, shape: Shape) -> Any:
-        """Return the JSON of the response to a `GET`, with a time limit of `timeout` seconds."""
-        response = self._send('GET', path, None, None, timeout)
-        return self.decode(response.content, response.status_code, f'GET {path}', shape)
-
-    def content(self, path: str, params: Mapping[str, Any], size: int) -> bytes:
-        """Return the bytes of an attachment, which has `size` bytes; *raises* `BrokenAnswer` for another size."""
-        text, _ = self._exchange('GET', path, params, repeat=True, bounds=Bounds(extra_bytes=size))
-        if len(text) != size:
-            raise errors.BrokenAnswer(f'{self.address.url}: unexpected response to GET {path:.100}')
-        return text
-
-    def _exchange(
-        self,
-        method: str,
-        path: str | None,
-        params: Mapping[str, Any] | None = None,
-        body: Any = None,
-        *,
-        repeat: bool = False,
-        bounds: Bounds = ORDINARY,
-    ) -> tuple[bytes, int]:
-        """Send a request, as `request` does, and return the body and status of the response."""
-        attempts = max(2, len(self._nodes)) if repeat else 1
-        while True:
-            attempts -= 1
-            try:
-                response = self._send(method, path, params, body, bounds=bounds)
-                return response.content, response.status_code
-            except errors.ServerUnavailable as exc:
-                if not attempts or not exc.was_cut:
-                    raise
-
-    def decode(self, text: bytes, status: int = 200, request: str = 'a request', shape: Shape = anything) -> Any:
-        """Return the JSON in the response `text` to a `request`, which error texts name.
-
-        *Raises* `BrokenAnswer` if it is incomplete or does not have the `shape`, `NotCouchDB` if it is not JSON,
-        `NestedTooDeeply` if a document in it exceeds Python's recursion limit.
-        """
-        try:
-            found = json.loads(text)
-        except RecursionError as exc:
-            raise errors.NestedTooDeeply(f'{self.address.url}: a document is nested too deeply to be read') from exc
-        except ValueError as exc:
-            if text.lstrip()[:1] in (b'{', b'['):
-                raise errors.BrokenAnswer(f'{self.address.url}: the response was cut off') from exc
-            raise errors.NotCouchDB(
-                f'{self.address.server} responds with status {status}, without JSON: not a CouchDB server; check host '
-                f'and port'
-            ) from exc
-        if not shape(found):
-            raise errors.BrokenAnswer(f'{self.address.url}: unexpected response to {request:.100}')
-        return found
-
-    def _send(
-        self,
-        method: str,
-        path: str | None,
-        params: Mapping[str, Any] | None,
-        body: Any,
+        query: str,
+        data: bytes | None,
         read_timeout: float | None = None,
         *,
         bounds: Bounds = ORDINARY,
     ) -> requests.Response:
-        node = self._nodes.current
-        data = body if body is None or isinstance(body, bytes) else encoded(body)
+        """Send a request and return the response. The body of a longpoll response (see `bounds`) is not read.
+
+        `path` is relative to the URL of the database; None means the root of the server. `data` is the request body.
+        `read_timeout` replaces the time limit for the response, in seconds.
+
+        *Raises* the errors of `kombu_couchdb.errors`. Neither the errors nor their causes nor the frames of their
+        tracebacks contain the password or the session cookie.
+        """
+        url = (self.address.server + '/' if path is None else self.address.url + path) + query
+        for _ in range(2):  # CouchDB has not executed a request that it refuses with 401, so that it can be repeated
+            auth_headers = self.auth.headers(self._post_session)
+            found = self._exchange(method, url, auth_headers, data, read_timeout, bounds)
+            if isinstance(found, errors.CouchDBError):
+                raise found
+            response = found
+            if response.status_code not in (401, 403) or not self.auth.renew(auth_headers, response):
+                break
+        self.auth.observe(auth_headers, response)
+        if (error := self._error(response, len(data or b''))) is not None:
+            del found, response  # it may contain a session cookie
+            raise error
+        return response
+
+    def _error(self, response: requests.Response, size: int) -> errors.CouchDBError | None:
+        """Return the error for a response, or None; `size` is the size of the request body in bytes."""
+        # If nodes of a cluster are down, the status of _bulk_docs may be 500 with the usual list of results.
+        if response.status_code >= 400 and not (response.status_code == 500 and response.content[:1] == b'['):
+            return failures.from_status(response, self.address.url, self.auth.user, size)
+        if 300 <= response.status_code < 400:
+            return errors.NotCouchDB(f'{self.address.server} redirects to another address; use that one in the URL')
+        return None
+
+    def close(self) -> None:
+        """Close idle connections. Later requests open new ones."""
+        with self._lock:
+            if self._pid == os.getpid():
+                self._adapter.close()
+            self._pid = 0
+
+    def _post_session(self, data: bytes) -> requests.Response | errors.CouchDBError:
+        return self._exchange('POST', f'{self.address.server}/_session', Headers(), data)
+
+    def _exchange(
+        self,
+        method: str,
+        url: str,
+        auth_headers: Headers,
+        data: bytes | None,
+        read_timeout: float | None = None,
+        bounds: Bounds = ORDINARY,
+    ) -> requests.Response | errors.CouchDBError:
+        """Send a request and return the response, with any status, or the error.
+
+        The caller raises the error: the frame of this method contains the authentication headers.
+        """
+        adapter, settings = self._connected()
+        if (pause := min(self._not_before - time.monotonic(), seconds_left())) > 0:
+            time.sleep(pause)
+        size = len(data or b'')
+        transfer_seconds = size // MIN_BYTES_PER_SECOND
+        if (left := seconds_left()) <= 0:
+            return errors.ServerUnavailable(f'{self.address.url}: no response within the time limit of the caller')
+        timeout = (min(left, self.timeouts[0]), min(left, (read_timeout or self.timeouts[1]) + transfer_seconds))
+        prepared = requests.PreparedRequest()
+        prepared.method, prepared.url = method, url
+        if data and size > _SEND_IN_BLOCKS_FROM_BYTES:
+            # A new file-like object for each attempt: a repeated request starts from its first byte.
+            prepared.body = Upload(data, min(left, sum(self.timeouts) + transfer_seconds))  # type: ignore[assignment]
+        else:
+            prepared.body = data
+        prepared.headers = {**_HEADERS}  # type: ignore[assignment]
+        auth_headers.add_to(prepared.headers)
+        if data is not None or method in ('PUT', 'POST'):
+            prepared.headers['Content-Length'] = str(size)
+        begun = time.monotonic()
         try:
-            return node.send(method, path, _query(params), data, read_timeout, bounds=bounds)
-        except errors.ServerUnavailable:
-            self._nodes.switch_from(node)
-            raise
+            with response_bounds(bounds):
+                response = adapter.send(prepared, stream=bounds.longpoll, timeout=timeout, **settings)
+            if (coding := response.headers.get('Content-Encoding', 'identity')).lower() != 'identity':
+                # The request does not accept compression, and a few hundred kB may decompress to a GB.
+                response.close()
+                return errors.BrokenAnswer(
+                    f'{self.address.url}: the response is compressed ({coding!a:.40}); configure the proxy '
+                    f'in front of CouchDB to respect the header Accept-Encoding'
+                )
+            if not bounds.longpoll or response.status_code >= 400:
+                response.content  # noqa: B018 - read the body, so that the connection returns to the pool
+        # The errors of requests are OSErrors. urllib3 raises a ValueError for an invalid host.
+        except (OSError, ValueError) as exc:
+            if not bounds.longpoll:
+                LATENCY.note_failure()
+            return failures.from_transport(exc, self.address.url, known=self._has_responded)
+        if not bounds.longpoll:
+            LATENCY.note(time.monotonic() - begun)
+        self._has_responded = True
+        response.request = None  # type: ignore[assignment]  # it contains the authentication headers
+        self._clock.observe(response.headers.get('Date'), begun, time.monotonic())
+        if response.status_code in (429, 503):
+            # All threads pause as long as the server asks, but not longer than the time limit for a response.
+            pause = _retry_after_seconds(response.headers.get('Retry-After'), self._clock.now())
+            self._not_before = time.monotonic() + min(pause, self.timeouts[1])
+        return response
+
+    def _connected(self) -> tuple[HTTPAdapter, dict[str, Any]]:
+        """Return this process's connection pools and the environment's settings for proxies and certificates."""
+        if self._pid != os.getpid():
+            with self._lock:
+                if self._pid != os.getpid():
+                    # Session.send() would read the environment and process cookies for each request.
+                    session = requests.Session()
+                    found = session.merge_environment_settings(
+                        self.address.url, {}, False, self.address.verify, self.address.cert
+                    )
+                    self._settings = {name: found[name] for name in ('verify', 'cert', 'proxies')}
+                    self._adapter = BoundedAdapter(pool_connections=2, pool_maxsize=_MAX_IDLE_CONNECTIONS)
+                    self._pid = os.getpid()
+        return self._adapter, self._settings
+
+
+class _CurrentNode:
+    """The index of the current node in a list of nodes."""
+
+    def __init__(self) -> None:
+        self.index = 0
+
+
+#: By the servers of the list. All clients of a process share the current node, so that a new connection does not wait
+#: for a node that did not respond to another one.
+_current_nodes: Shared[tuple[str, ...], _CurrentNode] = Shared({})
+
+
+class Http:
+    """Requests to the nodes of one database. Thread-safe. *Every* method raises the errors of `kombu_couchdb.errors`.
+
+    `timeouts` are the seconds to connect and the seconds to wait for a response.
+    """
+
+    def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
+        self.nodes = [Node(node, clock, timeouts) for node in (address, *address.others)]
+        self._current = _current_nodes.of(tuple(node.address.server for node in self.nodes), _CurrentNode)
+
+    @property
+    def current(self) -> Node:
+        """The node that gets the next request; the same for all clients of this process with the same list."""
+        return self.nodes[self._current.index]
+
+    def switch_from(self, node: Node) -> None:
+        """Make the next node the current one, unless another thread has switched from `node` already."""
+        if len(self.nodes) > 1 and self.current is node:
+            self._current.index = (self.nodes.index(node) + 1) % len(self.nodes)
+            logger.info('%s is unavailable; sending requests to %s', node.address.url, self.current.address.url)
+
+    def send(
+        self,
+        method: str,
+        path: str | None,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        *,
+        read_timeout: float | None = None,
+        repeat: bool = False,
+        bounds: Bounds = ORDINARY,
+    ) -> requests.Response:
+        """Send a request, as `Node.send` does, and return the response; `body` is JSON or an object.
+
+        With `repeat`, for reads, the request is sent again if the connection was cut before the response: once, or once
+        to each other node. A server or proxy may close an idle connection at the moment at which the client uses it
+        again.
+        """
+        data = body if body is None or isinstance(body, bytes) else encoded(body)
+        attempts = max(2, len(self.nodes)) if repeat else 1
+        while True:
+            attempts -= 1
+            node = self.current
+            try:
+                return node.send(method, path, _query(params), data, read_timeout, bounds=bounds)
+            except errors.ServerUnavailable as exc:
+                self.switch_from(node)
+                if not attempts or not exc.was_cut:
+                    raise
+
+    def exchange(self, method: str, path: str | None, *args: Any, **settings: Any) -> tuple[bytes, int]:
+        """Send a request, as `send` does, and return body and status of the response.
+
+        The caller does not get the response, which may contain a session cookie: recorded tracebacks show the variables
+        of their frames.
+        """
+        response = self.send(method, path, *args, **settings)
+        return response.content, response.status_code
+
+    def close(self) -> None:
+        """Close idle connections to all nodes. Later requests open new ones."""
+        for node in self.nodes:
+            node.close()
 
 
 def _query(params: Mapping[str, Any] | None) -> str:
     if not params:
         return ''
     return '?' + urlencode({k: ('true' if v else 'false') if isinstance(v, bool) else v for k, v in params.items()})
+
+
+def path_of(doc_id: str) -> str:
+    """Return the path of a document, relative to the URL of its database."""
+    # CouchDB redirects the request if the slash after _design is encoded.
+    prefix, slash, name = doc_id.partition('/') if doc_id.startswith(('_design/', '_local/')) else ('', '', doc_id)
+    # Clients, proxies and servers resolve '.' and '..' in a path unless the dots are encoded.
+    quoted = name.replace('.', '%2E') if name in ('.', '..') else quote(name, safe='')
+    return f'/{prefix}{slash}{quoted}'
 
 
 def encoded(body: Any) -> bytes:
@@ -193,3 +296,19 @@ def encoded(body: Any) -> bytes:
         ) from exc
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise errors.Unstorable(f'the document cannot be written as JSON: {exc}') from exc
+
+
+def _retry_after_seconds(retry_after: str | None, now: float) -> float:
+    """Return the seconds in a `Retry-After` header: a number, or the date minus `now`; 0 if it is neither.
+
+    urllib3's `Retry.parse_retry_after` would compare a date with the local clock, which may be wrong, and raises
+    several errors for values that are neither.
+    """
+    try:
+        return float(retry_after or 0)
+    except ValueError:
+        pass
+    try:
+        return parsedate_to_datetime(str(retry_after)).timestamp() - now
+    except (TypeError, ValueError, OverflowError):
+        return 0.0

@@ -12,8 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 __all__ = [
+    'CHANGES',
     'DOCUMENT',
+    'INDEX',
+    'REVISION_ROW',
     'DONE',
+    'Document',
+    'Row',
     'Shape',
     'anything',
     'both',
@@ -21,17 +26,26 @@ __all__ = [
     'equal',
     'exactly',
     'flag',
+    'found_leaves',
     'items',
     'maybe',
     'members',
     'number',
+    'ranged_row',
     'revision',
     'rows',
     'sequence',
     'text',
+    'winner_row',
 ]
 
 Shape = Callable[[Any], bool]
+
+#: A document or a part of one.
+Document = dict[str, Any]
+
+#: A row of a view or of `_all_docs`: `id`, `key`, `value`, and `doc` if the request includes documents.
+Row = dict[str, Any]
 
 
 def anything(value: Any) -> bool:
@@ -123,8 +137,45 @@ def document(doc_id: Any) -> Shape:
     return members(_id=equal(doc_id), _rev=revision)
 
 
+def winner_row(doc_id: str) -> Shape:
+    """The row of `_all_docs` for this id, with its document."""
+    return members(key=equal(doc_id), doc=maybe(document(doc_id)))
+
+
 #: The response `{'ok': true}`.
 DONE = members(ok=equal(True))
 
 #: Any document.
 DOCUMENT = members(_id=text, _rev=revision)
+
+#: The shape of the response to `_changes`.
+CHANGES = members(
+    results=items(members(id=text, changes=exactly(members(rev=revision)), doc=maybe(DOCUMENT))), last_seq=sequence
+)
+
+#: The shape of CouchDB's information about an index.
+INDEX = members(view_index=members(updater_running=flag, updates_pending=members(total=number)))
+
+#: The response to `_all_docs` for one id: its revision.
+REVISION_ROW = members(rows=exactly(members(value=maybe(members(rev=revision)))))
+
+_result = members(id=text, docs=items(members()))
+
+_row = members(id=text, value=members(rev=revision))
+
+
+def ranged_row(row: Any) -> bool:
+    """A row of `_all_docs`; a document in it has the id of the row."""
+    return _row(row) and maybe(document(row['id']))(row.get('doc'))
+
+
+def found_leaves(result: Any) -> bool:
+    """The result for a document of `_bulk_get`: leaf revisions, an error, or (embedded server) neither."""
+
+    def leaf(found: Any) -> bool:
+        return has_id(found) if isinstance(found, dict) and 'ok' in found else is_missing(found)
+
+    if not _result(result):
+        return False
+    has_id, is_missing = members(ok=maybe(document(result['id']))), members(error=maybe(members()))
+    return bool(result['docs']) and all(map(leaf, result['docs']))

@@ -1,4 +1,4 @@
-"""Parser for `couchdb://` and `couchdbs://` URLs, and for lists of them."""
+"""Parser for `couchdb://` and `couchdbs://` URLs and lists of them, and masks for the passwords in URLs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kombu.utils.url import parse_url
 from ..errors import ConfigurationError
 from .address import Address
 
-__all__ = ['check', 'joined', 'parse', 'parse_list', 'wrong_scheme']
+__all__ = ['MASK', 'check', 'joined', 'parse', 'parse_list', 'redacted', 'wrong_scheme']
 
 #: The TLS parameters in the query of a URL with their values; None means any value.
 _PARAMETERS: dict[str, tuple[str, ...] | None] = {
@@ -23,6 +23,16 @@ _PARAMETERS: dict[str, tuple[str, ...] | None] = {
     'ssl_keyfile': None,
     'ssl_cert_reqs': ('required', 'optional', 'none', 'CERT_REQUIRED', 'CERT_OPTIONAL', 'CERT_NONE'),
 }
+
+#: Replaces a password; kombu uses the same mask.
+MASK = '**'
+
+#: Scheme, user and colon, then everything up to the last `@` before the next URL of a list, because a password that is
+#: not percent-encoded may contain any other character.
+_PASSWORD = re.compile(
+    r'(\b[a-z][a-z0-9+.-]*://(?:(?!;[a-z][a-z0-9+.-]*://)[^:@])*:)(?:(?!;[a-z][a-z0-9+.-]*://).)*@',
+    re.IGNORECASE | re.DOTALL,
+)
 
 #: Characters that Python ignores when it splits a URL.
 _IGNORED = dict.fromkeys(map(ord, '\t\r\n'))
@@ -138,3 +148,8 @@ def joined(first: Address, others: Sequence[Address], setting: str) -> Address:
             f'nodes, or couchdb:// for all'
         )
     return replace(first, others=tuple(others))
+
+
+def redacted(text: str, mask: str = MASK) -> str:
+    """Return `text`, one URL or several separated by semicolons, with `mask` in place of each password."""
+    return _PASSWORD.sub(lambda found: f'{found[1]}{mask}@', text)

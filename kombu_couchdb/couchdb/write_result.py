@@ -11,7 +11,7 @@ from .failures import from_answer
 
 __all__ = ['WriteResult', 'WriteStatus']
 
-#: Errors that the client itself puts in place of a status code that CouchDB gave to a whole request, see `Bulk.bulk`.
+#: Errors that the client itself puts in place of a status code that CouchDB gave to a whole request, see `Client.bulk`.
 DOCUMENT_TOO_LARGE, REFUSED, MISSING_STUB, UNSTORABLE = 'document_too_large', 'refused', 'missing_stub', 'unstorable'
 
 #: With these errors CouchDB would refuse the document however often it was sent. `forbidden` and `unauthorized` are not
@@ -30,7 +30,7 @@ class WriteStatus(str, Enum):
     CONFLICT = 'conflict'
     #: Not stored: CouchDB refuses this document.
     REFUSED = 'refused'
-    #: No response: the document may have been stored, see `couchdb.uncertain`.
+    #: No response: the document may have been stored, see `Client.still_writable`.
     UNKNOWN = 'unknown'
 
 

@@ -6,7 +6,7 @@
 * A process repeats the work of a killed one. Within `idempotent(key)` the id of a message is made of the key and of the
   id of its task, instead of the time. All processes that publish the message write the same first revision. CouchDB
   ignores a revision that it has already stored, even if the document was deleted since, and however late the request
-  arrives: see `Bulk.create_once`.
+  arrives: see `Client.create_once`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ not compared, and no step of a clock ends a lead.
 
 A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that is
 paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
-alone: a leader's writes must be safe to repeat (see `Bulk.create_once`).
+alone: a leader's writes must be safe to repeat (see `Client.create_once`).
 
 A `Duty` says what the leader does, and `Led` is the loop around it: connect, lead, do the duty, wait, and go on after
 any error.

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from ..couchdb.client import CHANGES, Client, Document, chunks
+from ..couchdb.client import Client, Document, chunks
+from ..couchdb.shapes import CHANGES
 from ..documents.ids import BROKER
 from ..errors import Conflict, NotFound
 from ..log import get_logger

@@ -10,7 +10,6 @@ from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import exactly, maybe, members, number, text
-from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
 from ..design.rows import Lease
 from ..documents import conflict_rules, dead_letter, validation, workitem
@@ -82,7 +81,7 @@ class Store(Purge):
                     raise
                 # CouchDB may have stored the messages, and consumers may have completed some since: those must not be
                 # stored again. An error would make kombu publish all of them again, under new ids.
-                missing = never_stored(self.client, part)
+                missing = self.client.never_stored(part)
                 results = self._commits.write(missing) if missing else []
             for result in results:
                 # A conflict means that an earlier attempt was stored.
@@ -93,7 +92,7 @@ class Store(Purge):
         """Store those new messages whose ids were never used: two requests, and one or more for each unique job.
 
         No process can store such a message a second time, even if it was paused while another process published the
-        same message: see `Bulk.create_once`. Return the results of the writes that failed. *Raises*
+        same message: see `Client.create_once`. Return the results of the writes that failed. *Raises*
         `ServerUnavailable`: publish the same documents again.
         """
         docs = self.unpublished(docs)
@@ -111,7 +110,7 @@ class Store(Purge):
 
         One request.
         """
-        missing = {doc['_id'] for doc in never_stored(self.client, docs)}
+        missing = {doc['_id'] for doc in self.client.never_stored(docs)}
         return [doc for doc in docs if 'key' in doc or doc['_id'] in missing]
 
     def delete_without_queue(self, docs: Collection[Mapping[str, Any]]) -> None:
@@ -189,7 +188,7 @@ class Store(Purge):
         while ids:
             docs = [doc for doc in self.client.fetch(ids[:count]) if doc]
             ids, largest = ids[count:], max(map(workitem.size, docs), default=0)
-            count = max(1, min(2 * count, MAX_BATCH_DOCS, self.client.request_bytes // max(1, largest)))
+            count = max(1, min(2 * count, MAX_BATCH_DOCS, self.client.request_size.bytes // max(1, largest)))
             yield from (
                 doc
                 for doc in docs
@@ -204,7 +203,7 @@ class Store(Purge):
         count, size, part = 0, 0, list[Mapping[str, Any]]()
         now = self.client.clock.now()
         for doc in docs:
-            if part and (len(part) >= MAX_BATCH_DOCS or size + workitem.size(doc) > self.client.request_bytes):
+            if part and (len(part) >= MAX_BATCH_DOCS or size + workitem.size(doc) > self.client.request_size.bytes):
                 count, size, part = count + self._write_released(part), 0, []
             size, part = size + workitem.size(doc), [*part, *dead_letter.apart(_released(doc, now))]
         return count + self._write_released(part)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import design
-from ..couchdb import views
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
@@ -139,10 +138,9 @@ def query(
     if not queries:
         return []
     if len(queries) == 1:
-        response = views.query(client, design.NAME, 'POST', view, params, queries[0], shape=members(rows=items(row)))
+        response = client.query(design.NAME, 'POST', view, params, queries[0], shape=members(rows=items(row)))
         return [response['rows']]
-    response = views.query(
-        client,
+    response = client.query(
         design.NAME,
         'POST',
         f'{view}/queries',

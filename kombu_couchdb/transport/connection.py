@@ -30,8 +30,7 @@ from ..consumer.pull import Pull
 from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
 from ..couchdb.client import Client
-from ..couchdb.redaction import MASK, redacted
-from ..couchdb.urls import joined, parse
+from ..couchdb.urls import MASK, joined, parse, redacted
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem

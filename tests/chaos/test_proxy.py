@@ -55,7 +55,7 @@ def test_proxy_replaces_every_second_response(proxy: Proxy, through: Client) -> 
 @pytest.mark.parametrize('ahead', [-300.0, 3600.0])
 def test_proxy_sets_the_server_clock_wrong_and_right_again(proxy: Proxy, through: Client, ahead: float) -> None:
     def told() -> float:
-        return parsedate_to_datetime(through._send('GET', None, None, None).headers['Date']).timestamp() - time.time()
+        return parsedate_to_datetime(through.http.send('GET', None).headers['Date']).timestamp() - time.time()
 
     before = told()
     proxy.ahead = ahead

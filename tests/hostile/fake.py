@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import requests
 from urllib3 import HTTPResponse
 
-from kombu_couchdb.couchdb.nodes import Node
+from kombu_couchdb.couchdb.http import Node
 
 from .documents import BROKER, NOW, RESULTS
 

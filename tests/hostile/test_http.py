@@ -26,7 +26,7 @@ from kombu_couchdb.couchdb import auth, bounds
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.nodes import Node
+from kombu_couchdb.couchdb.http import Node
 from kombu_couchdb.errors import RETRIED, AnswerTooLarge, BrokenAnswer, CouchDBError, NotCouchDB, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT
 from tests.support import Inbox, publish, run_python

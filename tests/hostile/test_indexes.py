@@ -9,10 +9,10 @@ import pytest
 
 from celery_couchdb.cli import databases
 from kombu_couchdb import design
-from kombu_couchdb.couchdb import views
+from kombu_couchdb.couchdb import client as client_module
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.nodes import Node
+from kombu_couchdb.couchdb.http import Node
 from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.queues import waiting
 from kombu_couchdb.transport.channel import Declared
@@ -79,7 +79,7 @@ def test_error_is_that_of_the_server_if_no_index_is_built(
 def test_commands_report_the_index_and_wait(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(views, '_PAUSE_SECONDS', 0.0)
+    monkeypatch.setattr(client_module, '_PAUSE_SECONDS', 0.0)
     client = fake(monkeypatch, [260_000, 150_000, 20_000, 0])(databases._PatientClient)
     assert client.view(design.NAME, 'dead', reduce=False)
     assert client.view(design.NAME, 'dead', reduce=False)

@@ -24,7 +24,7 @@ from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.nodes import Node
+from kombu_couchdb.couchdb.http import Node
 from kombu_couchdb.documents import dead_letter, validation, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.janitor import Janitor

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.couchdb import auth, bounds, credentials
+from kombu_couchdb.couchdb import auth, bounds
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
@@ -149,7 +149,7 @@ def test_error_responses(wires: Callable[[], Wire], answer: str, call: str, auth
     wire = wires()
     client = client_of(wire.server_address[1], auth)
     wire.answer = BEGUN
-    client._nodes.current.auth.headers(client._nodes.current._post_session)
+    client.http.current.auth.headers(client.http.current._post_session)
     wire.answer = ANSWERS[answer]
     limit(client, answer)
     try:
@@ -163,7 +163,7 @@ def test_error_responses(wires: Callable[[], Wire], answer: str, call: str, auth
 
 def limit(client: Client, answer: str) -> None:
     """Set a short time limit for slow responses."""
-    for node in client._nodes._nodes:
+    for node in client.http.nodes:
         node.timeouts = (0.3, 0.3) if answer.startswith('slow') else node.timeouts
 
 
@@ -211,4 +211,4 @@ def test_source_with_an_invalid_return_value(pair: Any) -> None:
 def test_environment_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('COUCHDB_USER', raising=False)
     monkeypatch.setenv('COUCHDB_PASSWORD', PASSWORD)
-    check(failure(credentials.environment))
+    check(failure(auth.environment))

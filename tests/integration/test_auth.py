@@ -16,7 +16,7 @@ from kombu_couchdb.couchdb import auth
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
-from kombu_couchdb.couchdb.nodes import Node
+from kombu_couchdb.couchdb.http import Node
 from tests.conftest import PATIENCE, Users, wait_for
 from tests.support import Inbox, publish
 
@@ -125,7 +125,7 @@ def test_many_processes_switch_to_a_new_password_without_locking_the_user(
     current[1] = f'changed-{uuid.uuid4().hex}'
     users(*current)
     old: dict[str, str] = {}
-    clients[0]._nodes.current.auth.headers(lambda data: pytest.fail('there is a session')).add_to(old)
+    clients[0].http.current.auth.headers(lambda data: pytest.fail('there is a session')).add_to(old)
     wait_for(
         lambda: requests.get(client.address.url, headers=old, timeout=PATIENCE).status_code == 401,
         'the sessions to expire',

@@ -202,13 +202,13 @@ def test_outage(
         raise ServerUnavailable('the server is away')
 
     with monkeypatch.context() as patched:
-        replace_in_clients(patched, database, '_send', away)
+        replace_in_clients(patched, database, 'request', away)
         for _ in range(3):
             scheduler.tick()
     until(scheduler, lambda: states(client) and states(client)[0]['count'] >= 1)
     before = states(client)[0]
     with monkeypatch.context() as patched:
-        replace_in_clients(patched, database, '_send', away)
+        replace_in_clients(patched, database, 'request', away)
         for _ in range(4):
             scheduler.tick()
     until(scheduler, lambda: states(client)[0]['count'] >= before['count'] + 4)

@@ -360,7 +360,7 @@ def test_error_that_counts_seconds_is_logged_once(
     def locked(self: Client, *args: Any, **kwargs: Any) -> None:
         raise AccessDenied(f'the password is wrong; the next attempt is in {next(seconds)} s')
 
-    replace_in_clients(monkeypatch, database, '_send', locked)
+    replace_in_clients(monkeypatch, database, 'request', locked)
     for _ in range(5):
         scheduler.tick()
     assert caplog.text.count('no tasks are scheduled just now') == 1

@@ -17,6 +17,7 @@ from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.http import Http
 from kombu_couchdb.errors import Conflict, ServerUnavailable
 from tests.support import Inbox, items, publish
 
@@ -31,15 +32,15 @@ class SilentNode:
         self.unanswered: list[tuple[str, str | None]] = []
         #: Returns whether the response to a write of a document is lost; called until it returns true once.
         self.lose: Callable[[Document], bool] | None = None
-        send = Client._send
+        send = Http.send
 
         def altered(
-            client: Client, method: str, path: str | None, params: Any, body: Any, *args: Any, **kwargs: Any
+            http: Http, method: str, path: str | None, params: Any = None, body: Any = None, **settings: Any
         ) -> Any:
-            if client.address.database != database:
-                return send(client, method, path, params, body, *args, **kwargs)
+            if http.current.address.database != database:
+                return send(http, method, path, params, body, **settings)
             try:
-                response = send(client, method, path, params, body, *args, **kwargs)
+                response = send(http, method, path, params, body, **settings)
             except Conflict as exc:
                 raise self._no_answer(method, path) if self.silent else exc from exc
             if self.lose is not None and any(self.lose(doc) for doc in _written(method, path, body)):
@@ -50,7 +51,7 @@ class SilentNode:
                 raise self._no_answer(method, path)
             return response
 
-        monkeypatch.setattr(Client, '_send', altered)
+        monkeypatch.setattr(Http, 'send', altered)
 
     def _no_answer(self, method: str, path: str | None) -> ServerUnavailable:
         self.unanswered.append((method, path))

@@ -56,8 +56,6 @@ print(*sorted(name for name in sys.modules if name.partition('.')[0] in loaded))
         'celery_couchdb.patches',
         'celery_couchdb.patches.registration',
         'kombu_couchdb',
-        'kombu_couchdb.couchdb',
-        'kombu_couchdb.couchdb.redaction',
         'kombu_couchdb.registration',
     ]
 

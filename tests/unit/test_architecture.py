@@ -82,7 +82,7 @@ def tops(module: str) -> set[str]:
 
 def test_imports_are_parsed_correctly() -> None:
     assert {'kombu_couchdb.errors', 'kombu_couchdb.couchdb.address', 'requests'} <= IMPORTS[
-        'kombu_couchdb.couchdb.nodes'
+        'kombu_couchdb.couchdb.http'
     ]
     assert 'kombu_couchdb.couchdb.client' in IMPORTS['celery_couchdb.results.store']
     assert 'kombu_couchdb.design' in IMPORTS['kombu_couchdb.queues.store']
@@ -132,7 +132,7 @@ def test_every_folder_has_a_rule_and_a_docstring() -> None:
 def test_documents_and_errors_do_no_input_or_output() -> None:
     """These modules read no socket, file or state of a thread, so that tests just call their functions."""
     pure = {module for module in FILES if folder_of(module) == 'kombu_couchdb.documents'}
-    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'couchdb.address', 'couchdb.redaction', 'leases.peers')}
+    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'couchdb.address', 'leases.peers')}
     for module in pure - {'kombu_couchdb.documents.body'}:  # this module uses the codecs of kombu
         assert not tops(module) & OUTSIDE, module
     assert not tops('kombu_couchdb.errors') & OUTSIDE
@@ -188,10 +188,7 @@ def test_public_paths(path: str) -> None:
 def test_requests_is_imported_only_by_a_few_modules() -> None:
     allowed = {
         'kombu_couchdb.transport.connection',
-        *(
-            f'kombu_couchdb.couchdb.{name}'
-            for name in ('auth', 'bounds', 'changes', 'client', 'failures', 'http', 'nodes')
-        ),
+        *(f'kombu_couchdb.couchdb.{name}' for name in ('auth', 'bounds', 'changes', 'client', 'failures', 'http')),
     }
     assert {module for module in FILES if tops(module) & {'requests', 'urllib3'}} <= allowed
 

@@ -21,7 +21,7 @@ import yaml
 from celery.bin.celery import celery as program
 
 from celery_couchdb.cli import check, couchdb, databases
-from kombu_couchdb.couchdb import credentials
+from kombu_couchdb.couchdb import auth
 
 FOLDER = Path(__file__).parents[2] / 'examples/deployment'
 
@@ -32,8 +32,8 @@ OF_THE_IMAGE = {'COUCHDB_USER', 'COUCHDB_PASSWORD'}
 READ_IN = {
     'CELERY_BROKER_URL': celery.app.utils,
     'CELERY_RESULT_BACKEND': celery.app.utils,
-    'COUCHDB_USER': credentials,
-    'COUCHDB_PASSWORD_FILE': credentials,
+    'COUCHDB_USER': auth,
+    'COUCHDB_PASSWORD_FILE': auth,
     'COUCHDB_ADMIN_PASSWORD': databases,
 }
 BY_CREATE_USER = {'COUCHDB_URL', 'COUCHDB_ADMIN', 'COUCHDB_ADMIN_PASSWORD', 'COUCHDB_USER', 'COUCHDB_PASSWORD_FILE'}

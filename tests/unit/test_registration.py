@@ -38,8 +38,6 @@ def test_import_is_fast_and_registers_both_schemes() -> None:
     assert known.count('function use') == 2
     assert loaded.split() == [
         'kombu_couchdb',
-        'kombu_couchdb.couchdb',
-        'kombu_couchdb.couchdb.redaction',
         'kombu_couchdb.registration',
     ]
 

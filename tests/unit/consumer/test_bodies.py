@@ -11,25 +11,22 @@ from kombu_couchdb import errors
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.consumer.bodies import Bodies
 from kombu_couchdb.consumer.unacked import Unacked
+from kombu_couchdb.couchdb.bulk import RequestSize
 from kombu_couchdb.couchdb.client import Client
 
 
 class Reads:
     """A client of which each read of an attachment fails with the next of `failures`."""
 
-    request_bytes = 1_000_000
     address = SimpleNamespace(url='http://host/db')
 
     def __init__(self, failures: list[errors.CouchDBError]) -> None:
-        self.failures = failures
+        self.failures, self.request_size = failures, RequestSize()
 
     def content(self, path: str, params: dict[str, str], size: int) -> bytes:
         if self.failures:
             raise self.failures.pop(0)
         return b'x' * size
-
-    def learn(self, size: int, *, answered: bool) -> None:
-        """Ignore the size: there is one message."""
 
 
 class Held:

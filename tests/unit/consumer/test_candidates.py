@@ -15,7 +15,7 @@ from kombu_couchdb.consumer import candidates, paging
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.consumer.claim_order import ClaimOrder
-from kombu_couchdb.couchdb.unusable import Unusable
+from kombu_couchdb.couchdb.responses import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.queues.waiting import HORIZON_SECONDS
 
@@ -33,9 +33,7 @@ class FakeStore:
         self.passed = 0.0
         self.asked: list[tuple[str, Any]] = []
         clock = SimpleNamespace(now=lambda: NOW + self.passed)
-        self.client = SimpleNamespace(
-            clock=clock, fetch=self.fetch, request=self.request, unusable=Unusable(), waits_for_indexes=False
-        )
+        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, query=self.query, unusable=Unusable())
         self.begun = time.monotonic()
 
     def monotonic(self) -> float:
@@ -57,7 +55,7 @@ class FakeStore:
             self.asked.append(('fetch', list(ids)))
         return [self.docs.get(name) for name in ids]
 
-    def request(self, method: str, path: str, params: Any, body: Any, *, repeat: bool, shape: Any) -> Document:
+    def query(self, design: str, method: str, view: str, params: Any, body: Any, *, shape: Any) -> Document:
         queries = body.get('queries', [body])
         self.asked.append(
             ('ready', (queries[0]['limit'], params.get('update', 'true'), queries[0].get('startkey_docid')))

@@ -18,8 +18,7 @@ import requests
 
 from kombu_couchdb.couchdb import auth as module
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.auth import Auth, Headers
-from kombu_couchdb.couchdb.credentials import environment
+from kombu_couchdb.couchdb.auth import Auth, Headers, environment
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 

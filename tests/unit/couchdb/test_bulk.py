@@ -70,10 +70,10 @@ def test_requests_shrink_after_timeouts_and_grow_again() -> None:
         except errors.ServerUnavailable:
             tries += 1
             assert tries < 5
-    assert server.request_bytes <= server.max_bytes
+    assert server.request_size.bytes <= server.max_bytes
     server.max_bytes = 1e9
     server.bulk(docs(1000, 40_000))
-    assert server.request_bytes == bulk.MAX_REQUEST_BYTES
+    assert server.request_size.bytes == bulk.MAX_REQUEST_BYTES
 
 
 def test_timeouts_of_small_requests_do_not_shrink_requests() -> None:
@@ -81,7 +81,7 @@ def test_timeouts_of_small_requests_do_not_shrink_requests() -> None:
     server.max_bytes = 0
     with pytest.raises(errors.ServerUnavailable):
         server.bulk([{'_id': 'a'}])
-    assert server.request_bytes == bulk.MAX_REQUEST_BYTES
+    assert server.request_size.bytes == bulk.MAX_REQUEST_BYTES
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from kombu_couchdb import errors
-from kombu_couchdb.couchdb import auth, clock, nodes
+from kombu_couchdb.couchdb import auth, clock, http
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.couchdb.fork_safety import Shared
@@ -536,7 +536,7 @@ def test_retry_after_delays_the_next_request(
     slept: list[float] = []
     # Not time.sleep itself, which other threads use as well.
     monkeypatch.setattr(
-        'kombu_couchdb.couchdb.nodes.time',
+        'kombu_couchdb.couchdb.http.time',
         SimpleNamespace(sleep=slept.append, monotonic=time.monotonic, time=time.time),
     )
     date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
@@ -556,7 +556,7 @@ def test_retry_after_delays_no_longer_than_the_time_limit(
     """After a header of one hour, each request within that hour was once delayed by the time limit."""
     slept: list[float] = []
     monkeypatch.setattr(
-        nodes,
+        http,
         'time',
         SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append),
     )

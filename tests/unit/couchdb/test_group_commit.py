@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.bulk import RequestSize
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
@@ -23,10 +24,10 @@ class Server:
     """Blocks all requests until `open` is set, and raises the errors in `refused`, by document id."""
 
     address = Address()
-    request_bytes = 1_000_000
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
+        self.request_size = RequestSize()
         self.open = threading.Event()
         self.refused: dict[str, BaseException] = {}
 
@@ -201,7 +202,7 @@ def test_a_document_that_cannot_be_encoded_concerns_one_thread_only(bench: Bench
 
 
 def test_large_writes_share_no_request(bench: Bench) -> None:
-    bench.server.request_bytes = 40
+    bench.server.request_size.bytes = 40
     bench.go([bench.write('a'), bench.write('b' * 30), bench.write('c' * 30), bench.write('d' * 300)])
     assert [len(request) for request in bench.server.requests] == [1, 1, 1, 1]
 

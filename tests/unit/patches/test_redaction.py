@@ -1,4 +1,4 @@
-"""Masked passwords in URLs that kombu and Celery show (`couchdb.redaction`, `celery_couchdb.patches.redaction`)."""
+"""Masked passwords in URLs that kombu and Celery show (`couchdb.urls`, `celery_couchdb.patches.redaction`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kombu import Connection
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_couchdb.patches import redaction
-from kombu_couchdb.couchdb.redaction import redacted
+from kombu_couchdb.couchdb.urls import redacted
 
 redaction.install()
 
