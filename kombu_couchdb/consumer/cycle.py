@@ -13,7 +13,6 @@ from math import inf
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
-from ..couchdb.write_result import WriteResult
 from ..documents import workitem
 from ..errors import CouchDBError
 from ..leases.lease import Lease
@@ -29,16 +28,15 @@ from .announced import Announced
 from .bodies import Bodies
 from .candidates import QueueCandidates
 from .claims import Claims
-from .commits import Commits
 from .delivery import Delivery
 from .heartbeat import Heartbeat
 from .mailbox import Mailbox
 from .notifier import Notifier
-from .pending_writes import PendingWrite
+from .pending_writes import Commits, PendingWrite, give_up
 from .rates import Rates
-from .removed import Suspects
 from .slots import Slots
 from .unacked import Unacked
+from .worker_hooks import Suspects
 from .write_order import WriteOrder
 
 __all__ = ['Cycle']
@@ -76,12 +74,13 @@ class Cycle:
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout)
         #: The subscriptions, the unacknowledged messages and the decisions about them.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
+        self._writes = self.unacked.writes
         #: Which decisions wait until something else is stored.
         self.order = WriteOrder(self.unacked.wake_for_stored)
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
         self._bodies = Bodies(client, self.unacked)
-        self._commits = Commits(self._store, self.unacked, self.lease, self.sweeper.unproven)
+        self._commits = Commits(self._store, self.lease, self.sweeper.unproven)
         self._suspects = Suspects(client)
         self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
         self._slots = Slots(client, self.lease, self.unacked)
@@ -156,11 +155,11 @@ class Cycle:
         self.unacked.pace.begin()
         self._harmful.replace(_SEARCH_SECONDS)
         set_aside(self._client)
-        self.unacked.retry_changed(self._client.fetch)
+        self._writes.retry_changed(self._client.fetch)
         pulls = list(self._claims.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
         self._slots.begin()
-        pending = self.order.writable(self.unacked.take_writes())
+        pending = self.order.writable(self._writes.take())
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         claims: list[PendingWrite] = []
         self._candidates = {
@@ -173,7 +172,7 @@ class Cycle:
                 self._suspects.check()
                 self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
-                self._commits.release_orphans()
+                self._commits.release_orphans(self.unacked.ids())
                 self._read_candidates(credit)
                 self._pause(queues)
                 credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
@@ -183,7 +182,7 @@ class Cycle:
                 # before the messages behind it. A completed unique job may have a successor under the same id to be
                 # claimed, and one request cannot write one document twice.
                 self._commits.write(pending)
-                released = self.unacked.take_released()
+                released = self._writes.take_released()
                 self._store.delete_without_queue(released)
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, claims)
@@ -202,9 +201,7 @@ class Cycle:
             self._ring()
             self.announced.set(self.lease.announced)
         except CouchDBError:
-            for doc, react in claims:
-                react(WriteResult.unknown(doc['_id']))
-            self.unacked.return_writes(pending)
+            give_up([*pending, *claims])
             raise
 
     def deliver_bodies(self) -> None:
@@ -226,9 +223,9 @@ class Cycle:
         # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other consumer
         # can write an outcome before the lease ends.
         for _ in range(_MAX_LAST_TRIES):
-            self.unacked.retry_changed(self._client.fetch)
+            self._writes.retry_changed(self._client.fetch)
             # A decision that still waits is not written: other consumers get the message, as if it had none.
-            changes = self.order.writable(self.unacked.take_writes())
+            changes = self.order.writable(self._writes.take())
             if not any(workitem.is_unique(doc) for doc, _ in changes):
                 break
             self._commits.write(changes)
@@ -240,7 +237,7 @@ class Cycle:
         elif self.lease.rev:
             changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
         self._commits.write(changes)
-        self._store.delete_without_queue(self.unacked.take_released())
+        self._store.delete_without_queue(self._writes.take_released())
         self._commits.write(self._slots.wake_last())
 
     @property

@@ -25,10 +25,9 @@ from ..options import Options
 from ..queues.database import ensure
 from ..queues.topology import Topology
 from .cycle import Cycle
-from .delivery import Delivery
+from .delivery import Delivery, Pull
 from .mailbox import Mailbox
 from .notifier import Notifier
-from .pull import Pull
 
 __all__ = ['Consumer']
 
@@ -115,7 +114,7 @@ class Consumer:
         """
         atexit.unregister(self._at_exit)
         in_outage, began = in_outage or self.in_outage, time.monotonic()
-        if has_decided := self.unacked.unwritten:
+        if has_decided := bool(self.unacked.writes.unstored):
             if not self._cycle.order.wait():
                 timeout = _GIVE_UP_SECONDS
             elif in_outage and time.monotonic() - began < _GIVE_UP_SECONDS:  # else CouchDB has responded just now
@@ -232,7 +231,7 @@ class Consumer:
 
     def _give_up(self, exc: Exception) -> None:
         self._closing.set()
-        self._mailbox.put([exc])
+        self._mailbox.put(exc)
         self._cycle.fail_pulls(exc)
 
     def _retry_later(self, exc: CouchDBError) -> None:

@@ -11,7 +11,8 @@ from amqp.protocol import queue_declare_ok_t
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
-from ..consumer.delivery import Credit, Delivery, Subscription
+from ..consumer.credit import Credit, Subscription
+from ..consumer.delivery import Delivery
 from ..consumer.unacked import Unacked
 from ..documents.reasons import undecodable
 from ..documents.validation import check_names, check_value

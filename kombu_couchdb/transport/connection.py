@@ -22,11 +22,11 @@ from kombu.transport import virtual
 
 from .. import errors
 from ..consumer.broadcast_feed import BroadcastFeed
-from ..consumer.delivery import Credit, Delivery, Subscription
+from ..consumer.credit import Credit, Subscription
+from ..consumer.delivery import Delivery, Pull
 from ..consumer.io_thread import Consumer
 from ..consumer.mailbox import Mailbox
 from ..consumer.notifier import Notifier
-from ..consumer.pull import Pull
 from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
 from ..couchdb.client import Client

@@ -29,11 +29,12 @@ from kombu_couchdb.consumer import (
     claim_order,
     io_thread,
     notifier,
-    pending_writes,
     rates,
     slots,
+    unacked,
 )
-from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
+from kombu_couchdb.consumer.credit import Credit, Subscription
+from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.consumer.mailbox import Mailbox
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
@@ -529,7 +530,7 @@ class Fleet:
         fakes: list[tuple[Any, str, Any]] = [
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
-            (pending_writes, 'Wakeup', lambda: Wakeup(self)),
+            (unacked, 'Wakeup', lambda: Wakeup(self)),
             (notifier, 'ContinuousFeed', Feed),
             (broadcast_feed, 'ContinuousFeed', Feed),
             (attention, '_FLEET_SECONDS', attention._FLEET_SECONDS * self._scale),
