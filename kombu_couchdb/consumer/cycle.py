@@ -72,7 +72,7 @@ class Cycle:
         self._store, self._harmful = Store(client), Harmful(client, stub)
         self.lease = Lease(options.visibility_timeout)
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout)
-        #: The subscriptions, the unacknowledged messages and the decisions about them.
+        #: The subscriptions and the unacknowledged messages.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
         self._writes = self.unacked.writes
         #: Which decisions wait until something else is stored.
@@ -100,9 +100,8 @@ class Cycle:
         )
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
-        self._restored_for = (
-            self.lease.id
-        )  # the lease under which the declarations of this connection are known to exist
+        #: The lease under which the declarations of this connection are known to exist.
+        self._restored_for = self.lease.id
         self._paused: set[str] = set()  # the paused queues of the subscriptions, as logged
 
     @property
@@ -113,12 +112,9 @@ class Cycle:
 
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
-        if self.unacked.awaiting_bodies():
+        if self.unacked.awaiting_bodies() or self._wanted_by_others():
             return -inf
-        if self._wanted_by_others():
-            return -inf
-        times = [self._poll_at, self._notifier.attention.bell.due_at]
-        times += [at for at in (self.unacked.overdue_at,) if at is not None]
+        times = [self._poll_at, self._notifier.attention.bell.due_at, self.unacked.overdue_at]
         if self.lease.written:
             times += [self.lease.next_heartbeat, self.sweeper.due, self._slots.due]
         times.append(self._notifier.due_at())
@@ -143,12 +139,6 @@ class Cycle:
         self._notifier.on_outage()
         for candidates in self._candidates.values():
             candidates.clear()
-
-    def fail_pulls(self, exc: Exception) -> None:
-        """Raise an error in the threads that wait for one message."""
-        for pull in self._claims.pulls:
-            pull.set_result(exc)
-        self._claims.pulls.clear()
 
     def run(self) -> None:
         """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""

@@ -150,7 +150,7 @@ class Consumer:
         finally:
             self._notifier.close()
             self.announced.close()
-            self._cycle.fail_pulls(CouchDBError('the connection was closed'))
+            self.unacked.fail_pulls(CouchDBError('the connection was closed'))
             atexit.unregister(self._at_exit)
             if self._abandoned:  # nobody else closes these
                 self._mailbox.close()
@@ -232,7 +232,7 @@ class Consumer:
     def _give_up(self, exc: Exception) -> None:
         self._closing.set()
         self._mailbox.put(exc)
-        self._cycle.fail_pulls(exc)
+        self.unacked.fail_pulls(exc)
 
     def _retry_later(self, exc: CouchDBError) -> None:
         if not self._failures:

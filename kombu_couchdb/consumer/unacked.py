@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 from typing import Any
 
 from ..couchdb.client import Document
@@ -364,6 +365,12 @@ class Unacked:
             else:
                 self.dead_letter(delivery.tag, reason)
 
+    def fail_pulls(self, exc: Exception) -> None:
+        """Raise an error in the threads that wait for one message."""
+        for pull in self.pulls:
+            pull.set_result(exc)
+        self.pulls.clear()
+
     def wake_for_stored(self, urgent: bool) -> None:
         """Write decisions that waited for results: at once if `urgent`, else with the next claims of a flow."""
         self.wakeup.set(0.0 if urgent else self.pace.seconds_to_next)
@@ -411,10 +418,10 @@ class Unacked:
             return {delivery.doc['queue'] for shelf in self._shelves.values() for delivery in shelf.values()}
 
     @property
-    def overdue_at(self) -> float | None:
-        """The monotonic time at which the first message claimed ahead has waited for too long, or None."""
+    def overdue_at(self) -> float:
+        """The monotonic time at which the first message claimed ahead has waited for too long; infinite without one."""
         with self._lock:
-            return min(map(_overdue_at, self._shelves.values()), default=None)
+            return min(map(_overdue_at, self._shelves.values()), default=inf)
 
     def give_back(self, queues: Collection[str]) -> None:
         """Give back the messages claimed ahead from these queues, and those of channels that have become slow."""

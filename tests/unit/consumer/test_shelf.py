@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_overdue_messages_are_given_back_without_an_attempt(desk: Desk, clock: C
     ]
     assert len(desk.mailbox) == 2
     assert counts(subscription) == (2, 2)
-    assert desk.unacked.overdue_at is None
+    assert desk.unacked.overdue_at == inf
     assert [doc['_id'] for doc in desk.unacked.writes.take_released()] == ['q2', 'q3']
 
 
