@@ -51,19 +51,6 @@ def shelved(desk: Desk, subscription: Subscription) -> list[str]:
     return [delivery.doc['_id'] for delivery in desk.unacked._shelves.get(subscription.credit, {}).values()]
 
 
-def test_kombu_gets_no_more_than_the_prefetch_count(desk: Desk) -> None:
-    subscription = desk.subscribe(limit=2)
-    claim_all(desk)
-    assert len(desk.mailbox) == 2
-    assert shelved(desk, subscription) == ['q2', 'q3']
-    assert desk.take()
-    assert len(desk.mailbox) == 1
-    assert desk.unacked.credit() == {'q': 0}
-    assert desk.unacked.credit(ahead=True) == {'q': 0}
-    assert desk.unacked.reserve('q', ahead=True) is None
-    assert len(desk.unacked.ids()) == 4
-
-
 def test_message_moves_into_the_mailbox_when_credit_frees(desk: Desk) -> None:
     subscription = desk.subscribe(limit=2)
     first, *_ = claim_all(desk)
@@ -149,23 +136,6 @@ def test_cancelled_subscription_gives_back_and_the_others_of_the_channel_go_on(d
     assert counts(second) == (1, 0)
 
 
-def test_last_cancelled_subscription_gives_everything_back(desk: Desk) -> None:
-    subscription = desk.subscribe(limit=2)
-    claim_all(desk)
-    desk.unacked.cancel(subscription)
-    assert len(desk.written()) == 4
-    assert desk.take() is None
-    assert counts(subscription) == (0, 0)
-    assert subscription.credit.handed == 0
-
-
-def test_lower_prefetch_count_gives_back(desk: Desk) -> None:
-    subscription = desk.subscribe(limit=2)
-    claim_all(desk)
-    desk.unacked.set_credit(subscription.credit, 1)
-    assert [doc['_id'] for doc in desk.written()] == ['q2', 'q3']
-
-
 @pytest.mark.parametrize('limit', [4, 0])
 def test_higher_prefetch_count_delivers(desk: Desk, limit: int) -> None:
     subscription = desk.subscribe(limit=2)
@@ -205,27 +175,9 @@ def test_message_whose_body_is_read_later_keeps_to_the_prefetch_count(desk: Desk
     assert shelved(desk, subscription) == ['b']
 
 
-def test_stopping_consumer_releases_what_it_claimed_ahead(desk: Desk) -> None:
-    subscription = desk.subscribe(limit=2)
-    claim_all(desk)
-    desk.take()
-    desk.unacked.release_all()
-    assert {doc['_id']: doc['attempts'] for doc in desk.written()} == {'q0': 1, 'q1': 0, 'q2': 0, 'q3': 0}
-    assert counts(subscription) == (0, 0)
-
-
 def test_channel_with_credit_is_served_before_another_one_claims_ahead(desk: Desk) -> None:
     one, two = desk.subscribe(limit=1), desk.subscribe(limit=1)
     claimed = [desk.claim(str(n)) for n in range(2)]
     assert {delivery.subscription for delivery in claimed} == {one, two}
     desk.unacked.ack(claimed[0].tag)
     assert desk.unacked.reserve('q', ahead=True) is claimed[0].subscription
-
-
-def test_counters_are_those_of_a_channel_without_messages_ahead(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, now: 0)
-    desk.subscribe(limit=2)
-    assert desk.unacked.credit(ahead=True) == desk.unacked.credit() == {'q': 2}
-    claim_all(desk)
-    assert desk.unacked.shelved == set()
-    assert len(desk.mailbox) == 2

@@ -77,16 +77,6 @@ def counts(subscription: Subscription) -> tuple[int, int]:
 # -- credit
 
 
-def test_each_claim_counts_for_the_prefetch_count(desk: Desk) -> None:
-    desk.subscribe(limit=2)
-    assert desk.unacked.credit() == {'q': 2}
-    desk.claim('a')
-    assert desk.unacked.credit() == {'q': 1}
-    desk.claim('b')
-    assert desk.unacked.credit() == {'q': 0}
-    assert desk.unacked.reserve('q') is None
-
-
 def test_delivered_message_still_counts_for_the_prefetch_count(desk: Desk) -> None:
     subscription = desk.subscribe(limit=2)
     desk.claim()
@@ -220,26 +210,7 @@ def test_consumers_of_one_channel_are_served_in_turn(desk: Desk) -> None:
     assert desk.unacked.reserve('q') is None
 
 
-def test_queues_are_those_of_the_subscriptions(desk: Desk) -> None:
-    desk.subscribe('q')
-    second, third = desk.subscribe('q'), desk.subscribe('r')
-    assert desk.unacked.queues == {'q', 'r'}
-    desk.unacked.cancel(second)
-    desk.unacked.cancel(third)
-    assert desk.unacked.queues == {'q'}
-    assert desk.unacked.reserve('r') is None
-
-
 # -- what is written
-
-
-def test_an_ack_deletes_the_claimed_revision(desk: Desk) -> None:
-    desk.subscribe()
-    delivery = desk.claim()
-    desk.take()
-    desk.unacked.ack(delivery.tag)
-    assert desk.written() == [{'_id': 'a', '_rev': '2-b', '_deleted': True}]
-    assert desk.written() == []
 
 
 def test_release_counts_as_an_attempt(desk: Desk) -> None:
@@ -250,16 +221,6 @@ def test_release_counts_as_an_attempt(desk: Desk) -> None:
     [doc] = desk.written()
     assert (doc['_rev'], doc['claimed'], doc['attempts']) == ('2-b', None, 1)
     assert desk.unacked.writes.take_released() == [{**doc, '_rev': '3-c'}]
-    assert desk.unacked.writes.take_released() == []
-
-
-def test_rejected_message_becomes_a_dead_letter(desk: Desk) -> None:
-    desk.subscribe()
-    delivery = desk.claim()
-    desk.take()
-    desk.unacked.dead_letter(delivery.tag, 'because')
-    [doc] = desk.written()
-    assert (doc['status'], doc['reason'], doc['failed'], doc['claimed']) == ('fail', 'because', NOW, None)
     assert desk.unacked.writes.take_released() == []
 
 
@@ -316,6 +277,15 @@ def test_write_without_a_response_is_repeated_without_a_warning(desk: Desk, capl
     assert again.keys() == {'a', 'b'}
     assert caplog.records == []
     assert desk.unacked.ids() == {'b'}
+
+
+def test_release_that_the_second_attempt_stores_can_be_claimed_again(desk: Desk) -> None:
+    desk.subscribe()
+    desk.unacked.release(desk.claim().tag)
+    give_up(desk.unacked.writes.take())
+    [doc] = desk.written()
+    assert desk.unacked.writes.take_released() == [{**doc, '_rev': '3-c'}]
+    assert desk.unacked.ids() == set()
 
 
 @pytest.mark.parametrize(
@@ -502,6 +472,7 @@ def test_lease_lost_during_a_delivery_returns_the_credit_once(desk: Desk) -> Non
 def test_broadcast_is_delivered_to_a_consumer_of_the_queue(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     subscription = desk.subscribe()
     desk.unacked.broadcast('q', {'body': 'x', 'headers': {}, 'properties': {}})
+    assert desk.unacked.credit() == {'q': 4}
     delivery = desk.take()
     assert delivery is not None
     assert delivery.payload()['body'] == 'x'
