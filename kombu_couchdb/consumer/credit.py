@@ -86,10 +86,8 @@ class Credit:
     handed: int = 0
     #: Without a limit: how many messages were delivered to kombu since its thread last asked for more.
     delivered: int = 0
-    #: Without a limit: how many messages are claimed ahead, and whether one was delivered to kombu since its thread
-    #: last found none.
+    #: Without a limit: how many messages are claimed ahead.
     ahead: int = 1
-    in_demand: bool = False
     #: With a limit: how fast the messages are worked off.
     throughput: Throughput = field(default_factory=Throughput, repr=False)
 
@@ -117,21 +115,21 @@ class Credit:
         """Note that kombu's thread has received a message."""
         self.waiting -= 1
         if not self.limit:
-            self.delivered, self.in_demand = self.delivered + 1, True
+            self.delivered += 1
 
     def request_more(self, most: int, *, found_nothing: bool) -> bool:
         """Note that kombu's thread asks for messages; tell whether more may be claimed, because there is no limit.
 
         If it `found_nothing`, twice as many messages as before are claimed ahead, up to `most`.
         """
-        more, self.delivered = self.in_demand, 0
+        more, self.delivered = self.delivered > 0, 0
         if more and found_nothing:
-            self.ahead, self.in_demand = min(2 * self.ahead, most), False
+            self.ahead = min(2 * self.ahead, most)
         return more
 
     def reset_ahead(self) -> None:
         """Forget how many messages are claimed ahead without a limit: the channel has no subscription any more."""
-        self.delivered, self.ahead, self.in_demand = 0, 1, False
+        self.delivered, self.ahead = 0, 1
 
 
 @dataclass(eq=False)

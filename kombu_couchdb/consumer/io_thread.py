@@ -29,7 +29,7 @@ from .delivery import Delivery, Pull
 from .mailbox import Mailbox
 from .notifier import Notifier
 
-__all__ = ['Consumer']
+__all__ = ['IOThread']
 
 logger = get_logger(__name__)
 
@@ -45,10 +45,10 @@ _CLOSE_SECONDS, _GIVE_UP_SECONDS = 3.0, 0.5
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 
 
-_running: weakref.WeakSet[Consumer] = weakref.WeakSet()
+_running: weakref.WeakSet[IOThread] = weakref.WeakSet()
 
 
-class Consumer:
+class IOThread:
     """Claims messages for the subscriptions in `unacked`, and writes what kombu decides about them."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Consumer:
 
     def watch(self, queue: str) -> None:
         """Delete a temporary queue later, when no consumer uses it any more."""
-        self._cycle.sweeper.unused.abandoned.add(queue)
+        self._cycle.sweeper.abandon(queue)
 
     def close(self, timeout: float, *, in_outage: bool = False) -> None:
         """Release all messages, end the lease and the thread; wait up to `timeout` seconds for that.

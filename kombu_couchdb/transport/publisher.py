@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 from kombu.utils.functional import retry_over_time
 
-from ..consumer.io_thread import Consumer
+from ..consumer.io_thread import IOThread
 from ..couchdb.bounds import time_limit
 from ..couchdb.client import Document
 from ..documents import workitem
@@ -148,7 +148,7 @@ class Publisher(virtual.Channel):
 
     def _may_wait(self, message: Document) -> bool:
         """Tell whether a thread stores a message: a program that only publishes may end before that."""
-        return is_transient(message) and (self._transient is not None or Consumer.runs_here())
+        return is_transient(message) and (self._transient is not None or IOThread.runs_here())
 
     def _store_soon(self, routed: tuple[Document, str, str]) -> None:
         if self._transient is None:

@@ -277,7 +277,7 @@ class Member:
         listener.bind('news', 'news')
         self.notifier = notifier.Notifier(client, topology, listener, feed, 'model')
         options = Options(visibility_timeout=LEASE)
-        self.consumer = io_thread.Consumer(client, options, self._mailbox, self.notifier, topology, 'model')
+        self.consumer = io_thread.IOThread(client, options, self._mailbox, self.notifier, topology, 'model')
         self.unacked = self.consumer.unacked
         self.unacked.wakeup.on_set = self._on_set  # type: ignore[attr-defined]
         #: The broadcasts that it has received.

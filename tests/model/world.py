@@ -5,7 +5,7 @@ may be wrong.
 
 The model replaces only the edges of the product: `Client.request` asks the model of CouchDB, threads are greenlets that
 stop at each request and each sleep, clocks are those of the world, and there is no changes feed (each consumer reads
-its queues in each pass). The code of `Consumer`, `Claims`, `Unacked`, `Lease`, `Sweeper`, `Store` and `conflict_rules`
+its queues in each pass). The code of `IOThread`, `Claims`, `Unacked`, `Lease`, `Sweeper`, `Store` and `conflict_rules`
 is explored as it is.
 """
 
@@ -275,7 +275,7 @@ class Process(Actor):
         self.clock: ModelClock = client.clock
         #: What the process knows of the queues; it learns of a pause in its next pass.
         self.topology = client.topology = Topology(client)
-        self.consumer = io_thread.Consumer(
+        self.consumer = io_thread.IOThread(
             client,
             Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES),
             self._mailbox,
