@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Task
 
-from kombu_couchdb.consumer import running
+from kombu_couchdb.consumer.worker_hooks import while_running
 from kombu_couchdb.documents import rates
 from kombu_couchdb.documents.concurrency import CONCURRENCY_KEY, CONCURRENCY_LIMIT, check
 from kombu_couchdb.documents.rates import RATE, RATE_KEY
@@ -108,4 +108,4 @@ def _may_run(task_id: str) -> bool:
         return True
 
 
-running.register(_may_run)
+while_running(_may_run)

@@ -12,8 +12,7 @@ from typing import Any
 
 from celery import current_task, signals
 
-from kombu_couchdb.consumer import keeping
-from kombu_couchdb.consumer.removed import on_removed
+from kombu_couchdb.consumer.worker_hooks import keep_done_of, on_removed
 from kombu_couchdb.documents.workitem import KEEP_DONE
 from kombu_couchdb.leases.lease import set_worker
 from kombu_couchdb.transport import Transport
@@ -36,7 +35,7 @@ def install(app: Any, worker: str | None) -> None:
         if not issubclass(connection.get_transport_cls(), Transport):
             return
     set_worker(worker)
-    keeping.register(lambda task: getattr(app.tasks.get(task), KEEP_DONE, None))
+    keep_done_of(lambda task: getattr(app.tasks.get(task), KEEP_DONE, None))
     on_removed(_revoke)
     signals.before_task_publish.connect(_on_publish)
 

@@ -22,9 +22,9 @@ from .attention import Attention
 from .bodies import Body, read
 from .candidate_reader import CandidateReader
 from .candidates import QueueCandidates
-from .delivery import Credit, Delivery, Subscription
+from .credit import Credit, Subscription
+from .delivery import Delivery, Pull
 from .pending_writes import PendingWrite
-from .pull import Pull
 from .unacked import Unacked
 
 __all__ = ['Claims']

@@ -13,7 +13,6 @@ from math import inf
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
-from ..couchdb.write_result import WriteResult
 from ..documents import workitem
 from ..documents.concurrency import is_parked, parked_key
 from ..errors import CouchDBError
@@ -31,14 +30,13 @@ from .announced import Announced
 from .bodies import Bodies
 from .candidates import QueueCandidates
 from .claims import Claims
-from .commits import Commits
 from .delivery import Delivery
 from .heartbeat import Heartbeat
 from .mailbox import Mailbox
 from .notifier import Notifier
-from .pending_writes import PendingWrite
-from .removed import Suspects
+from .pending_writes import Commits, PendingWrite, give_up
 from .unacked import Unacked
+from .worker_hooks import Suspects
 from .write_order import WriteOrder
 
 __all__ = ['Cycle']
@@ -76,14 +74,15 @@ class Cycle:
         #: Which messages may be claimed now, and which wait for a slot or a start.
         self._gate = Gate(self._store, self.lease, topology, notifier.peers)
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout, self._gate.sweep)
-        #: The subscriptions, the unacknowledged messages and the decisions about them.
+        #: The subscriptions and the unacknowledged messages.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
+        self._writes = self.unacked.writes
         #: Which decisions wait until something else is stored.
         self.order = WriteOrder(self.unacked.wake_for_stored)
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
         self._bodies = Bodies(client, self.unacked)
-        self._commits = Commits(self._store, self.unacked, self.lease, self.sweeper.unproven)
+        self._commits = Commits(self._store, self.lease, self.sweeper.unproven)
         self._suspects = Suspects(client)
         self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
         self._claims = Claims(
@@ -98,9 +97,8 @@ class Cycle:
         )
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
-        self._restored_for = (
-            self.lease.id
-        )  # the lease under which the declarations of this connection are known to exist
+        #: The lease under which the declarations of this connection are known to exist.
+        self._restored_for = self.lease.id
         self._paused: set[str] = set()  # the paused queues of the subscriptions, as logged
 
     @property
@@ -111,12 +109,9 @@ class Cycle:
 
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
-        if self.unacked.awaiting_bodies():
+        if self.unacked.awaiting_bodies() or self._wanted_by_others():
             return -inf
-        if self._wanted_by_others():
-            return -inf
-        times = [self._poll_at, self._notifier.attention.bell.due_at]
-        times += [at for at in (self.unacked.overdue_at,) if at is not None]
+        times = [self._poll_at, self._notifier.attention.bell.due_at, self.unacked.overdue_at]
         if self.lease.written:
             times += [self.lease.next_heartbeat, self.sweeper.due, *self.unacked.may_run().values()]
         times.append(self._notifier.due_at())
@@ -142,22 +137,16 @@ class Cycle:
         for candidates in self._candidates.values():
             candidates.clear()
 
-    def fail_pulls(self, exc: Exception) -> None:
-        """Raise an error in the threads that wait for one message."""
-        for pull in self._claims.pulls:
-            pull.set_result(exc)
-        self._claims.pulls.clear()
-
     def run(self) -> None:
         """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""
         self.unacked.pace.begin()
         self._harmful.replace(_SEARCH_SECONDS)
         set_aside(self._client)
-        self.unacked.retry_changed(self._client.fetch)
+        self._writes.retry_changed(self._client.fetch)
         pulls = list(self._claims.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
         self._gate.begin(self._in_use())
-        pending = self.order.writable(self.unacked.take_writes())
+        pending = self.order.writable(self._writes.take())
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         claims: list[PendingWrite] = []
         self._candidates = {
@@ -170,7 +159,7 @@ class Cycle:
                 self._suspects.check()
                 self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
-                self._commits.release_orphans()
+                self._commits.release_orphans(self.unacked.ids())
                 self._read_candidates(credit)
                 self._pause(queues)
                 credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
@@ -180,7 +169,7 @@ class Cycle:
                 # before the messages behind it. A completed unique job may have a successor under the same id to be
                 # claimed, and one request cannot write one document twice.
                 self._commits.write(pending)
-                released = self.unacked.take_released()
+                released = self._writes.take_released()
                 self._store.delete_without_queue(released)
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, claims)
@@ -199,9 +188,7 @@ class Cycle:
             self._ring()
             self.announced.set(self.lease.announced)
         except CouchDBError:
-            for doc, react in claims:
-                react(WriteResult.unknown(doc['_id']))
-            self.unacked.return_writes(pending)
+            give_up([*pending, *claims])
             raise
 
     def deliver_bodies(self) -> None:
@@ -223,9 +210,9 @@ class Cycle:
         # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other consumer
         # can write an outcome before the lease ends.
         for _ in range(_MAX_LAST_TRIES):
-            self.unacked.retry_changed(self._client.fetch)
+            self._writes.retry_changed(self._client.fetch)
             # A decision that still waits is not written: other consumers get the message, as if it had none.
-            changes = self.order.writable(self.unacked.take_writes())
+            changes = self.order.writable(self._writes.take())
             if not any(workitem.is_unique(doc) for doc, _ in changes):
                 break
             self._commits.write(changes)
@@ -237,7 +224,7 @@ class Cycle:
         elif self.lease.rev:
             changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
         self._commits.write(changes)
-        self._store.delete_without_queue(self.unacked.take_released())
+        self._store.delete_without_queue(self._writes.take_released())
         self._commits.write(self._gate.wake_last())
 
     @property

@@ -1,7 +1,8 @@
-"""Subscriptions, credit and deliveries: the data that kombu's thread and the I/O thread share."""
+"""Deliveries: messages, broadcasts and responses to `basic_get`, from the I/O thread to kombu's thread."""
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -12,62 +13,13 @@ from kombu.utils.json import object_hook
 from ..couchdb.client import Document
 from ..documents import workitem
 from ..documents.validation import is_deeper
-from .rate import Rate
+from ..errors import CouchDBError
+from .credit import Credit, Subscription
 
-__all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
+__all__ = ['BROADCAST_TAG', 'Delivery', 'Pull', 'broadcast']
 
 #: The prefix of the delivery tags of broadcasts.
 BROADCAST_TAG = 'broadcast-'
-
-
-@dataclass(eq=False)
-class Credit:
-    """How many messages a channel may hold: AMQP's prefetch count."""
-
-    #: The prefetch count; 0 is no limit.
-    limit: int = 0
-    #: How many messages are claimed for the channel and not acknowledged yet.
-    held: int = 0
-    #: How many of those, and of broadcasts, are not delivered to kombu yet.
-    waiting: int = 0
-    #: Without a limit: how many messages were delivered to kombu since its thread last asked for more.
-    delivered: int = 0
-    #: Without a limit: how many messages are claimed ahead. The number grows with the demand, see `subscriptions`.
-    ahead: int = 1
-    #: How many of the messages that are held were put into the mailbox: never more than the limit.
-    handed: int = 0
-    #: The messages that were claimed beyond the limit, by delivery tag, in the order of their claims; see `shelf`.
-    shelf: dict[str, Delivery] = field(default_factory=dict, repr=False)
-    #: With a limit: how fast the messages are worked off.
-    rate: Rate = field(default_factory=Rate, repr=False)
-
-    @property
-    def free(self) -> int:
-        """How many more may be claimed now. Without a limit a message counts until kombu's thread asks for more."""
-        return self.limit - self.held if self.limit else self.ahead - self.waiting - self.delivered
-
-    @property
-    def surplus(self) -> int:
-        """How many messages may be claimed now beyond the limit."""
-        return self.rate.ahead(self.limit, time.monotonic()) if self.limit else 0
-
-    def room(self, *, ahead: bool) -> int:
-        """Return how many more may be claimed now; with `ahead`, also beyond the limit."""
-        return self.free + (self.surplus if ahead else 0)
-
-    @property
-    def is_low(self) -> bool:
-        """Whether at least half of what may be claimed is worked off, or there is no limit: to claim more is urgent."""
-        surplus = self.surplus
-        return not self.limit or 2 * (self.free + surplus) >= self.limit + surplus
-
-
-@dataclass(eq=False)
-class Subscription:
-    """One `basic_consume`. Without a reference to its channel: the I/O thread must not keep a dropped connection."""
-
-    queue: str
-    credit: Credit
 
 
 @dataclass(eq=False)
@@ -92,9 +44,10 @@ class Delivery:
     body: bytes | None = None
     #: Whether the body has not been read yet.
     needs_body: bool = False
-    #: Whether the message was put into the mailbox and kombu has not decided about it; see `shelf`.
+    #: Whether the message was put into the mailbox, and whether kombu has taken it from there.
     handed: bool = False
-    #: The monotonic time at which it was put on the shelf.
+    delivered: bool = False
+    #: The monotonic time at which it was put on the shelf; see `unacked`.
     shelved: float = 0.0
     tag: str = field(init=False)
 
@@ -129,9 +82,35 @@ class Delivery:
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
 
 
+class Pull:
+    """One `basic_get`: kombu's thread waits while the I/O thread claims one message."""
+
+    def __init__(self, queue: str, no_ack: bool) -> None:
+        self.queue, self.no_ack = queue, no_ack
+        #: As in AMQP, a message that `basic_get` returns does not count for the channel's prefetch count.
+        self.credit = Credit(limit=1)
+        #: The ids of messages whose claims CouchDB refused.
+        self.refused: set[str] = set()
+        self._done = threading.Event()
+        self._result: Delivery | Exception | None = None
+
+    def set_result(self, result: Delivery | Exception | None) -> None:
+        """End the wait of the other thread with a delivery, with None (the queue has no message) or with an error."""
+        self._result = result
+        self._done.set()
+
+    def wait(self, thread: threading.Thread) -> Delivery | None:
+        """Wait for the result; *raises* it if it is an error, or `CouchDBError` if the I/O thread has ended."""
+        while not self._done.wait(1.0):
+            if not thread.is_alive():
+                raise CouchDBError('the connection was closed')
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
 def broadcast(message: Document, subscription: Subscription) -> Delivery:
-    """Return a broadcast as a delivery; it needs no ack, and counts in `waiting` until kombu receives it."""
-    subscription.credit.waiting += 1
+    """Return a broadcast as a delivery: it needs no credit and no ack."""
     return Delivery(
         {'_id': BROADCAST_TAG + workitem.new_id(time.time()), 'message': message},
         subscription.credit,

@@ -8,8 +8,8 @@ from ..errors import CouchDBError, NestedTooDeeply
 from ..leases.lease import Lease
 from ..log import get_logger
 from .pending_writes import PendingWrite
-from .removed import Suspects
 from .unacked import Unacked
+from .worker_hooks import Suspects
 
 __all__ = ['Heartbeat']
 

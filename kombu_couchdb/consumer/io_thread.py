@@ -25,12 +25,11 @@ from ..options import Options
 from ..queues.database import ensure
 from ..queues.topology import Topology
 from .cycle import Cycle
-from .delivery import Delivery
+from .delivery import Delivery, Pull
 from .mailbox import Mailbox
 from .notifier import Notifier
-from .pull import Pull
 
-__all__ = ['Consumer']
+__all__ = ['IOThread']
 
 logger = get_logger(__name__)
 
@@ -46,10 +45,10 @@ _CLOSE_SECONDS, _GIVE_UP_SECONDS = 3.0, 0.5
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 
 
-_running: weakref.WeakSet[Consumer] = weakref.WeakSet()
+_running: weakref.WeakSet[IOThread] = weakref.WeakSet()
 
 
-class Consumer:
+class IOThread:
     """Claims messages for the subscriptions in `unacked`, and writes what kombu decides about them."""
 
     def __init__(
@@ -105,7 +104,7 @@ class Consumer:
 
     def watch(self, queue: str) -> None:
         """Delete a temporary queue later, when no consumer uses it any more."""
-        self._cycle.sweeper.unused.abandoned.add(queue)
+        self._cycle.sweeper.abandon(queue)
 
     def close(self, timeout: float, *, in_outage: bool = False) -> None:
         """Release all messages, end the lease and the thread; wait up to `timeout` seconds for that.
@@ -115,7 +114,7 @@ class Consumer:
         """
         atexit.unregister(self._at_exit)
         in_outage, began = in_outage or self.in_outage, time.monotonic()
-        if has_decided := self.unacked.unwritten:
+        if has_decided := bool(self.unacked.writes.unstored):
             if not self._cycle.order.wait():
                 timeout = _GIVE_UP_SECONDS
             elif in_outage and time.monotonic() - began < _GIVE_UP_SECONDS:  # else CouchDB has responded just now
@@ -151,7 +150,7 @@ class Consumer:
         finally:
             self._notifier.close()
             self.announced.close()
-            self._cycle.fail_pulls(CouchDBError('the connection was closed'))
+            self.unacked.fail_pulls(CouchDBError('the connection was closed'))
             atexit.unregister(self._at_exit)
             if self._abandoned:  # nobody else closes these
                 self._mailbox.close()
@@ -232,8 +231,8 @@ class Consumer:
 
     def _give_up(self, exc: Exception) -> None:
         self._closing.set()
-        self._mailbox.put([exc])
-        self._cycle.fail_pulls(exc)
+        self._mailbox.put(exc)
+        self.unacked.fail_pulls(exc)
 
     def _retry_later(self, exc: CouchDBError) -> None:
         if not self._failures:

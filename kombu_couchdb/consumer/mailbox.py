@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 __all__ = ['Mailbox']
@@ -34,14 +33,13 @@ class Mailbox(Generic[T]):
         """Return the file descriptor that becomes readable when an item arrives."""
         return self._reader.fileno()
 
-    def put(self, items: list[T]) -> None:
-        """Add items and wake the reader."""
+    def put(self, item: T) -> None:
+        """Add an item and wake the reader."""
         with self._lock:
-            self._items.extend(items)
-            if self._signalled or not items or self._closed:
-                return
-            self._signalled = True
-            self._writer.send(b'\0')
+            self._items.append(item)
+            if not (self._signalled or self._closed):
+                self._signalled = True
+                self._writer.send(b'\0')
 
     def pop(self) -> T | None:
         """Return the oldest item, or None."""
@@ -66,15 +64,8 @@ class Mailbox(Generic[T]):
             return False
         return True
 
-    def discard(self, unwanted: Callable[[T], bool]) -> list[T]:
-        """Remove and return the items for which `unwanted(item)` is true."""
-        with self._lock:
-            removed = [item for item in self._items if unwanted(item)]
-            self._items = deque(item for item in self._items if not unwanted(item))
-            return removed
-
     def close(self) -> None:
-        """Close the sockets. `discard` still returns items, also later ones, so that their messages are released."""
+        """Close the sockets. Items may still be put and popped."""
         with self._lock:
             self._closed = True
             self._reader.close()

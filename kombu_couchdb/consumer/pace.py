@@ -1,4 +1,6 @@
-"""The pace of a consumer's cycles: while messages flow, they share cycles; a message after a quiet time waits for none.
+"""The pace of a consumer's cycles, and the wakeup of its I/O thread.
+
+While messages flow, they share cycles; a message after a quiet time waits for none.
 
 A cycle costs the server a request or two, whether it writes one document or twenty. The consumer works on meanwhile:
 messages that it has claimed ahead bridge the pause.
@@ -7,10 +9,11 @@ messages that it has claimed ahead bridge the pause.
 from __future__ import annotations
 
 import time
+from queue import Empty, SimpleQueue
 
-from .delivery import Credit
+from .credit import Credit
 
-__all__ = ['Pace']
+__all__ = ['Pace', 'Wakeup']
 
 #: The time from the beginning of one cycle to that of the next while messages flow, in seconds; and the least time
 #: between two looks at the changes feed then: a message that it reports should not wait for as long.
@@ -66,3 +69,30 @@ class Pace:
         if not more_to_claim:
             return _FLOWING_DELAY_SECONDS if self.flowing else _IDLE_DELAY_SECONDS
         return 0.0 if credit.is_low else max(_BUSY_DELAY_SECONDS, self.next_at - time.monotonic())
+
+
+class Wakeup:
+    """The wakeup of the I/O thread: at once, or a little later, so that more work shares the next cycle.
+
+    Any thread sets it, and one thread waits for it. `set` takes no lock that the same thread may hold: a finalizer may
+    call it at any point, also during `wait`.
+    """
+
+    def __init__(self) -> None:
+        self._times: SimpleQueue[float] = SimpleQueue()  # monotonic times by which the thread should wake
+
+    def set(self, within: float = 0.0) -> None:
+        """Wake the waiting thread within `within` seconds. An earlier time from another call still counts."""
+        self._times.put(time.monotonic() + within)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the earliest time that was set, for at most `timeout` seconds; then forget all times."""
+        at = time.monotonic() + timeout
+        while True:
+            rest = at - time.monotonic()
+            try:
+                # Empty the queue of times in any case: otherwise one `set` could end two waits.
+                at = min(at, self._times.get(timeout=rest) if rest > 0 else self._times.get_nowait())
+            except Empty:
+                if rest <= 0:
+                    return

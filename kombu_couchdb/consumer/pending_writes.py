@@ -1,116 +1,186 @@
-"""Pending writes: decisions about messages that are not written yet. kombu's thread adds, the I/O thread writes."""
+"""Pending writes: decisions about messages that are not stored yet; and their commits, together with claims.
+
+kombu's thread adds decisions, and the I/O thread writes them. Each write gets exactly one result. It is *unknown* if
+there was no response: a decision is then written again. A decision in conflict is made again if this consumer still
+holds the message, because a publisher or an operator has only changed its document.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..couchdb.client import Document
-from ..couchdb.write_result import WriteResult
+from ..couchdb.write_result import MISSING_STUB, WriteResult, WriteStatus
 from ..documents import dead_letter, workitem
+from ..errors import CouchDBError
+from ..leases.lease import Lease
+from ..leases.unproven import UnprovenClaims
 from ..log import get_logger
-from .wakeup import Wakeup
+from ..queues.store import Store
+from .pace import Wakeup
 
-__all__ = ['PendingWrite', 'PendingWrites']
+__all__ = ['Commits', 'PendingWrite', 'PendingWrites', 'give_up']
 
 logger = get_logger(__name__)
 
 #: A document to be written, and the function that takes the result of the write.
 PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 
+#: Returns the document that makes a decision about a claimed message.
+_Change = Callable[[Document], Mapping[str, Any]]
+
 
 class PendingWrites:
-    """The documents to be written. If a publisher or an operator changes one before, its write is made again."""
+    """Decisions about messages. `add` and `unstored` are for any thread, the rest is for the I/O thread alone."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        #: Wakes the I/O thread: it has work.
-        self.wakeup = Wakeup()
-        self._writes: list[PendingWrite] = []
+    def __init__(self, wakeup: Wakeup) -> None:
+        self._wakeup = wakeup
+        self._writes: deque[PendingWrite] = deque()
         self._released: list[Document] = []
         #: Messages whose writes were in conflict, as they were claimed, with the change to be made.
-        self._changed: list[tuple[Document, Callable[[Document], Mapping[str, Any]]]] = []
+        self._changed: list[tuple[Document, _Change]] = []
         #: The ids of messages with a decision that CouchDB has not confirmed yet.
-        self._unstored: set[str] = set()
+        self.unstored: set[str] = set()
 
-    @property
-    def unwritten(self) -> bool:
-        """Whether a decision is not written, or not for certain."""
-        return bool(self._writes or self._unstored or self._changed)
-
-    def add_write(self, claimed: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
+    def add(self, claimed: Document, change: _Change) -> None:
         """Add the write of `change(claimed)`, for a message that this consumer does not hold any more."""
-        with self._lock:
-            self._unstored.add(claimed['_id'])
-            self._add(claimed, change)
+        self.unstored.add(claimed['_id'])
+        self._add(claimed, change, change(claimed))
 
-    def take_writes(self) -> list[PendingWrite]:
-        """Return the pending writes and forget them: the caller writes them, or calls `return_writes`."""
-        with self._lock:
-            pending, self._writes = self._writes, []
-            return pending
-
-    def return_writes(self, pending: list[PendingWrite]) -> None:
-        """Put back writes that got no response: CouchDB may have stored them."""
-        with self._lock:
-            # If CouchDB has stored a write, the second attempt conflicts with the first: that needs no warning. For a
-            # unique job the conflict may also come from a publisher that has changed the job: then the job is read
-            # again.
-            again: list[PendingWrite] = [
-                (doc, react if workitem.is_unique(doc) else lambda result, doc=doc: self._unstored.discard(doc['_id']))  # type: ignore[misc]
-                for doc, react in pending
-            ]
-            self._writes = again + self._writes
+    def take(self) -> list[PendingWrite]:
+        """Return the pending writes and forget them: the caller passes a result to each."""
+        return [self._writes.popleft() for _ in range(len(self._writes))]
 
     def retry_changed(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
         """Read the messages that others have changed, and add the writes for those that this consumer still holds.
 
-        A publisher changes a unique job, and an operator marks a message as removed. For the I/O thread. `fetch(ids)`
-        reads documents; *raises* what it raises, and can then be called again.
+        A publisher changes a unique job, and an operator marks a message as removed. `fetch(ids)` reads documents;
+        *raises* what it raises, and can then be called again.
         """
-        changed = list(self._changed)
-        found = fetch([doc['_id'] for doc, _ in changed]) if changed else []
-        with self._lock:
-            del self._changed[: len(changed)]
-            for (doc, change), current in zip(changed, found, strict=True):
-                if current is not None and current.get('claimed') == doc['claimed']:
-                    self._add(current, change)
-                    continue
-                self._unstored.discard(doc['_id'])
-                # If a unique job has another task now, or is deleted, an earlier attempt to write the decision was
-                # stored. Other messages are read here only if their first write was in conflict.
-                if workitem.is_unique(doc) and (current is None or workitem.task_id(current) != workitem.task_id(doc)):
-                    continue
-                logger.warning(
-                    'this consumer lost its claim of message %s before the outcome was stored: it may run again',
-                    doc['_id'],
-                )
+        found = fetch([doc['_id'] for doc, _ in self._changed]) if self._changed else []
+        changed, self._changed = self._changed, []
+        for (doc, change), current in zip(changed, found, strict=True):
+            if current is not None and current.get('claimed') == doc['claimed']:
+                self._add(current, change, change(current))
+                continue
+            self.unstored.discard(doc['_id'])
+            # If a unique job has another task now, or is deleted, an earlier attempt to write the decision was stored.
+            # Other messages are read here only if their first write was in conflict.
+            if workitem.is_unique(doc) and (current is None or workitem.task_id(current) != workitem.task_id(doc)):
+                continue
+            logger.warning(
+                'this consumer lost its claim of message %s before the outcome was stored: it may run again',
+                doc['_id'],
+            )
 
     def take_released(self) -> list[Document]:
         """Return the messages whose release was stored since the last call, with their new revisions."""
         released, self._released = self._released, []
         return released
 
-    def _add(self, claimed: Document, change: Callable[[Document], Mapping[str, Any]]) -> None:
-        doc = change(claimed)
-        self._writes.append((doc, lambda result: self._on_result(claimed, change, doc, result)))
+    def _add(self, claimed: Document, change: _Change, doc: Mapping[str, Any], *, again: bool = False) -> None:
+        def on_result(result: WriteResult) -> None:
+            if result.status is WriteStatus.UNKNOWN:
+                self._add(claimed, change, doc, again=True)
+            elif result.is_conflict and not (again and not workitem.is_unique(doc)):
+                self._changed.append((claimed, change))
+                self._wakeup.set()
+            else:
+                # If CouchDB has stored a write, the second attempt conflicts with the first: that needs no warning. For
+                # a unique job the conflict may also come from a publisher that has changed the job.
+                self.unstored.discard(doc['_id'])
+                self._confirmed(doc, result)
 
-    def _on_result(
-        self,
-        claimed: Document,
-        change: Callable[[Document], Mapping[str, Any]],
-        doc: Mapping[str, Any],
-        result: WriteResult,
-    ) -> None:
-        if result.is_conflict:
-            self._changed.append((claimed, change))
-            self.wakeup.set()
-            return
-        self._unstored.discard(doc['_id'])
+        self._writes.append((doc, on_result))
+
+    def _confirmed(self, doc: Mapping[str, Any], result: WriteResult) -> None:
         if result.is_refused:
             logger.error('the outcome of message %s cannot be stored: %s', doc['_id'], result.reason)
         elif result.is_stored:
             written = dead_letter.apart(doc)[-1] if doc.get('status') else doc
             if workitem.is_waiting(written):
                 self._released.append({**written, '_rev': result.rev})
+
+
+def give_up(writes: Iterable[PendingWrite]) -> None:
+    """Tell these writes that they got no response: CouchDB may have stored them."""
+    for doc, react in writes:
+        react(WriteResult.unknown(doc['_id']))
+
+
+class Commits:
+    """The writes of one consumer, and what CouchDB stored when a response was lost; for the I/O thread alone."""
+
+    def __init__(self, store: Store, lease: Lease, unproven: UnprovenClaims) -> None:
+        self._store, self._lease, self._unproven = store, lease, unproven
+        #: Whether CouchDB may have stored claims that this consumer does not know of: their responses were lost.
+        self._has_orphans = False
+        #: Whether CouchDB may have stored some of the pending writes.
+        self._uncertain = False
+
+    def on_outage(self) -> None:
+        """Note that a response was lost: which writes CouchDB stored is unknown."""
+        self._has_orphans = self._uncertain = True
+
+    def on_orphans(self) -> None:
+        """Note that the database has claims of this consumer that the consumer does not know of."""
+        self._has_orphans = True
+
+    def write(self, *lists: list[PendingWrite]) -> None:
+        """Write these lists and empty them; *raises* `CouchDBError` if some writes got no response."""
+        writes: dict[str, PendingWrite] = {}
+        for write in itertools.chain(*lists):
+            if writes.setdefault(write[0]['_id'], write) is not write:
+                # Two writes of one document: send only the first; the second is in conflict, as it would be in CouchDB.
+                write[1](WriteResult.conflict(write[0]['_id']))
+        for each in lists:
+            each.clear()
+        # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
+        # with the next message or its deletion.
+        docs = [part for doc, _ in writes.values() for part in (dead_letter.apart(doc) if doc.get('status') else [doc])]
+        failure = None
+        try:
+            results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()
+        except CouchDBError as exc:
+            results, failure = exc.answered, exc
+        for result in results:
+            self._has_orphans |= result.error == MISSING_STUB  # some nodes may have stored this claim
+            if result.id in writes:
+                writes.pop(result.id)[1](result)
+        give_up(writes.values())
+        if failure is not None:
+            raise failure
+
+    def drop_stored(self, pending: list[PendingWrite]) -> None:
+        """After a lost response, remove from `pending` the writes that would be in conflict.
+
+        CouchDB has stored them, or another process has changed the documents.
+        """
+        if self._uncertain:
+            writable = self._store.client.still_writable([doc for doc, _ in pending])
+            for (doc, react), is_writable in zip(pending, writable, strict=True):
+                if not is_writable:
+                    react(WriteResult.conflict(doc['_id']))
+            pending[:] = itertools.compress(pending, writable)
+            self._uncertain = False
+
+    def release_orphans(self, known: set[str]) -> None:
+        """Release the claims of this consumer that it does not know of: the responses to them were lost.
+
+        `known` has the ids of those that it knows.
+        """
+        if not self._has_orphans:
+            return
+        known = known | {*self._unproven}
+        orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
+        if self._store.client.replicas > 1:  # CouchDB may have confirmed another consumer's claim of the same message
+            for doc in orphans:
+                self._unproven.add(doc['_id'], doc['_rev'])
+        else:
+            self._store.release(orphans)
+            for doc in orphans:
+                logger.debug('releasing message %s: the response to its claim was lost', doc['_id'])
+        self._has_orphans = False

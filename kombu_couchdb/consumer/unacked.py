@@ -1,15 +1,22 @@
-"""The unacknowledged messages of a consuming connection, and the decisions about them. Two threads share them.
+"""The unacknowledged messages of a consuming connection, its subscriptions and their credit. Two threads share them.
 
 kombu's thread subscribes, receives deliveries and decides about them (ack, release, dead letter); it never waits for
-the network here. The I/O thread adds the messages that it claimed, and takes the decisions to write them. A decision
-frees credit at once, so that the next claim can share a request with the ack.
+the network here. The I/O thread claims messages and adds them. A claim takes credit before it is written, and returns
+it if it fails. A decision frees credit at once, so that the next claim can share a request with the ack.
+
+kombu never holds more messages of a channel than its prefetch count: those claimed ahead (see `credit`) wait on the
+shelf. A message moves from there into the mailbox when kombu decides about another one, in kombu's thread: it does not
+wait for the I/O thread. If it waits for too long, it is given back, and other consumers can claim it. The mailbox may
+contain deliveries that are not held any more: `deliver` refuses them.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 from typing import Any
 
 from ..couchdb.client import Document
@@ -18,12 +25,12 @@ from ..documents import dead_letter, workitem
 from ..documents.concurrency import limit_of
 from ..leases.lease import Lease
 from ..log import get_logger
-from .delivery import BROADCAST_TAG, Credit, Delivery, Subscription, broadcast
-from .held_messages import RELEASED_UNCOUNTED, HeldMessages
-from .keeping import Keeping
+from .credit import SHELF_SECONDS, Credit, Subscription
+from .delivery import BROADCAST_TAG, Delivery, Pull, broadcast
 from .mailbox import Mailbox
-from .pull import Pull
-from .running import may_run
+from .pace import Pace, Wakeup
+from .pending_writes import PendingWrites
+from .worker_hooks import KeepDone, may_run
 
 __all__ = ['Unacked']
 
@@ -36,12 +43,13 @@ _MAX_WAITING_BROADCASTS = 10_000
 #: example). CouchDB stores the decision in the next cycle.
 _ACKNOWLEDGED = 'acknowledged message %s of queue %s, attempt %s (not stored yet)'
 _RELEASED = 'released message %s of queue %s, attempt %s (counted, not stored yet)'
+_RELEASED_UNCOUNTED = 'released message %s of queue %s, attempt %s (not counted, not stored yet)'
 _DEAD_LETTERED = 'dead-lettered message %s of queue %s, attempt %s (not stored yet)'
 _EXPIRED = 'dropped expired message %s of queue %s, attempt %s (not stored yet)'
 
 
-class Unacked(HeldMessages):
-    """Subscriptions, the messages claimed for them, and the pending writes. Any thread may call any method."""
+class Unacked:
+    """Subscriptions and the messages claimed for them. Any thread may call any method."""
 
     def __init__(
         self,
@@ -51,8 +59,23 @@ class Unacked(HeldMessages):
         unlimited: int,
         keep_done: float = 0.0,
     ) -> None:
-        super().__init__(mailbox, unlimited)
-        self._lease, self._clock, self._keeping = lease, clock, Keeping(keep_done)
+        """Deliveries are put into `mailbox`; `unlimited` is the most messages claimed ahead without a prefetch limit.
+
+        `keep_done` is the transport option.
+        """
+        self._lease, self._mailbox, self._clock, self._unlimited = lease, mailbox, clock, unlimited
+        self._keep_done = KeepDone(keep_done)
+        self._lock = threading.RLock()
+        #: Wakes the I/O thread: it has work. And when its next cycle should begin.
+        self.wakeup, self.pace = Wakeup(), Pace()
+        #: The decisions that are not stored yet.
+        self.writes = PendingWrites(self.wakeup)
+        self._subscriptions: list[Subscription] = []
+        self._held: dict[str, Delivery] = {}  # by delivery tag
+        #: The messages claimed ahead, in the order of their claims, by delivery tag; for channels that have any.
+        self._shelves: dict[Credit, dict[str, Delivery]] = {}
+        #: The paused queues: there is no credit for them.
+        self.paused: frozenset[str] = frozenset()
         #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
         self._may_run: dict[str, float] = {}  # by message id, see `may_run`
@@ -65,17 +88,19 @@ class Unacked(HeldMessages):
         #: Whether the I/O thread ends because it has no work. The next use needs another consumer.
         self.retired = False
 
-    # -- for kombu's thread
+    # -- for kombu's thread: subscriptions
 
     def subscribe(self, subscription: Subscription) -> bool:
         """Start to claim messages for a subscription; return False if this consumer has retired."""
         with self._lock:
             if self.retired:
                 return False
-            self._subscriptions.add(subscription)
-            self._mailbox.put(
-                [broadcast(message, subscription) for message in self._waiting_broadcasts.pop(subscription.queue, ())]
-            )
+            # The older subscriptions of the queue are served before it.
+            same = [other.claimed for other in self._subscriptions if other.queue == subscription.queue]
+            subscription.claimed = max(same, default=0)
+            self._subscriptions.append(subscription)
+            for message in self._waiting_broadcasts.pop(subscription.queue, ()):
+                self._mailbox.put(broadcast(message, subscription))
             self.wakeup.set()
             return True
 
@@ -90,9 +115,12 @@ class Unacked(HeldMessages):
     def cancel(self, subscription: Subscription) -> None:
         """Claim no more messages for a subscription, and release those that kombu has not received."""
         with self._lock:
-            self._subscriptions.remove(subscription)
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
             if subscription.queue not in self.queues:
                 self.acked.pop(subscription.queue, None)
+            if not any(other.credit is subscription.credit for other in self._subscriptions):
+                subscription.credit.reset_ahead()
             self._release_undelivered(lambda delivery: delivery.subscription is subscription)
             self.wakeup.set()
 
@@ -100,35 +128,44 @@ class Unacked(HeldMessages):
         """Set the most messages that a channel may have unacknowledged; 0 is no limit."""
         with self._lock:
             if limit and limit < credit.limit:
-                self._give_back(self._shelf.having(lambda delivery: delivery.credit is credit))
+                self._release(self._shelves.get(credit, {}).values())
             credit.limit = limit
-            self._shelf.refill(credit)
+            self._refill(credit)
             self.wakeup.set()
-
-    def deliver(self, delivery: Delivery) -> bool:
-        """Note that kombu takes a delivery from the mailbox; return False if kombu must not process it."""
-        with self._lock:
-            if not delivery.final and (delivery.tag not in self._held or not self._lease.valid):
-                # The process was stopped, or had no connection, for so long that another consumer may have the message.
-                self._release_one_undelivered(delivery)
-                self.wakeup.set()
-                return False
-            delivery.credit.waiting -= 1
-            delivery.expired = workitem.has_expired(delivery.doc, self._clock.now())
-            if delivery.expired and not workitem.delivers_expired(delivery.doc):
-                # The message has expired in the mailbox: delete it instead of delivering it.
-                if delivery.tag in self._held:
-                    self._end(delivery.tag, lambda doc: workitem.dropped(doc, self._clock.now()), _EXPIRED)
-                self.wakeup.set()
-                return False
-            self._subscriptions.count_delivery(delivery.credit)
-            return True
 
     def request_more(self) -> None:
         """Note that kombu's thread asks for messages: more are claimed then for channels without a prefetch limit."""
         with self._lock:
-            if self._subscriptions.request_more(found_nothing=not len(self._mailbox)):
+            found_nothing = not len(self._mailbox)
+            for credit in {subscription.credit for subscription in self._subscriptions}:
+                if credit.request_more(self._unlimited, found_nothing=found_nothing):
+                    self.wakeup.set()
+
+    # -- for kombu's thread: deliveries and decisions
+
+    def deliver(self, delivery: Delivery) -> bool:
+        """Note that kombu takes a delivery from the mailbox; return False if kombu must not process it."""
+        with self._lock:
+            is_held = delivery.tag in self._held
+            if not delivery.final and (not is_held or not self._lease.valid):
+                # The message was released meanwhile. Or the process was stopped, or had no connection, for so long that
+                # another consumer may have the message.
+                self._release([delivery] if is_held else [])
                 self.wakeup.set()
+                return False
+            now = self._clock.now()
+            delivery.expired = workitem.has_expired(delivery.doc, now)
+            if delivery.expired and not workitem.delivers_expired(delivery.doc):
+                # The message has expired in the mailbox: delete it instead of delivering it.
+                if is_held:
+                    self._end(delivery, lambda doc: workitem.dropped(doc, now), _EXPIRED)
+                    self._refill(delivery.credit)
+                self.wakeup.set()
+                return False
+            if is_held:
+                delivery.delivered = True
+                delivery.credit.count_delivery()
+            return True
 
     def ack(self, tag: str) -> None:
         """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
@@ -136,7 +173,7 @@ class Unacked(HeldMessages):
             if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
                 self.acked[queue] += 1
             now = self._clock.now()
-            self._decide(tag, lambda doc: self._keeping.completed(doc, now), _ACKNOWLEDGED, may_wait=True)
+            self._decide(tag, lambda doc: self._keep_done.completed(doc, now), _ACKNOWLEDGED, may_wait=True)
 
     def release(self, tag: str) -> None:
         """Release a message to its old position in the queue; its delivery counts as an attempt."""
@@ -148,13 +185,13 @@ class Unacked(HeldMessages):
         The delivery counts as an attempt if it crashed, or if kombu's callback for the message has not returned.
         """
         with self._lock:
-            if not crashed and tag in self._held and self._held[tag].received_by_kombu:
-                doc = self._held[tag].doc
-                if limit_of(doc) is not None and may_run(doc):
-                    self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout
-                self._decide(tag, lambda doc: workitem.release(doc, counts=False), RELEASED_UNCOUNTED)
-            else:
+            if crashed or tag not in self._held or not self._held[tag].received_by_kombu:
                 self.release(tag)
+                return
+            doc = self._held[tag].doc
+            if limit_of(doc) is not None and may_run(doc):
+                self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout
+            self._decide(tag, lambda doc: workitem.release(doc, counts=False), _RELEASED_UNCOUNTED)
 
     def dead_letter(self, tag: str, reason: str) -> None:
         """Make a message a dead letter, with this reason."""
@@ -174,30 +211,114 @@ class Unacked(HeldMessages):
                 )
                 return
             delivery = self._held[tag]
-            delivery.credit.rate.note(time.monotonic())
-            self._end(tag, change, log_text)
+            delivery.credit.throughput.note(time.monotonic())
+            self._end(delivery, change, log_text)
+            self._refill(delivery.credit)
             # The messages in `next` of a unique job wait for its ack: write it at once.
             may_wait = may_wait and not workitem.is_unique(delivery.doc)
             delay = self.pace.ack_delay(delivery.credit, more_to_claim=self.more_to_claim)
             self.wakeup.set(delay if may_wait else 0.0)
 
-    def wake_for_stored(self, urgent: bool) -> None:
-        """Write decisions that waited for results: at once if `urgent`, else with the next claims of a flow."""
-        self.wakeup.set(0.0 if urgent else self.pace.seconds_to_next)
+    # -- for the I/O thread: credit
 
-    # -- for the I/O thread
+    @property
+    def queues(self) -> set[str]:
+        """The queues of the subscriptions."""
+        with self._lock:
+            return {subscription.queue for subscription in self._subscriptions}
+
+    def credit(self, *, ahead: bool = False) -> dict[str, int]:
+        """Return for each queue how many messages may be claimed for it now.
+
+        With `ahead`, those count that may be claimed beyond the prefetch count.
+        """
+        with self._lock:
+            credit = dict.fromkeys(self.queues, 0)
+            for subscription in self._subscriptions:
+                if subscription.queue not in self.paused:
+                    credit[subscription.queue] += max(0, subscription.credit.room(ahead=ahead))
+            return credit
+
+    def low(self) -> set[str]:
+        """Return the queues with a subscription whose messages will soon be worked off."""
+        with self._lock:
+            return {subscription.queue for subscription in self._subscriptions if subscription.credit.is_low}
+
+    def reserve(self, queue: str, *, ahead: bool = False) -> Subscription | None:
+        """Take credit for one message from the subscription with the most credit; return it, or None without credit.
+
+        With `ahead` the message may be claimed beyond a prefetch count, if no subscription has credit without that.
+        """
+        with self._lock:
+            for beyond in (False, True) if ahead else (False,):
+                best = self._next(queue, ahead=beyond)
+                if best is not None and best.credit.room(ahead=beyond) > 0:
+                    best.claimed += 1
+                    self.take_credit(best.credit)
+                    return best
+            return None
+
+    def unreserve(self, subscription: Subscription) -> None:
+        """Undo `reserve`: no message was found for the subscription."""
+        with self._lock:
+            subscription.claimed -= 1
+            self.return_credit(subscription.credit)
+
+    def take_credit(self, credit: Credit) -> None:
+        """Take one from a channel's credit, for a claim."""
+        with self._lock:
+            credit.waiting += 1
+            credit.held += 1
+
+    def return_credit(self, credit: Credit) -> None:
+        """Return one to a channel's credit: the claim failed."""
+        with self._lock:
+            credit.waiting -= 1
+            credit.held -= 1
+
+    def _next(self, queue: str, *, ahead: bool = False) -> Subscription | None:
+        """Return the queue's subscription with the most credit; among equals, the one with the fewest messages."""
+        free = {each: each.credit.room(ahead=ahead) for each in self._subscriptions if each.queue == queue}
+        return max(free, key=lambda each: (free[each], -each.claimed), default=None)
+
+    def pause(self, queues: frozenset[str]) -> None:
+        """Claim nothing from these queues, the paused ones, and release their messages that kombu has not received.
+
+        Messages are claimed again from queues that were paused before.
+        """
+        with self._lock:
+            if queues != self.paused:
+                self.paused = queues
+                self._release_undelivered(lambda delivery: delivery.doc['queue'] in queues)
+                self.wakeup.set()
+
+    # -- for the I/O thread: messages
 
     @property
     def busy(self) -> bool:
         """Whether there are subscriptions, waiting `basic_get` calls, unacknowledged messages or pending writes."""
         with self._lock:
-            return bool(self._subscriptions or self.pulls or self._held or self.unwritten)
+            return bool(self._subscriptions or self.pulls or self._held or self.writes.unstored)
 
     def retire(self) -> bool:
         """Refuse subscriptions and pulls from now on, unless the consumer is busy; tell whether it has retired."""
         with self._lock:
             self.retired = not self.busy
             return self.retired
+
+    def ids(self) -> set[str]:
+        """Return the ids of the messages that the database may show as claimed by this consumer."""
+        with self._lock:
+            return self.writes.unstored | self.held_ids()
+
+    def docs(self) -> list[Document]:
+        """Return the messages that this consumer holds."""
+        with self._lock:
+            return [delivery.doc for delivery in self._held.values()]
+
+    def held_ids(self) -> set[str]:
+        """Return the ids of the messages that are held."""
+        return {doc['_id'] for doc in self.docs()}
 
     def may_run(self) -> dict[str, float]:
         """Return the released messages with a concurrency key whose tasks may still run, and until when they count.
@@ -209,6 +330,12 @@ class Unacked(HeldMessages):
             self._may_run = {doc_id: until for doc_id, until in self._may_run.items() if until > now}
             return self._may_run.copy()
 
+    def hold(self, delivery: Delivery) -> None:
+        """Hold a claimed message until kombu decides about it."""
+        with self._lock:
+            if not delivery.final:
+                self._held[delivery.tag] = delivery
+
     def add_claimed(self, delivery: Delivery) -> None:
         """Hold a claimed message, and put it into the mailbox unless it needs its body first.
 
@@ -216,12 +343,16 @@ class Unacked(HeldMessages):
         """
         with self._lock:
             self.hold(delivery)
-            if delivery.subscription is None or delivery.subscription in self._subscriptions:
-                if not delivery.needs_body:
-                    self._shelf.hand_over(delivery)
-            else:
-                self._release_one_undelivered(delivery)
+            if delivery.subscription not in self._subscriptions:
+                self._release([delivery])
                 self.wakeup.set()
+            elif not delivery.needs_body:
+                self._hand_over(delivery)
+
+    def awaiting_bodies(self) -> list[Delivery]:
+        """Return the deliveries whose bodies have not been read yet, in the order of their claims."""
+        with self._lock:
+            return [delivery for delivery in self._held.values() if delivery.needs_body]
 
     def set_body(self, delivery: Delivery, body: bytes | None, reason: str = '') -> None:
         """Put a message with its body into the mailbox, if it is still held; without a body make it a dead letter."""
@@ -230,34 +361,45 @@ class Unacked(HeldMessages):
                 return
             delivery.body, delivery.needs_body = body, False
             if body is not None:
-                self._shelf.hand_over(delivery)
+                self._hand_over(delivery)
             else:
-                delivery.credit.waiting -= 1
                 self.dead_letter(delivery.tag, reason)
 
-    def give_back(self, queues: Collection[str]) -> None:
-        """Give back the messages claimed ahead from these queues, and those of channels that have become slow."""
-        with self._lock:
-            self._give_back(self._shelf.overdue())
-            self._give_back(self._shelf.having(lambda delivery: delivery.doc['queue'] in queues))
+    def fail_pulls(self, exc: Exception) -> None:
+        """Raise an error in the threads that wait for one message."""
+        for pull in self.pulls:
+            pull.set_result(exc)
+        self.pulls.clear()
 
-    def pause(self, queues: frozenset[str]) -> None:
-        """Claim nothing from these queues, the paused ones, and release their messages that kombu has not received.
+    def wake_for_stored(self, urgent: bool) -> None:
+        """Write decisions that waited for results: at once if `urgent`, else with the next claims of a flow."""
+        self.wakeup.set(0.0 if urgent else self.pace.seconds_to_next)
 
-        Messages are claimed again from queues that were paused before.
-        """
+    def drop_all(self) -> list[Document]:
+        """Forget all claimed messages, without writing anything, and return them: the lease was lost."""
         with self._lock:
-            if queues != self._subscriptions.paused:
-                self._subscriptions.paused = queues
-                self._release_undelivered(lambda delivery: not delivery.final and delivery.doc['queue'] in queues)
-                self.wakeup.set()
+            lost = list(self._held.values())
+            for delivery in lost:
+                self._forget(delivery)
+            self._shelves.clear()
+            self.wakeup.set()
+            return [delivery.doc for delivery in lost]
+
+    def release_all(self) -> None:
+        """Release all claimed messages: the consumer stops."""
+        with self._lock:
+            self._release_undelivered(lambda delivery: True)
+            for tag in list(self._held):
+                self.release_at_close(tag)
+
+    # -- for the I/O thread: broadcasts
 
     def broadcast(self, queue: str, message: Document) -> None:
         """Put a broadcast into the mailbox, or keep it until this connection subscribes to the queue."""
         with self._lock:
-            if subscription := self._subscriptions.next(queue):
-                self._subscriptions.count_message(subscription)
-                self._mailbox.put([broadcast(message, subscription)])
+            if subscription := self._next(queue):
+                subscription.claimed += 1
+                self._mailbox.put(broadcast(message, subscription))
             else:
                 self._waiting_broadcasts.setdefault(queue, deque(maxlen=_MAX_WAITING_BROADCASTS)).append(message)
 
@@ -267,9 +409,75 @@ class Unacked(HeldMessages):
             waiting = self._waiting_broadcasts.get(pull.queue)
             return broadcast(waiting.popleft(), Subscription(pull.queue, pull.credit)) if waiting else None
 
-    def release_all(self) -> None:
-        """Release all claimed messages: the consumer stops."""
+    # -- the shelf
+
+    @property
+    def shelved(self) -> set[str]:
+        """The queues from which messages are claimed ahead."""
         with self._lock:
-            self._release_undelivered(lambda delivery: True)
-            for tag in list(self._held):
-                self.release_at_close(tag)
+            return {delivery.doc['queue'] for shelf in self._shelves.values() for delivery in shelf.values()}
+
+    @property
+    def overdue_at(self) -> float:
+        """The monotonic time at which the first message claimed ahead has waited for too long; infinite without one."""
+        with self._lock:
+            return min(map(_overdue_at, self._shelves.values()), default=inf)
+
+    def give_back(self, queues: Collection[str]) -> None:
+        """Give back the messages claimed ahead from these queues, and those of channels that have become slow."""
+        with self._lock:
+            now = time.monotonic()
+            slow = [credit for credit, shelf in self._shelves.items() if _overdue_at(shelf) <= now]
+            for credit in slow:
+                credit.throughput.stalled()
+            shelved = [delivery for shelf in self._shelves.values() for delivery in shelf.values()]
+            self._release(each for each in shelved if each.credit in slow or each.doc['queue'] in queues)
+
+    def _hand_over(self, delivery: Delivery) -> None:
+        """Put a claimed message into the mailbox, or on the shelf if kombu has as many as the prefetch count."""
+        delivery.shelved = time.monotonic()
+        self._shelves.setdefault(delivery.credit, {})[delivery.tag] = delivery
+        self._refill(delivery.credit)
+
+    def _refill(self, credit: Credit) -> None:
+        """Move messages into the mailbox, in the order of their claims, as far as the prefetch count allows."""
+        shelf = self._shelves.get(credit, {})
+        while shelf and (not credit.limit or credit.handed < credit.limit):
+            delivery = shelf.pop(next(iter(shelf)))
+            delivery.handed = True
+            credit.handed += 1
+            self._mailbox.put(delivery)
+        if not shelf:
+            self._shelves.pop(credit, None)
+
+    # -- the end of a message
+
+    def _release_undelivered(self, which: Callable[[Delivery], bool]) -> None:
+        """Release the messages that kombu has not received and for which `which(delivery)` is true."""
+        self._release(delivery for delivery in self._held.values() if not delivery.delivered and which(delivery))
+
+    def _release(self, deliveries: Iterable[Delivery]) -> None:
+        """Release messages that kombu has not received; their deliveries do not count as attempts."""
+        released = list(deliveries)
+        for delivery in released:
+            self._end(delivery, lambda doc: workitem.release(doc, delivered=False), _RELEASED_UNCOUNTED)
+        for credit in {delivery.credit for delivery in released}:  # now: they would have taken the places of others
+            self._refill(credit)
+
+    def _end(self, delivery: Delivery, change: Callable[[Document], Mapping[str, Any]], log_text: str) -> None:
+        """Stop holding a message and add the write of `change(document)`; call `_refill` then."""
+        self._forget(delivery)
+        self.writes.add(delivery.doc, change)
+        logger.debug(log_text, delivery.doc['_id'], delivery.doc['queue'], delivery.doc['attempts'])
+
+    def _forget(self, delivery: Delivery) -> None:
+        """Stop holding a message, and return its credit."""
+        del self._held[delivery.tag]
+        self._shelves.get(delivery.credit, {}).pop(delivery.tag, None)
+        delivery.credit.held -= 1
+        delivery.credit.waiting -= not delivery.delivered
+        delivery.credit.handed -= delivery.handed
+
+
+def _overdue_at(shelf: Mapping[str, Delivery]) -> float:
+    return next(iter(shelf.values())).shelved + 2 * SHELF_SECONDS

@@ -69,11 +69,11 @@ def stored() -> None:
     with _process.lock:
         orders = list(_process.orders)
     for order in orders:
-        order.wake_if_ready()
+        order.look()
 
 
 class WriteOrder:
-    """The decisions of one consumer that wait; for its I/O thread alone, except `wake_if_ready` and `wait`."""
+    """The decisions of one consumer that wait; for its I/O thread alone, except `look` and `wait`."""
 
     def __init__(
         self, wake: Callable[[bool], None], preconditions: list[Precondition] = _process.preconditions
@@ -103,17 +103,12 @@ class WriteOrder:
                 self._waiting.remove(group)
         return found
 
-    def wake_if_ready(self) -> None:
-        """Wake the I/O thread if a decision that waits can be written now. Any thread may call it."""
-        ready = [
-            doc
-            for writes, marks in list(self._waiting)
-            if all(mark is None or self._is_stored(each, mark) for each, mark in list(marks.items()))
-            for doc, _ in writes
-        ]
-        if ready:
+    def look(self) -> None:
+        """Wake the I/O thread if decisions wait: some can perhaps be written now. Any thread may call it."""
+        waiting = [doc for writes, _ in list(self._waiting) for doc, _ in writes]
+        if waiting:
             # The messages in `next` of a unique job wait for its ack.
-            self._wake(any(map(workitem.is_unique, ready)))
+            self._wake(any(map(workitem.is_unique, waiting)))
 
     def wait(self) -> bool:
         """Wait until all decisions can be written; return False if what they wait for is given up."""
@@ -124,7 +119,7 @@ class WriteOrder:
         for each, mark in marks.items():
             if mark is None:
                 marks[each] = each.mark()
-        return all(self._is_stored(each, mark) for each, mark in marks.items())
-
-    def _is_stored(self, precondition: Precondition, mark: int | None) -> bool:
-        return precondition not in self._preconditions or (mark is not None and precondition.is_stored(mark))
+        return all(
+            each not in self._preconditions or (mark is not None and each.is_stored(mark))
+            for each, mark in marks.items()
+        )

@@ -91,6 +91,10 @@ class Sweeper:
         """The monotonic time of the next sweep."""
         return min(self._next_at_rest if self.rests else self._next, self._resolver.due, self.unproven.due)
 
+    def abandon(self, queue: str) -> None:
+        """Check soon whether a temporary queue still has consumers. Any thread may call it."""
+        self.unused.abandoned.add(queue)
+
     def interrupted(self, seconds: float) -> None:
         """Note that for the last `seconds` others may have written no heartbeat, although they live.
 

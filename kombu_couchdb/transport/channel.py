@@ -20,8 +20,9 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.functional import retry_over_time
 from kombu.utils.uuid import uuid
 
-from ..consumer.delivery import Credit, Delivery, Subscription
-from ..consumer.io_thread import Consumer
+from ..consumer.credit import Credit, Subscription
+from ..consumer.delivery import Delivery
+from ..consumer.io_thread import IOThread
 from ..consumer.unacked import Unacked
 from ..couchdb.bounds import time_limit
 from ..couchdb.client import Document
@@ -225,7 +226,7 @@ class Channel(virtual.Channel):
 
     def _may_wait(self, message: Document) -> bool:
         """Tell whether a thread stores a message: a program that only publishes may end before that."""
-        return is_transient(message) and (self._transient is not None or Consumer.runs_here())
+        return is_transient(message) and (self._transient is not None or IOThread.runs_here())
 
     def _store_soon(self, routed: tuple[Document, str, str]) -> None:
         if self._transient is None:

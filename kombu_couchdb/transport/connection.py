@@ -22,11 +22,11 @@ from kombu.transport import virtual
 
 from .. import errors
 from ..consumer.broadcast_feed import BroadcastFeed
-from ..consumer.delivery import Credit, Delivery, Subscription
-from ..consumer.io_thread import Consumer
+from ..consumer.credit import Credit, Subscription
+from ..consumer.delivery import Delivery, Pull
+from ..consumer.io_thread import IOThread
 from ..consumer.mailbox import Mailbox
 from ..consumer.notifier import Notifier
-from ..consumer.pull import Pull
 from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
 from ..couchdb.client import Client
@@ -109,7 +109,7 @@ class Transport(virtual.Transport):
         self._mailbox: Mailbox[Delivery | Exception] = Mailbox()
         #: By subscription, the function that receives its deliveries: the I/O thread knows no channels.
         self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
-        self._consumer: Consumer | None = None
+        self._consumer: IOThread | None = None
         # For a connection that is garbage-collected without close(). If there is an I/O thread, it closes the mailbox.
         self._abandon: weakref.finalize[Any, Any] = weakref.finalize(self, self._mailbox.close)
         self._abandon.atexit = False
@@ -167,14 +167,14 @@ class Transport(virtual.Transport):
     _collect = close_connection
 
     @property
-    def consumer(self) -> Consumer:
+    def consumer(self) -> IOThread:
         """The I/O thread; it is started when it is first used, and again after it has ended for lack of work."""
         if self._consumer is None or self._consumer.unacked.retired:
             self._abandon.detach()
             name = f'couchdb-{self.address.database}'
             feed = BroadcastFeed(self.broadcasts, name)
             notifier = Notifier(self.couchdb, self.topology, self.listener, feed, name)
-            self._consumer = Consumer(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)
+            self._consumer = IOThread(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)
             # The thread has no reference to this object, so a connection that is not closed can be garbage-collected.
             self._abandon = weakref.finalize(self, self._consumer.abandon)
             self._abandon.atexit = False
@@ -190,7 +190,7 @@ class Transport(virtual.Transport):
         """Whether CouchDB did not respond to the last request of the I/O thread."""
         return self._consumer is not None and self._consumer.in_outage
 
-    def _engage(self, take: Callable[[Unacked], bool]) -> Consumer:
+    def _engage(self, take: Callable[[Unacked], bool]) -> IOThread:
         """Give work to the I/O thread and return the thread.
 
         `take` passes the work to an `Unacked`. It returns false if the I/O thread ends at this moment: then it is

@@ -21,7 +21,8 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, checked
 from celery_couchdb.regions.arrived import message_of
-from kombu_couchdb.consumer.delivery import Credit, Delivery
+from kombu_couchdb.consumer.credit import Credit
+from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.documents import task_message, validation, workitem
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.transport.qos import Message

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
-from kombu_couchdb.consumer.rate import Rate
+from kombu_couchdb.consumer.credit import Throughput
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish_many, record_requests
@@ -22,11 +22,11 @@ AHEAD = 5
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each channel count as fast until one of its messages has waited for too long."""
-    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, now: 0 if rate._penalty else AHEAD)
+    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, now: 0 if rate._penalty else AHEAD)
 
 
 def shelf(inbox: Inbox) -> dict[str, Any]:
-    found: dict[str, Any] = inbox.channel.credit.shelf
+    found: dict[str, Any] = inbox.channel.unacked._shelves.get(inbox.channel.credit, {})
     return found
 
 
@@ -168,7 +168,7 @@ def test_quiet_queue_is_served_beside_a_long_one(connect: Callable[..., Connecti
 def test_fast_consumer_claims_several_messages_in_one_request(
     connect: Callable[..., Connection], database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, now: 20)
+    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, now: 20)
     publish_many(connect(), range(100))
     requests = record_requests(monkeypatch, database)
     Inbox(connect(), prefetch=1).wait(100)

@@ -11,7 +11,7 @@ from celery import Celery
 from kombu import Connection
 
 from celery_couchdb.jobs import Jobs
-from kombu_couchdb.consumer import removed
+from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.queues.store import Store
@@ -86,7 +86,7 @@ def test_consumer_that_lost_its_lease_learns_what_was_removed(
 ) -> None:
     """Its process may have messages that it has not started: the worker must not start the removed ones."""
     told: list[str] = []
-    monkeypatch.setattr(removed, '_listeners', [told.append])
+    monkeypatch.setattr(worker_hooks, '_listeners', [told.append])
     ids = [app.send_task('held').id for _ in range(2)]
     inbox = Inbox(connect(visibility_timeout=3.0), 'celery', ack=False)
     inbox.wait(2)

@@ -15,7 +15,7 @@ from celery_couchdb.jobs import Jobs
 from kombu_couchdb import design
 from kombu_couchdb.admin import dead, jobs
 from kombu_couchdb.admin.listing import Wanted, listing
-from kombu_couchdb.consumer import keeping
+from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.types import DoneItem
@@ -91,8 +91,8 @@ def test_task_says_how_long_it_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(keeping, '_lookups', [])
-    keeping.register({'long': 7 * DAY, 'wrong': 'x', 'never': 0}.get)
+    monkeypatch.setattr(worker_hooks, '_keep_done', [])
+    worker_hooks.keep_done_of({'long': 7 * DAY, 'wrong': 'x', 'never': 0}.get)
     for name in ('long', 'wrong', 'never', 'other'):
         app.send_task(name)
     with caplog.at_level(logging.ERROR):

@@ -134,9 +134,9 @@ def test_acknowledgement_after_a_lost_lease_keeps_nothing_and_frees_no_slot(
             other = Inbox(connect(**options), 'celery', ack=False)
             other.wait(1)
             message.ack()
-            assert unacked.unwritten
+            assert unacked.writes.unstored
             proxy.restore()
-            wait_for(lambda: not unacked.unwritten, 'the first consumer to drop its acknowledgement')
+            wait_for(lambda: not unacked.writes.unstored, 'the first consumer to drop its acknowledgement')
             [item] = items(client)
             assert (kept(client), slots(client)) == ([], ['slot:k:0'])
             other.messages[0].ack()

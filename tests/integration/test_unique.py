@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
+from kombu_couchdb.consumer.pending_writes import give_up
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, told
@@ -200,11 +201,11 @@ def test_ack_whose_response_was_lost(connect: Callable[..., Connection], client:
     unacked = consuming.transport.consumer.unacked
     with unacked._lock:  # the I/O thread waits, as in an outage
         inbox.messages[0].ack()
-        outbox = unacked.take_writes()
+        outbox = unacked.writes.take()
         answers = client.bulk([doc for doc, _ in outbox])
         assert [answer.is_stored for answer in answers] == [True]
         assert send(connection, 'b') == Outcome(ENQUEUED, 'b')
-        unacked.return_writes(outbox)
+        give_up(outbox)
         unacked.wakeup.set()
     assert inbox.wait(2) == ['a', 'b']
     inbox.messages[1].ack()

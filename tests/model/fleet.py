@@ -29,9 +29,10 @@ from kombu_couchdb.consumer import (
     claim_order,
     io_thread,
     notifier,
-    pending_writes,
+    unacked,
 )
-from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
+from kombu_couchdb.consumer.credit import Credit, Subscription
+from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.consumer.mailbox import Mailbox
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
@@ -275,7 +276,7 @@ class Member:
         listener.bind('news', 'news')
         self.notifier = notifier.Notifier(client, topology, listener, feed, 'model')
         options = Options(visibility_timeout=LEASE)
-        self.consumer = io_thread.Consumer(client, options, self._mailbox, self.notifier, topology, 'model')
+        self.consumer = io_thread.IOThread(client, options, self._mailbox, self.notifier, topology, 'model')
         self.unacked = self.consumer.unacked
         self.unacked.wakeup.on_set = self._on_set  # type: ignore[attr-defined]
         #: The broadcasts that it has received.
@@ -528,7 +529,7 @@ class Fleet:
         fakes: list[tuple[Any, str, Any]] = [
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
-            (pending_writes, 'Wakeup', lambda: Wakeup(self)),
+            (unacked, 'Wakeup', lambda: Wakeup(self)),
             (notifier, 'ContinuousFeed', Feed),
             (broadcast_feed, 'ContinuousFeed', Feed),
             (attention, '_FLEET_SECONDS', attention._FLEET_SECONDS * self._scale),

@@ -280,7 +280,7 @@ class Protocol(RuleBasedStateMachine):
     def paused_queue_delivers_nothing(self) -> None:
         """Check that kombu receives nothing from a process that knows of the pause."""
         for process in self.world.processes:
-            assert not (process.topology.paused and process.has_mail), 'kombu can receive an item of a paused queue'
+            assert not (process.topology.paused and process.can_deliver), 'kombu can receive an item of a paused queue'
 
     # -- in the end
 

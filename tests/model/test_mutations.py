@@ -13,9 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
-from kombu_couchdb.consumer.removed import Suspects
-from kombu_couchdb.consumer.shelf import Shelf
 from kombu_couchdb.consumer.unacked import Unacked
+from kombu_couchdb.consumer.worker_hooks import Suspects
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases.sweeper import Sweeper
@@ -69,8 +68,8 @@ FAULTS = [
     Fault(
         'kombu gets what is claimed ahead',
         Single,
-        Shelf,
-        'refill',
+        Unacked,
+        '_refill',
         'credit.handed < credit.limit',
         'True',
     ),

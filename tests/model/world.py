@@ -5,7 +5,7 @@ may be wrong.
 
 The model replaces only the edges of the product: `Client.request` asks the model of CouchDB, threads are greenlets that
 stop at each request and each sleep, clocks are those of the world, and there is no changes feed (each consumer reads
-its queues in each pass). The code of `Consumer`, `Claims`, `Unacked`, `Lease`, `Sweeper`, `Store` and `conflict_rules`
+its queues in each pass). The code of `IOThread`, `Claims`, `Unacked`, `Lease`, `Sweeper`, `Store` and `conflict_rules`
 is explored as it is.
 """
 
@@ -29,11 +29,11 @@ from greenlet import getcurrent, greenlet
 import kombu_couchdb
 from kombu_couchdb import errors
 from kombu_couchdb.admin import jobs
-from kombu_couchdb.consumer import io_thread, pending_writes, removed
+from kombu_couchdb.consumer import io_thread, unacked, worker_hooks
 from kombu_couchdb.consumer.attention import Attention
-from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
+from kombu_couchdb.consumer.credit import Credit, Subscription, Throughput
+from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.consumer.mailbox import Mailbox
-from kombu_couchdb.consumer.rate import Rate
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
@@ -68,6 +68,7 @@ TIMED = {
     'bell',
     'candidates',
     'conflicts',
+    'credit',
     'cycle',
     'delivery',
     'gate',
@@ -78,7 +79,6 @@ TIMED = {
     'paging',
     'permits',
     'purge',
-    'shelf',
     'sweeper',
     'unacked',
     'unproven',
@@ -179,14 +179,14 @@ class World:
         fakes: list[tuple[Any, str, Any]] = [
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
-            (pending_writes, 'Wakeup', _Wakeup),
+            (unacked, 'Wakeup', _Wakeup),
             # Nobody works at a rate here: the consumers claim ahead as if they did.
-            (Rate, 'ahead', lambda rate, limit, now: self.ahead),
+            (Throughput, 'ahead', lambda rate, limit, now: self.ahead),
             *(
                 (module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
                 for module in (conflicts, sweeper)
             ),
-            (removed, '_listeners', [self._tell]),
+            (worker_hooks, '_listeners', [self._tell]),
             (lease, 'socket', SimpleNamespace(gethostname=lambda: 'host')),
             (lease, 'os', SimpleNamespace(getpid=lambda: 1)),
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}'))),
@@ -276,7 +276,7 @@ class Process(Actor):
         self.clock: ModelClock = client.clock
         #: What the process knows of the queues; it learns of a pause in its next pass.
         self.topology = client.topology = Topology(client)
-        self.consumer = io_thread.Consumer(
+        self.consumer = io_thread.IOThread(
             client,
             Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES),
             self._mailbox,
@@ -356,6 +356,11 @@ class Process(Actor):
     def has_mail(self) -> bool:
         """Whether the mailbox has a delivery."""
         return len(self._mailbox) > 0
+
+    @property
+    def can_deliver(self) -> bool:
+        """Whether the mailbox has a delivery that is still held: kombu does not get the others."""
+        return any(delivery.handed and not delivery.delivered for delivery in self.unacked._held.values())
 
     def receive(self) -> Delivery | None:
         """Return the next delivery of the mailbox as kombu does; None if it may no longer be delivered."""

@@ -14,7 +14,8 @@ import pytest
 from kombu.utils.json import JSONEncoder
 
 from kombu_couchdb.consumer import delivery as module
-from kombu_couchdb.consumer.delivery import Credit, Delivery
+from kombu_couchdb.consumer.credit import Credit
+from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.documents import workitem
 
 NOW = 1_763_709_000.0
@@ -128,20 +129,3 @@ def test_message_due_by_the_servers_clock_has_no_future_eta() -> None:
 @pytest.mark.parametrize('due', [None, NOW - 300, NOW])
 def test_past_eta_stays_unchanged(due: float | None) -> None:
     assert delivered({'eta': '2025-11-21T09:30:00'}, date=due).payload()['headers']['eta'] == '2025-11-21T09:30:00'
-
-
-@pytest.mark.parametrize(
-    ('limit', 'held', 'waiting', 'taken', 'free'),
-    [
-        (4, 0, 0, 0, 4),
-        (4, 3, 3, 0, 1),
-        (4, 4, 0, 0, 0),
-        (4, 6, 0, 0, -2),
-        (0, 0, 0, 0, 10),
-        (0, 50, 3, 0, 7),
-        (0, 50, 10, 0, 0),
-        (0, 50, 3, 2, 5),
-    ],
-)
-def test_free_credit(limit: int, held: int, waiting: int, taken: int, free: int) -> None:
-    assert Credit(limit, held, waiting, taken, ahead=10).free == free

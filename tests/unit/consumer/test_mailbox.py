@@ -26,8 +26,8 @@ def readable(mailbox: Mailbox[str]) -> bool:
 
 
 def test_first_in_is_first_out(mailbox: Mailbox[str]) -> None:
-    mailbox.put(['a', 'b'])
-    mailbox.put(['c'])
+    for item in 'abc':
+        mailbox.put(item)
     assert len(mailbox) == 3
     assert [mailbox.pop() for _ in range(5)] == ['a', 'b', 'c', None, None]
     assert len(mailbox) == 0
@@ -36,7 +36,7 @@ def test_first_in_is_first_out(mailbox: Mailbox[str]) -> None:
 def test_descriptor_is_readable_until_pop_finds_nothing(mailbox: Mailbox[str]) -> None:
     assert not readable(mailbox)
     for item in 'abc':
-        mailbox.put([item])
+        mailbox.put(item)
     while mailbox.pop():
         assert readable(mailbox)
     assert not readable(mailbox)
@@ -44,7 +44,7 @@ def test_descriptor_is_readable_until_pop_finds_nothing(mailbox: Mailbox[str]) -
 
 def test_descriptor_becomes_readable_again(mailbox: Mailbox[str]) -> None:
     for _ in range(3):
-        mailbox.put(['a'])
+        mailbox.put('a')
         assert readable(mailbox)
         assert [mailbox.pop(), mailbox.pop()] == ['a', None]
         assert not readable(mailbox)
@@ -52,18 +52,12 @@ def test_descriptor_becomes_readable_again(mailbox: Mailbox[str]) -> None:
 
 def test_many_items_send_one_byte(mailbox: Mailbox[str]) -> None:
     for _ in range(1000):
-        mailbox.put(['a'])
+        mailbox.put('a')
     assert mailbox._reader.recv(5000, socket.MSG_PEEK) == b'\0'
 
 
-def test_empty_put_does_not_wake(mailbox: Mailbox[str]) -> None:
-    mailbox.put([])
-    assert not readable(mailbox)
-    assert not mailbox.wait(0.0)
-
-
 def test_wait_removes_nothing(mailbox: Mailbox[str]) -> None:
-    mailbox.put(['a'])
+    mailbox.put('a')
     assert mailbox.wait(0.0)
     assert mailbox.wait(None)
     assert readable(mailbox)
@@ -76,58 +70,30 @@ def test_wait_ends_after_its_timeout(mailbox: Mailbox[str], timeout: float) -> N
 
 
 def test_wait_ends_when_an_item_arrives(mailbox: Mailbox[str]) -> None:
-    thread = threading.Thread(target=mailbox.put, args=(['a'],))
+    thread = threading.Thread(target=mailbox.put, args=('a',))
     thread.start()
     assert mailbox.wait(PATIENCE)
     assert mailbox.pop() == 'a'
     thread.join()
 
 
-def test_a_wait_that_ends_leaves_the_descriptor_readable(mailbox: Mailbox[str]) -> None:
-    mailbox.put(['a'])
-    mailbox.discard(lambda item: True)
-    assert mailbox.wait(PATIENCE)  # the byte is still there
-    assert readable(mailbox)
-    assert mailbox.pop() is None
-    assert not readable(mailbox)
-
-
 def test_a_short_wait_does_not_shorten_the_next_read(mailbox: Mailbox[str]) -> None:
     assert not mailbox.wait(0.0)
-    mailbox.put(['a'])
+    mailbox.put('a')
     assert [mailbox.pop(), mailbox.pop()] == ['a', None]
-
-
-def test_discard_returns_unwanted_items_and_keeps_the_order(mailbox: Mailbox[str]) -> None:
-    mailbox.put(['a1', 'b1', 'a2', 'b2'])
-    assert mailbox.discard(lambda item: item.startswith('a')) == ['a1', 'a2']
-    assert [mailbox.pop() for _ in range(3)] == ['b1', 'b2', None]
-
-
-def test_descriptor_becomes_readable_after_a_discard(mailbox: Mailbox[str]) -> None:
-    mailbox.put(['a'])
-    assert mailbox.discard(lambda item: True) == ['a']
-    assert mailbox.pop() is None
-    assert not readable(mailbox)
-    mailbox.put(['b'])
-    assert readable(mailbox)
-    assert mailbox.pop() == 'b'
 
 
 def test_closed_mailbox_has_no_descriptor() -> None:
     mailbox = Mailbox[str]()
-    mailbox.put(['a'])
+    mailbox.put('a')
     mailbox.close()
     mailbox.close()
     assert mailbox.fileno() == -1
 
 
 def test_items_put_after_close_are_kept() -> None:
-    """The I/O thread may put deliveries after the connection was closed: it must be able to release them."""
+    """The I/O thread may put deliveries after the connection was closed: it must go on to release them."""
     mailbox = Mailbox[str]()
-    mailbox.put(['a'])
     mailbox.close()
-    mailbox.put(['b'])
-    assert mailbox.discard(lambda item: True) == ['a', 'b']
-    mailbox.put(['c'])
-    assert [mailbox.pop(), mailbox.pop()] == ['c', None]
+    mailbox.put('a')
+    assert [mailbox.pop(), mailbox.pop()] == ['a', None]

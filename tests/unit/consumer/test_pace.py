@@ -1,14 +1,16 @@
-"""When cycles begin and how long acks wait (`kombu_couchdb.consumer.pace`)."""
+"""When cycles begin, how long acks wait, and the wakeup of the I/O thread (`kombu_couchdb.consumer.pace`)."""
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from kombu_couchdb.consumer import pace as module
-from kombu_couchdb.consumer.delivery import Credit
-from kombu_couchdb.consumer.pace import Pace
+from kombu_couchdb.consumer.credit import Credit
+from kombu_couchdb.consumer.pace import Pace, Wakeup
 
 
 @pytest.fixture
@@ -75,3 +77,70 @@ def test_ack_does_not_wait_if_the_messages_run_out(clock: SimpleNamespace, credi
     pace = Pace()
     pace.begin()
     assert pace.ack_delay(credit, more_to_claim=True) == 0.0
+
+
+# -- the wakeup
+
+LONG = 100.0
+
+
+def waited(wakeup: Wakeup, timeout: float = LONG) -> float:
+    began = time.monotonic()
+    wakeup.wait(timeout)
+    return time.monotonic() - began
+
+
+def has_passed(seconds: float, since: float) -> bool:
+    """Compare sums, as `Wakeup` does: the difference of two times may be rounded down."""
+    return time.monotonic() >= since + seconds
+
+
+def test_wakeup_set_before_the_wait_ends_it_at_once() -> None:
+    wakeup = Wakeup()
+    wakeup.set()
+    assert waited(wakeup) < LONG / 2
+
+
+def test_other_thread_ends_the_wait() -> None:
+    wakeup = Wakeup()
+    threading.Timer(0.05, wakeup.set).start()
+    assert waited(wakeup) < LONG / 2
+
+
+def test_wait_lasts_for_its_timeout() -> None:
+    began = time.monotonic()
+    Wakeup().wait(0.05)
+    assert has_passed(0.05, began)
+
+
+def test_each_wakeup_ends_one_wait() -> None:
+    wakeup = Wakeup()
+    wakeup.set()
+    wakeup.set()
+    wakeup.wait(LONG)
+    began = time.monotonic()
+    wakeup.wait(0.05)
+    assert has_passed(0.05, began)
+
+
+def test_wakeup_within_some_time() -> None:
+    wakeup = Wakeup()
+    began = time.monotonic()
+    wakeup.set(0.05)
+    assert waited(wakeup) < LONG / 2
+    assert has_passed(0.05, began)
+
+
+@pytest.mark.parametrize('order', [(LONG * 2, 0.0), (0.0, LONG * 2)])
+def test_earliest_wakeup_counts(order: tuple[float, float]) -> None:
+    wakeup = Wakeup()
+    for within in order:
+        wakeup.set(within)
+    assert waited(wakeup) < LONG / 2
+
+
+def test_earlier_wakeup_shortens_a_wait() -> None:
+    wakeup = Wakeup()
+    wakeup.set(LONG * 2)
+    threading.Timer(0.05, wakeup.set).start()
+    assert waited(wakeup) < LONG / 2

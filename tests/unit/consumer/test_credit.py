@@ -1,15 +1,15 @@
-"""How many messages a channel may claim ahead (`kombu_couchdb.consumer.rate`)."""
+"""How many messages a channel may claim, and claim ahead (`kombu_couchdb.consumer.credit`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from kombu_couchdb.consumer.rate import Rate
+from kombu_couchdb.consumer.credit import Credit, Throughput
 
 
-def rate(count: int, interval: float) -> Rate:
+def rate(count: int, interval: float) -> Throughput:
     """Return a rate after `count` decisions, the last one at the time 0."""
-    rate = Rate()
+    rate = Throughput()
     for n in range(count):
         rate.note((n + 1 - count) * interval)
     return rate
@@ -41,7 +41,7 @@ def test_prefetch_count_and_surplus_last_for_150_ms_and_the_surplus_for_100(
 
 
 def test_tasks_that_end_together_are_not_fast() -> None:
-    rate = Rate()
+    rate = Throughput()
     for second in range(10):
         for n in range(8):
             rate.note(second + n / 1000)
@@ -63,7 +63,7 @@ def test_rate_is_measured_anew_after_a_stall() -> None:
     assert fast.ahead(1, 1.032) > 0
 
 
-def decisions_until_ahead(rate: Rate) -> int:
+def decisions_until_ahead(rate: Throughput) -> int:
     for n in range(10_000):
         if rate.ahead(1, n / 1000):
             return n
@@ -87,3 +87,20 @@ def test_stall_is_forgiven_after_a_while() -> None:
         found.note(n / 1000)
     found.stalled()
     assert decisions_until_ahead(found) == 32
+
+
+@pytest.mark.parametrize(
+    ('limit', 'held', 'waiting', 'taken', 'free'),
+    [
+        (4, 0, 0, 0, 4),
+        (4, 3, 3, 0, 1),
+        (4, 4, 0, 0, 0),
+        (4, 6, 0, 0, -2),
+        (0, 0, 0, 0, 10),
+        (0, 50, 3, 0, 7),
+        (0, 50, 10, 0, 0),
+        (0, 50, 3, 2, 5),
+    ],
+)
+def test_free_credit(limit: int, held: int, waiting: int, taken: int, free: int) -> None:
+    assert Credit(limit, held, waiting, delivered=taken, ahead=10).free == free

@@ -1,0 +1,107 @@
+"""What the worker in this process knows about its tasks and the consumer does not; and what the consumer tells it.
+
+The program's framework registers its functions here. They answer how long a completed message is kept, and whether a
+task may still run when its channel closes. And they learn which tasks were removed.
+
+`admin.jobs.remove` marks the document of a claimed message with `removed`, and the message is deleted when its claim
+ends, whoever ends it. The worker is told to revoke the task by a broadcast. A consumer that was cut off from the
+server, or was paused, may miss the broadcast. So when it is back, it reads the documents of the messages that it held,
+and calls the listeners of this process with the ids of the tasks that were removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..couchdb.client import Client, Document
+from ..documents import workitem
+from ..errors import ConfigurationError
+from ..leases.lease import worker_name
+from ..log import get_logger
+
+__all__ = ['KeepDone', 'Suspects', 'keep_done_of', 'may_run', 'on_removed', 'while_running']
+
+logger = get_logger(__name__)
+
+_keep_done: list[Callable[[str], Any]] = []
+_checks: list[Callable[[str], bool]] = []
+_listeners: list[Callable[[str], Any]] = []
+
+
+def keep_done_of(lookup: Callable[[str], Any]) -> None:
+    """Let `lookup(name)` return the attribute `keep_done` of the task with this name, or None."""
+    _keep_done[:] = [lookup]
+
+
+def while_running(check: Callable[[str], bool]) -> None:
+    """Let `check(task_id)` tell whether this process may be running a task. Any thread may call it."""
+    if check not in _checks:
+        _checks.append(check)
+
+
+def on_removed(listener: Callable[[str], Any]) -> None:
+    """Let `listener(task_id)` be called, in the I/O thread, for tasks that this process must not start any more."""
+    if listener not in _listeners:
+        _listeners.append(listener)
+
+
+def may_run(doc: Mapping[str, Any]) -> bool:
+    """Tell whether this process may be working on a message that it has received; True if nobody knows."""
+    task_id = workitem.task_id(doc)
+    return task_id is None or not _checks or any(check(task_id) for check in _checks)
+
+
+class KeepDone:
+    """What is written when a message is acknowledged: its deletion, or its kept form."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` is the transport option `keep_done`: for messages of tasks that do not say otherwise."""
+        self._seconds = seconds
+        self._wrong: set[str] = set()
+
+    def completed(self, doc: Document, now: float) -> Mapping[str, Any]:
+        """Return the document to write when a claimed message is acknowledged."""
+        seconds = self._seconds_of(doc)
+        return workitem.done(doc, seconds, now, worker_name()) if seconds else workitem.acked(doc, now)
+
+    def _seconds_of(self, doc: Document) -> float:
+        """Return for how long a message is kept: by its property, else by its task, else by the transport option."""
+        given = doc['message']['properties'].get(workitem.KEEP_DONE)
+        task = workitem.task_name(doc)
+        if given is None and task is not None:
+            given = next((found for lookup in _keep_done if (found := lookup(task)) is not None), self._seconds)
+        try:
+            return workitem.check_keep_done(given) if given else 0.0
+        except ConfigurationError as exc:
+            if (source := task or doc['queue']) not in self._wrong:
+                self._wrong.add(source)
+                logger.error('completed messages of %s are not kept: %s', source, exc)
+            return 0.0
+
+
+class Suspects:
+    """The messages that this consumer held when it lost its connection or its lease; for the I/O thread alone."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._tasks: dict[str, str] = {}  # by document id
+
+    def add(self, docs: Iterable[Any]) -> None:
+        """Note messages, if this process has a listener."""
+        if _listeners:
+            self._tasks.update({doc['_id']: task for doc in docs if (task := workitem.task_id(doc))})
+
+    def check(self) -> None:
+        """Tell the listeners which of the messages were removed; one request if any were noted."""
+        if not self._tasks:
+            return
+        ids = list(self._tasks)
+        for doc_id, leaves in zip(ids, self._client.fetch_leaves(ids), strict=True):
+            # The embedded server's _bulk_get leaves out documents that are deleted.
+            if any(leaf.get('removed') for leaf in leaves or self._client.leaves(doc_id)):
+                task = self._tasks[doc_id]
+                logger.info('task %s was removed while this consumer was cut off: it is not started', task)
+                for listener in _listeners:
+                    listener(task)
+        self._tasks = {}
