@@ -67,9 +67,9 @@ class Callbacks:
         #: Without a number: remove all results of the task.
         self._queue: deque[tuple[int | None, str, Any]] = deque()
         self._mailbox = Mailbox()
+        self._watched: set[str] = set()
         #: By document id and number: a function that returns the result, or None if it was deleted.
         self._held: dict[str, dict[int, Callable[[], Any]]] = {}
-        self._watched: set[str] = set()
         self._running = False
         #: Whether the thread has been told about new results.
         self._is_told = False
@@ -153,10 +153,10 @@ class Callbacks:
 
     def _fail(self, exc: CouchDBError) -> None:
         """Remove the results that the subscriber no longer watches because of an error."""
-        lost = [doc_id for doc_id in self._watched if not self._subscriber.is_watching(self._mailbox, doc_id)]
+        lost = self._watched - self._mailbox.revs.keys()
         logger.error('callbacks of %d results will not be called: %s', len(lost), exc)
+        self._watched -= lost
         for doc_id in lost:
-            self._watched.discard(doc_id)
             self._held.pop(doc_id, None)
 
     def _process_queue(self) -> None:
