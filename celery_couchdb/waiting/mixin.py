@@ -153,8 +153,7 @@ class PushMixin:
         return result
 
     def remove_pending_result(self, result: Any) -> Any:
-        """Do not call the callbacks of a result. Destructors call this at any time, so it acquires no lock."""
-        self.callbacks.remove(result)
+        """Do nothing: deleted and fulfilled results are noticed. Destructors call this at any time."""
         return result
 
     # -- waiting
