@@ -6,8 +6,10 @@ backends.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -17,17 +19,20 @@ from celery.result import GroupResult, ResultSet
 from celery.utils.functional import _regen
 from kombu.exceptions import EncodeError, OperationalError
 
+from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from ..options import Options
 from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pack, unpack
+from ..results.queue_item import QueueItem
+from ..results.result_queue import Done
 from ..results.store import Store
 from ..waiting.mixin import tasks_in
 from .counter import LAG_SECONDS, Chords, size_of
 
-__all__ = ['ChordMixin']
+__all__ = ['ChordMixin', 'Counting']
 
 logger = get_logger(__name__)
 
@@ -275,6 +280,49 @@ class ChordMixin:
         return _value_or_error(
             task_id, state, self.exception_to_python(result) if state in states.EXCEPTION_STATES else result
         )
+
+
+class Counting:
+    """Counts stored parts in a thread, which is started for the first part: one count for many parts of one chord.
+
+    `count` is called with the id of a group, the ids of its parts that were stored just now, and the encoded body.
+    """
+
+    def __init__(self, count: Callable[[str, list[str], Packed], None]) -> None:
+        self._count = count
+        self.reset()
+        reset_in_child(self)
+
+    def reset(self) -> None:
+        """Forget everything in a forked child: the thread exists in the parent process only."""
+        self._parts: SimpleQueue[tuple[QueueItem, Done]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, results: Sequence[QueueItem], done: Done) -> None:
+        """Count the parts among these stored results; then, and for the other results now, call `done(results)`."""
+        done([each for each in results if not each.group_id])
+        for each in results:
+            if each.group_id:
+                self._parts.put((each, done))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name='celery-couchdb-chords', daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            taken = [self._parts.get()]
+            while not self._parts.empty():
+                taken.append(self._parts.get())
+            groups: dict[str, list[tuple[QueueItem, Done]]] = {}
+            for part in taken:
+                groups.setdefault(part[0].group_id, []).append(part)
+            for group_id, parts in groups.items():
+                try:
+                    self._count(group_id, [each.part_id or each.id for each, _ in parts], parts[0][0].packed_body())
+                except BaseException:  # also what a callback raises to end its process; a sweep completes the chord
+                    logger.exception('the parts of chord %s cannot be counted', group_id)
+                for each, done in parts:
+                    done([each])
 
 
 def _value_or_error(task_id: str, state: str, result: Any) -> Any:

@@ -63,13 +63,12 @@ class Callbacks:
     def reset(self) -> None:
         """Start over in a forked child: the thread and the callbacks belong to the parent process."""
         self._lock, self._fulfilling = threading.Lock(), threading.RLock()
-        #: (number, task id, result): the number is the `id()` of the result object. Without a result: remove it.
-        #: Without a number: remove all results of the task.
-        self._queue: deque[tuple[int | None, str, Any]] = deque()
+        #: Results to add, with the ids of their tasks. Without a result: remove all results of the task.
+        self._queue: deque[tuple[str, Any]] = deque()
         self._mailbox = Mailbox()
-        #: By document id and number: a function that returns the result, or None if it was deleted.
-        self._held: dict[str, dict[int, Callable[[], Any]]] = {}
         self._watched: set[str] = set()
+        #: By document id: functions that return a result, or None if it was deleted.
+        self._held: dict[str, list[Callable[[], Any]]] = {}
         self._running = False
         #: Whether the thread has been told about new results.
         self._is_told = False
@@ -79,7 +78,7 @@ class Callbacks:
         if task_join_will_block():
             return
         with self._lock:
-            self._queue.append((id(result), result.id, result))
+            self._queue.append((result.id, result))
             if not self._running:
                 threading.Thread(target=self._run, name='celery-couchdb-callbacks', daemon=True).start()
                 self._running = True
@@ -87,15 +86,10 @@ class Callbacks:
         if not is_told:  # a group adds hundreds of results, and waking the thread for each costs as much as sending
             self._mailbox.interrupt()
 
-    def remove(self, result: Any) -> None:
-        """Remove a result. Destructors call this at any time, so it must not acquire a lock."""
-        if self._running and result.id is not None:
-            self._queue.append((id(result), str(result.id), None))
-
     def forget(self, task_id: str) -> None:
         """Remove all results of a task after `AsyncResult.forget`: its result was deleted."""
         if self._running:
-            self._queue.append((None, task_id, None))
+            self._queue.append((task_id, None))
 
     def following(self, doc_id: str, count: int) -> list[str]:
         """Return the ids of up to `count` documents whose results were added after that of `doc_id` and are not ready.
@@ -153,16 +147,16 @@ class Callbacks:
 
     def _fail(self, exc: CouchDBError) -> None:
         """Remove the results that the subscriber no longer watches because of an error."""
-        lost = [doc_id for doc_id in self._watched if not self._subscriber.is_watching(self._mailbox, doc_id)]
+        lost = self._watched - self._mailbox.revs.keys()
         logger.error('callbacks of %d results will not be called: %s', len(lost), exc)
+        self._watched -= lost
         for doc_id in lost:
-            self._watched.discard(doc_id)
             self._held.pop(doc_id, None)
 
     def _process_queue(self) -> None:
         """Add and remove queued results, remove deleted ones, and watch those that have callbacks."""
         while self._queue:
-            number, task_id, result = self._queue.popleft()
+            task_id, result = self._queue.popleft()
             try:
                 doc_id = self._key_of(task_id)
                 doc_id.encode()
@@ -170,23 +164,19 @@ class Callbacks:
                 doc_id = ''
             if not task_id or not doc_id:
                 continue  # no id, or one that CouchDB refuses: no result can be stored under it
-            if number is None:
+            if result is None:
                 self._held.pop(doc_id, None)
-            elif result is None:
-                self._held.get(doc_id, {}).pop(number, None)
-            elif result._cache is None:
-                self._held.setdefault(doc_id, {})[number] = _reference(result)
+            else:
+                self._held.setdefault(doc_id, []).append(_reference(result))
             result = None  # no reference may stay in this frame
         wanted: set[str] = set()
         for doc_id, held in list(self._held.items()):
-            for number, get in list(held.items()):
-                if (result := get()) is None:
-                    del held[number]
-                elif _has_callback(result.on_ready):
-                    wanted.add(doc_id)
-                result = None
+            held[:] = [get for get in held if not _is_over(get())]
             if not held:
                 del self._held[doc_id]
+            elif any(_has_callback(result.on_ready) for get in held if (result := get()) is not None):
+                wanted.add(doc_id)
+            result = None
         self._subscriber.unwatch(self._mailbox, self._watched - wanted)
         if new := wanted - self._watched:
             self._subscriber.watch(self._mailbox, new)
@@ -200,16 +190,21 @@ class Callbacks:
         except Exception:  # callbacks of other results are still called
             logger.exception('callbacks of %s will not be called: its result cannot be read', doc['_id'])
             meta = None
-        held = self._held.pop(doc['_id'], {})
+        held = self._held.pop(doc['_id'], ())
         self._watched.discard(doc['_id'])
         self._subscriber.unwatch(self._mailbox, [doc['_id']])
-        for get in held.values():
+        for get in held:
             if meta is None or (result := get()) is None:
                 continue
             try:
                 self.fulfil(result, meta)
             except Exception:  # an error of the user's callback
                 logger.exception('a callback of task %s failed', result.id)
+
+
+def _is_over(result: AsyncResult | None) -> bool:
+    """Tell whether a result was deleted, or is known: whoever has received it has called its callbacks."""
+    return result is None or result._cache is not None
 
 
 def _reference(result: AsyncResult) -> Callable[[], Any]:

@@ -153,8 +153,7 @@ class PushMixin:
         return result
 
     def remove_pending_result(self, result: Any) -> Any:
-        """Do not call the callbacks of a result. Destructors call this at any time, so it acquires no lock."""
-        self.callbacks.remove(result)
+        """Do nothing: deleted and fulfilled results are noticed. Destructors call this at any time."""
         return result
 
     # -- waiting
@@ -181,7 +180,7 @@ class PushMixin:
         found: list[Document] = []
         with _time_limit(timeout), self._outages():
             found = self._read_first(awaited, ids, timeout)
-        mailbox: Mailbox | None = None
+        mailbox = Mailbox()
         try:
             while True:
                 found.sort(key=lambda doc: doc['_id'] not in awaited)
@@ -192,7 +191,7 @@ class PushMixin:
                     if on_message is not None and doc['_id'] in awaited:
                         on_message(meta)
                     if meta['status'] in states.READY_STATES:
-                        if mailbox is not None:
+                        if mailbox.revs:
                             self.subscriber.unwatch(mailbox, [doc['_id']])
                         yield ids.pop(doc['_id']), meta
                 if ids.keys().isdisjoint(awaited):
@@ -200,8 +199,7 @@ class PushMixin:
                 remaining = None if deadline is None else deadline - time.monotonic()
                 if remaining is not None and remaining <= 0:
                     raise TimeoutError('The operation timed out.')
-                if mailbox is None:
-                    mailbox = Mailbox()
+                if not mailbox.revs:
                     ahead = self.read_ahead.to_watch(next(iter(awaited))) if len(awaited) == 1 else ()
                     self.subscriber.watch(mailbox, ids, ahead)
                 elif on_interval is not None:
@@ -210,8 +208,8 @@ class PushMixin:
                 pause = interval or 0.5
                 found = mailbox.receive(pause if remaining is None else min(remaining, pause))
         finally:
-            if mailbox is not None:
-                self.subscriber.unwatch(mailbox, ids)
+            if mailbox.revs:
+                self.subscriber.unwatch(mailbox, mailbox.revs)
 
     def _read_first(self, awaited: set[str], ids: Collection[str], timeout: float | None) -> list[Document]:
         """Return the documents with these `ids` that exist, unless the subscriber delivers them anyway."""

@@ -106,7 +106,7 @@ class Subscriber:
         self._polls = False
         #: The monotonic time until which the feed is not followed, because a response of it could not be read.
         self._unreadable_until = float('-inf')
-        self._pacing, self._spacing = Pacing(), 0.0
+        self._pacing = Pacing()
         self._traffic, self._asked = Traffic(), float('-inf')
 
     def will_deliver(self, doc_id: str, sent_ago: float | None) -> bool:
@@ -143,10 +143,6 @@ class Subscriber:
         self._watched.drop(doc_id)
         self.cache.drop(doc_id)
 
-    def is_watching(self, mailbox: Mailbox, doc_id: str) -> bool:
-        """Tell whether a document is still delivered to `mailbox`: not after an error was delivered in its place."""
-        return self._watched.has(mailbox, doc_id)
-
     # -- in the subscriber's thread
 
     @property
@@ -157,13 +153,11 @@ class Subscriber:
     def _run(self) -> None:
         pause, retry = 0.0, _MIN_RETRY_SECONDS
         while self._wait_for_mailboxes():
-            time.sleep(pause)  # limits the number of requests
             with self._changed:
                 if self._asks:
                     self._wait_until_due()
-                elif self._spacing:  # a document that nothing has watched before does not wait
-                    self._changed.wait_for(lambda: self._watched.unread, self._spacing)
-                    self._spacing = 0.0
+                else:  # a document that nothing has watched before does not wait
+                    self._changed.wait_for(lambda: self._watched.unread, pause)
                 watched, unread = self._watched.ids, self._watched.take_unread()
                 generation = self._longpoll.generation
             if not self._watched.mailboxes:
@@ -175,11 +169,12 @@ class Subscriber:
                 retry = _MIN_RETRY_SECONDS
             except RETRIED as exc:
                 if isinstance(exc, AnswerTooLarge) and not self._asks:
-                    pause = self._stop_following()
+                    self._stop_following()
                     continue
                 level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one warning for each outage
                 logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
-                self._since, pause, retry = None, retry, min(retry * 2, _MAX_RETRY_SECONDS)
+                time.sleep(retry)
+                self._since, pause, retry = None, 0.0, min(retry * 2, _MAX_RETRY_SECONDS)
             except Exception as exc:  # after any error: a thread must not wait for documents that never come
                 self._fail(watched, exc)
 
@@ -233,7 +228,8 @@ class Subscriber:
         if unread and self._polls:
             # New ids cannot interrupt this request, so threads that began to wait earlier receive what exists for them.
             self._process(self.store.client.changes(since, body, limit, docs=True), watched)
-            return _POLL_SECONDS
+            time.sleep(_POLL_SECONDS)
+            return 0.0
         began = time.monotonic()
         response = self._longpoll.wait(generation, since, body, limit=limit, is_wanted=self._is_wanted)
         self._polls = response is None and time.monotonic() - began < _SHORT_WAIT_SECONDS
@@ -242,8 +238,8 @@ class Subscriber:
                 self._since = None  # the unread documents are still unread
             return 0.0
         count = self._process(response, watched)
-        self._spacing = self._pacing.pause(count, self._watched.others(), time.monotonic())
-        return _MIN_PAUSE_SECONDS
+        time.sleep(_MIN_PAUSE_SECONDS)
+        return self._pacing.pause(count, self._watched.others(), time.monotonic())
 
     def _is_wanted(self) -> bool:
         self._count_updates()
@@ -261,11 +257,10 @@ class Subscriber:
         self._traffic.count(self._since, time.monotonic())
         return count
 
-    def _stop_following(self) -> float:
+    def _stop_following(self) -> None:
         """Ask for the documents that threads wait for: a response, perhaps for other documents, cannot be read."""
         self._watched.clear_ahead()
         self._unreadable_until = time.monotonic() + _UNREADABLE_SECONDS
-        return 0.0
 
     def _fail(self, watched: set[str], exc: Exception) -> None:
         """Deliver an error to the mailboxes of the documents that cause it, or of all if no document causes it."""

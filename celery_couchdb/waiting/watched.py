@@ -29,14 +29,15 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Document | CouchDBError | None] = SimpleQueue()
-        self._revs: dict[str, str] = {}
+        #: The ids of the documents that are watched for it, each with the revision that was delivered last.
+        self.revs: dict[str, str] = {}
 
     def deliver(self, item: Document | CouchDBError) -> None:
         """Put in a document, unless the same revision was delivered before; or the error that prevents delivery."""
         if isinstance(item, dict):
-            if self._revs.get(item['_id']) == item['_rev']:
+            if self.revs.get(item['_id']) == item['_rev']:
                 return
-            self._revs[item['_id']] = item['_rev']
+            self.revs[item['_id']] = item['_rev']
         self._items.put(item)
 
     def interrupt(self) -> None:
@@ -62,10 +63,6 @@ class Mailbox:
                 item = self._items.get_nowait()
         except Empty:
             return docs
-
-    def forget_revision(self, doc_id: str) -> None:
-        """Forget which revision of a document was delivered: nothing watches it any more."""
-        self._revs.pop(doc_id, None)
 
 
 class Watched:
@@ -107,6 +104,7 @@ class Watched:
                 if known is None and doc_id in self._cache:
                     known = self._cache.take(doc_id)
                 self.mailboxes.setdefault(doc_id, set()).add(mailbox)
+                mailbox.revs.setdefault(doc_id, '')
                 if known is not None:
                     mailbox.deliver(known)
                 elif not is_read:
@@ -128,20 +126,15 @@ class Watched:
     def remove(self, mailbox: Mailbox, ids: Iterable[str]) -> None:
         """Watch these documents for `mailbox` no more."""
         with self.changed:
-            for doc_id in ids:
-                mailboxes = self.mailboxes.get(doc_id, set())
-                mailboxes.discard(mailbox)
-                mailbox.forget_revision(doc_id)
-                if not mailboxes:
-                    self.mailboxes.pop(doc_id, None)
-                    self._began.pop(doc_id, None)
-                    self.unread.discard(doc_id)
+            for doc_id in list(ids):
+                if mailbox.revs.pop(doc_id, None) is not None:
+                    self.mailboxes[doc_id].discard(mailbox)
+                    if not self.mailboxes[doc_id]:
+                        del self.mailboxes[doc_id]
+                        self._began.pop(doc_id, None)
+                        self.unread.discard(doc_id)
             if not self.mailboxes:
                 self.left_at = time.monotonic()
-
-    def has(self, mailbox: Mailbox, doc_id: str) -> bool:
-        """Tell whether a document is watched for `mailbox`."""
-        return mailbox in self.mailboxes.get(doc_id, ())
 
     def take_unread(self) -> set[str]:
         """Return the ids whose documents were not read yet, and count them as read."""
@@ -194,12 +187,11 @@ class Watched:
     def fail(self, errors: Mapping[str, CouchDBError]) -> None:
         """Deliver errors, by document id, in the place of documents, which are not watched any more."""
         with self.changed:
-            failed = {(mailbox, errors[doc_id]) for doc_id in errors for mailbox in self.mailboxes.pop(doc_id, ())}
-            self.unread -= errors.keys()
-            for doc_id in errors:
-                self._began.pop(doc_id, None)
-        for mailbox, error in failed:
-            mailbox.deliver(error)
+            failed = [(mailbox, doc_id) for doc_id in errors for mailbox in self.mailboxes.get(doc_id, ())]
+            for mailbox, doc_id in failed:
+                self.remove(mailbox, [doc_id])
+            for mailbox, error in {(mailbox, errors[doc_id]) for mailbox, doc_id in failed}:
+                mailbox.deliver(error)
 
     def drop(self, doc_id: str) -> None:
         """Watch a document no more if nothing waits for it: this process deletes it."""

@@ -17,7 +17,7 @@ from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.log import get_logger
 
-from ..chords.counting import Counting
+from ..chords.completion import Counting
 from ..results.documents import ChordPart, Packed, Result, pack, stamp
 from ..results.queue_item import QueueItem
 from ..results.result_queue import ResultQueue
