@@ -31,11 +31,10 @@ from ..documents.types import Published, WorkItem
 from ..documents.validation import check_names, check_value
 from ..errors import RETRIED, ServerUnavailable, Unstorable
 from ..queues.routing import TemporaryQueue
-from .collector import collector
+from .collector import Taker, collector, taker
 from .exchanges import EXCHANGE_TYPES
 from .publish_batch import PublishBatch
 from .republished import Republished
-from .taker import Taker, taker
 from .transient import TransientMessages, is_transient
 
 __all__ = ['Publisher', 'closed']
