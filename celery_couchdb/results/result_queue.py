@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from socket import socket
 
 from kombu_couchdb.consumer import write_order
 from kombu_couchdb.couchdb.client import Client
@@ -112,8 +113,8 @@ class ResultQueue:
         self._waiting: dict[str, QueueItem] = {}
         #: The number and the bytes of the results that are not stored.
         self._unstored = self._bytes = 0
-        #: What children wait for: a number, and the response when everything up to it is done.
-        self._waits: list[tuple[int, Callable[[], None]]] = []
+        #: What children wait for: a number, and the sockets that are closed when everything up to it is done.
+        self._waits: list[tuple[int, list[socket]]] = []
         self._is_flowing, self._last_at = False, float('-inf')
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -287,10 +288,9 @@ class ResultQueue:
                 self._add(QueueItem.from_bytes(received.message))
             except ValueError:
                 logger.exception('a result of a child of the pool cannot be read')
-        elif self.is_stored(self._number):
-            received.respond()
         else:
-            self._waits.append((self._number, received.respond))
+            self._waits.append((self._number, received.waiting))
+            self._end_waits()
 
     def _note_done(self, results: Sequence[QueueItem]) -> None:
         """Note that nothing is left to do for these results."""
@@ -300,12 +300,14 @@ class ResultQueue:
             for each in results:
                 self._leave(each)
                 self._open.pop(each.number, None)
-            ended = [wait for wait in self._waits if self.is_stored(wait[0])]
-            self._waits = [wait for wait in self._waits if wait not in ended]
-            for _, respond in ended:
-                respond()
+            self._end_waits()
             self._changed.notify_all()
         write_order.stored()
+
+    def _end_waits(self) -> None:
+        while self._waits and self.is_stored(self._waits[0][0]):
+            for end in self._waits.pop(0)[1]:
+                end.close()
 
     # -- in the thread
 

@@ -38,11 +38,10 @@ from ..documents.workitem import KEEP_DONE, check_keep_done
 from ..errors import RETRIED, IndexNotReady, ServerUnavailable, Unstorable
 from ..log import get_logger
 from ..queues.routing import TemporaryQueue
-from .collector import collector
+from .collector import collector, taker
 from .exchanges import EXCHANGE_TYPES, Direct, check_exchange_type
 from .publish_batch import PublishBatch
 from .qos import Message, QoS
-from .taker import taker
 from .transient import TransientMessages, is_transient
 
 __all__ = ['Channel', 'Declared']

@@ -5,18 +5,22 @@
 
 Unique jobs and broadcasts are not collected: their publisher learns at once what happened to them. If it may take long
 until the next message comes, a thread stores what was collected.
+
+A *taker* stores the messages that are published in its context, so that their publisher does not wait for CouchDB.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any
 
-from ..documents.types import Published
+from ..couchdb.address import Address
+from ..documents.types import Published, WorkItem
 
-__all__ = ['CollectingProducer', 'collector']
+__all__ = ['CollectingProducer', 'Taker', 'collector', 'taken_by', 'taker']
 
 #: The messages are stored when there are so many of them, or so many characters in them; `_OTHER_CHARACTERS` is about
 #: what a message has besides its body.
@@ -25,12 +29,31 @@ _MAX_DOCS, _MAX_CHARACTERS, _OTHER_CHARACTERS = 1000, 1_000_000, 1000
 #: How often a request is retried that a worker sends after a task, if the retry policy has no limit. It is Celery's.
 _MAX_RETRIES = 3
 
+#: Called with the address of a database and new items for it; returns the items that the publisher must store itself.
+Taker = Callable[[Address, Sequence[WorkItem]], Sequence[WorkItem]]
+
+_taker: ContextVar[Taker | None] = ContextVar('kombu_couchdb_taker', default=None)
 _collector: ContextVar[CollectingProducer | None] = ContextVar('kombu_couchdb_collector', default=None)
 
 
 def collector() -> CollectingProducer | None:
     """Return the producer that collects the message which is being published now, or None."""
     return _collector.get()
+
+
+def taker() -> Taker | None:
+    """Return the taker of the messages that are published now, or None."""
+    return _taker.get()
+
+
+@contextmanager
+def taken_by(take: Taker | None) -> Iterator[None]:
+    """Let `take` have the messages that this context publishes. With None, the publisher stores them."""
+    token = _taker.set(take)
+    try:
+        yield
+    finally:
+        _taker.reset(token)
 
 
 class CollectingProducer:

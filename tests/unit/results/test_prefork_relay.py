@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from celery_couchdb.results.prefork_relay import Received, Relay
 from celery_couchdb.results.result_queue import MAX_BYTES, ResultQueue
 from tests.conftest import PATIENCE, wait_for
 
@@ -134,21 +132,42 @@ def test_other_processes_cannot_reach_the_parent(queue: ResultQueue) -> None:
     assert all(end is not None and (end.getsockname(), end.getpeername()) == ('', '') for end in ends)
 
 
-def test_child_stores_results_itself_if_the_parent_has_too_many_open_files(
-    queue: ResultQueue, monkeypatch: pytest.MonkeyPatch
+def test_child_does_not_wait_if_the_parent_has_too_many_open_files(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receive = socket.recv_fds
+    receive = Relay.receive
 
-    def too_many(end: socket.socket, *args: Any) -> Any:
-        call, numbers, flags, address = receive(end, *args)
-        monkeypatch.undo()
-        for number in numbers:
-            os.close(number)  # as the system does
-        return call, [], flags, address
+    def too_many(relay: Relay) -> list[Received]:
+        found = receive(relay)
+        for end in (end for received in found for end in received.waiting):
+            end.close()  # as the system does
+        return [received._replace(waiting=[]) for received in found]
 
-    monkeypatch.setattr(socket, 'recv_fds', too_many)
+    monkeypatch.setattr(Relay, 'receive', too_many)
     queue.open(serve_children=True)
-    assert ended(start(lambda: (hand(queue, 'a'), hand(queue, 'b')) == (False, True))) == 0
+    recorder.gate.clear()
+
+    def check() -> bool:
+        hand(queue, 'a')
+        queue.settle(['a'])
+        return hand(queue, 'b')
+
+    assert ended(start(check)) == 0
+    recorder.gate.set()
+    queue.wait()
+    assert recorder.written == ['a', 'b']
+
+
+def test_child_stores_results_itself_if_the_parent_does_not_receive_them(recorder: Recorder) -> None:
+    """As a parent process that is stopped."""
+    queue = recorder.queue(timeout=0.2)
+    recorder.gate.clear()
+    queue.open(serve_children=True)
+    queue.hand_over(item('held'))
+    wait_for(lambda: recorder.tried, 'the write to begin')
+    assert ended(start(lambda: not all(hand(queue, str(number)) for number in range(5000)))) == 0
+    recorder.gate.set()
+    queue.close()
 
 
 def test_child_does_not_wait_longer_than_the_timeout_for_its_results(recorder: Recorder) -> None:
@@ -223,42 +242,12 @@ def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(recorder: R
             os.close(end)
 
 
-def test_interrupted_task_leaves_no_response_for_the_next(queue: ResultQueue, recorder: Recorder) -> None:
-    """A soft time limit may interrupt a task anywhere, also between a message and its response."""
+def test_states_of_killed_children_arrive_completely_or_not_at_all(queue: ResultQueue, recorder: Recorder) -> None:
     queue.open(serve_children=True)
-
-    def check() -> bool:
-        class Interrupted(Exception):
-            pass
-
-        def interrupted(*args: Any) -> bytes:
-            raise Interrupted
-
-        hand(queue, 'a')
-        connection = queue._relay._connection
-        assert connection is not None
-        queue._relay._connection = SimpleNamespace(sendall=connection.sendall, recv=interrupted)  # type: ignore[assignment]
-        try:
-            queue.settle(['a'])
-        except Interrupted:
-            return queue._relay._connection is None and hand(queue, 'b')
-        return False
-
-    assert ended(start(check)) == 0
-    queue.wait()
-    assert recorder.written == ['a', 'b']
-
-
-def test_unfinished_message_of_a_killed_child_is_ignored(queue: ResultQueue, recorder: Recorder) -> None:
-    queue.open(serve_children=True)
-
-    def check() -> bool:
-        hand(queue, 'a')
-        assert queue._relay._connection is not None
-        queue._relay._connection.sendall(b'\0\0\0\0\0\0\1\0only the begin')
-        return True
-
-    assert ended(start(check)) == 0
+    child = start(lambda: all(queue.hand_over(item(str(number), value='x' * 50_000)) for number in range(100_000)))
+    wait_for(lambda: len(recorder.written) > 10, 'the first results')
+    os.kill(child, signal.SIGKILL)
+    assert ended(child) == -signal.SIGKILL
     assert ended(start(lambda: hand(queue, 'b'))) == 0
     queue.wait()
-    assert sorted(recorder.written) == ['a', 'b']
+    assert recorder.written == [*map(str, range(len(recorder.written) - 1)), 'b']
