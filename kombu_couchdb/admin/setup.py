@@ -20,7 +20,7 @@ from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
 from ..documents.ids import CONSUMER
 from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, describe_user
-from ..leases.watch import ends_at
+from ..leases.lease_expiry import ends_at
 
 __all__ = ['Step', 'Wanted', 'layouts', 'plan']
 
@@ -132,8 +132,7 @@ def _older(
     steps = []
     for doc_id in sorted(stored):
         family, version = _versioned(doc_id)
-        replaced_by = design.FORMER.get(family.removeprefix('_design/'))
-        if version < newest.get(family, 0) or f'_design/{replaced_by}' in newest:
+        if version < newest.get(family, 0):
             if users := _users(doc_id.removeprefix('_design/'), living):
                 steps.append(
                     Step(

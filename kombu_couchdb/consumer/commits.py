@@ -10,7 +10,7 @@ from ..couchdb.write_result import MISSING_STUB, WriteResult
 from ..documents import dead_letter
 from ..errors import CouchDBError
 from ..leases.lease import Lease
-from ..leases.unproven import UnprovenClaims
+from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
 from ..queues.store import Store
 from .pending_writes import PendingWrite

@@ -19,7 +19,7 @@ from kombu.utils.compat import detect_environment
 
 from ..couchdb.client import Client
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
-from ..leases.watch import GRACE_SECONDS
+from ..leases.lease_expiry import GRACE_SECONDS
 from ..log import get_logger
 from ..options import Options
 from ..queues.database import ensure

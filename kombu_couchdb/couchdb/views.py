@@ -37,7 +37,7 @@ def query(
     """Send a request to the view `view` in the design document `design`, or to a path below the view.
 
     *Raises* `IndexNotReady` if the time limit was exceeded while CouchDB builds the index, and `ViewFailed` if the view
-    server has failed twice. `client.failed_views` then counts it, see `queues.harmful`.
+    server has failed twice. `client.failed_views` then counts it, see `queues.quarantine`.
     """
     path = f'/_design/{design}/_view/{view}'
     if client.waits_for_indexes and design not in client.built_indexes:

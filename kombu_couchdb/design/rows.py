@@ -29,7 +29,7 @@ class WaitingRow(NamedTuple):
     """
 
     id: str
-    #: 9 - priority.
+    #: HIGHEST - priority.
     rank: int
     #: When the item was published, or is due if it is `planned`.
     date: float
@@ -53,7 +53,7 @@ class QueueCount(NamedTuple):
     """`waiting` or `dead`, reduced to the queue (`group_level=1`), or to queue and rank (2); value: the count."""
 
     queue: str | None
-    #: 9 - priority, `PLANNED` or `PARKED`; -1 in rows by queue alone.
+    #: HIGHEST - priority, `PLANNED` or `PARKED`; -1 in rows by queue alone.
     rank: int
     total: int
 

@@ -1,22 +1,23 @@
 """The sweep: releases the messages of consumers whose leases expired, and does the housekeeping of the database.
 
-Each consumer sweeps. A sweeper that has seen a consumer silent for its whole lease (see `watch`) deletes the consumer's
-heartbeat document *by its revision*, and then releases its messages and frees its concurrency slots. If the consumer
-writes a heartbeat meanwhile, the deletion is in conflict, and the lease goes on. The sweep also deletes unused queues,
-enforces the limits of queues, decides about unproven claims, resolves conflicts, and cleans up.
+Each consumer sweeps. A sweeper that has seen a consumer silent for its whole lease (see `lease_expiry`) deletes the
+consumer's heartbeat document *by its revision*, and then releases its messages and frees its concurrency slots. If the
+consumer writes a heartbeat meanwhile, the deletion is in conflict, and the lease goes on. The sweep also deletes unused
+queues, enforces the limits of queues, decides about unproven claims, resolves conflicts, and cleans up.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from .. import design
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
-from ..couchdb.conflicts import ConflictResolver
+from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import concurrency, conflict_rules, rates
 from ..errors import NestedTooDeeply
 from ..log import get_logger
@@ -25,12 +26,11 @@ from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from .freed_slots import FreedSlots
 from .janitor import Janitor
+from .lease_expiry import GRACE_SECONDS, Watch, expires_of
 from .peers import queues_of
-from .temporary import UnusedQueues
-from .unproven import UnprovenClaims
-from .watch import GRACE_SECONDS, OverdueQueues, Watch, expires_of
+from .queue_lifetimes import OverdueQueues, UnusedQueues
 
-__all__ = ['Sweeper']
+__all__ = ['Sweeper', 'UnprovenClaims']
 
 logger = get_logger(__name__)
 
@@ -44,6 +44,43 @@ _FLEET_SECONDS, _REST_LEASES = 5.0, 10.0
 
 #: The interval at which the janitor cleans up after killed processes, and the most documents of a kind that it deletes.
 _CLEAN_UP_INTERVAL_SECONDS, _MAX_CLEAN_UP_DOCS = 3600.0, 200
+
+
+class UnprovenClaims:
+    """The unproven claims of one consumer: those that a cluster stored on fewer nodes than a quorum.
+
+    CouchDB may have confirmed another consumer's claim of the same message. So an unproven claim is not delivered.
+    After `SYNC` seconds, in which the nodes replicate to each other, the sweeper reads all leaf revisions of the
+    message and decides about the claim; see `documents.conflict_rules`. Only the consumer's I/O thread may use the
+    claims.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[str, tuple[str, float]] = {}  # by message id: the claim's revision, and a monotonic time
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the ids of the messages."""
+        return iter(self._claims)
+
+    def add(self, doc_id: str, rev: str) -> None:
+        """Note the claim that was stored as revision `rev` of a message."""
+        self._claims[doc_id] = rev, time.monotonic()
+
+    @property
+    def due(self) -> float:
+        """The monotonic time at which the first claim can be decided; infinite if there is none."""
+        return min((since + SYNC for _, since in self._claims.values()), default=inf)
+
+    def decide(self, decide: Callable[[str, str], bool]) -> None:
+        """Call `decide(doc_id, rev)` for each claim that is due; forget the claims for which it returns True."""
+        for doc_id, (rev, since) in list(self._claims.items()):
+            if time.monotonic() - since > SYNC:
+                self._claims[doc_id] = rev, time.monotonic()
+                if decide(doc_id, rev):
+                    del self._claims[doc_id]
 
 
 class Sweeper:

@@ -132,13 +132,6 @@ def test_unused_older_layout_is_deleted(client: Client, layout: dict[str, str]) 
     assert to_do(wanted(client)) == []
 
 
-def test_design_document_under_its_former_name_is_deleted(client: Client) -> None:
-    old_design(client, 'celery-contested-v1')
-    set_up(wanted(client))
-    assert client.fetch(['_design/celery-contested-v1']) == [None]
-    assert to_do(wanted(client)) == []
-
-
 def test_consumers_of_this_version_do_not_keep_older_layouts(client: Client) -> None:
     old_design(client, 'celery-v1')
     client.put({'_id': 'broker:consumer:new', 'type': 'Consumer', 'layout': design.NAME, 'expires': time.time() + 100})

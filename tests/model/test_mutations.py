@@ -20,8 +20,8 @@ from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases.freed_slots import FreedSlots
+from kombu_couchdb.leases.lease_expiry import Watch
 from kombu_couchdb.leases.sweeper import Sweeper
-from kombu_couchdb.leases.watch import Watch
 
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Single

@@ -73,15 +73,14 @@ TIMED = {
     'io_thread',
     'janitor',
     'lease',
+    'lease_expiry',
     'pace',
     'paging',
-    'purge',
     'shelf',
     'slots',
+    'store',
     'sweeper',
     'unacked',
-    'unproven',
-    'watch',
 }
 
 
