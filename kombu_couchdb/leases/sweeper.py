@@ -21,6 +21,7 @@ from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import concurrency, conflict_rules, rates
 from ..errors import NestedTooDeeply
 from ..log import get_logger
+from ..options import HEARTBEATS_PER_LEASE
 from ..queues.limits import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
@@ -90,7 +91,7 @@ class Sweeper:
         """Create a sweeper; `timeout` is the visibility timeout in seconds."""
         self._store, self._topology, self._timeout = store, topology, timeout
         self._watch = Watch(store.client.clock, timeout)
-        self._overdue = OverdueQueues(timeout / 3)
+        self._overdue = OverdueQueues(timeout / HEARTBEATS_PER_LEASE)
         #: Deletes queues without consumers.
         self.unused = UnusedQueues(store, topology)
         #: Frees the slots of concurrency keys that nobody uses.
@@ -148,7 +149,7 @@ class Sweeper:
         self.slots.sweep(leases, own, {doc['_id'] for doc in expired})
         living = set(leases['consumer']) - {doc['_id'] for doc in expired}
         self.unused.abandoned |= {queue for doc in expired for queue in queues_of(doc)}
-        pause = min(_MAX_DELETING_SECONDS, self._timeout / 6)
+        pause = min(_MAX_DELETING_SECONDS, self._timeout / HEARTBEATS_PER_LEASE / 2)
         until = time.monotonic() + pause
         deleted = self._delete_unused_queues(leases, now, asked, until)
         deleted += self._enforce_limits(leases, now, until)

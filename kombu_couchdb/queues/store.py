@@ -6,6 +6,7 @@ Methods that take `until` stop deleting messages at that monotonic time; the nex
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
 from ..couchdb.uncertain import never_stored
 from ..couchdb.write_result import WriteResult
-from ..design.rows import MALFORMED_DATE, ClaimCount, Lease, QueueCount, revision_in
+from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
 from ..documents.ids import CONSUMER, JOB, ONCE, QUEUE
 from ..documents.types import Published
@@ -32,7 +33,7 @@ logger = get_logger(__name__)
 
 _Published = TypeVar('_Published', bound=Published)
 
-#: Seconds in the view `leases`, by kind and name (see `design.rows.Lease`): CouchDB's `sum`, `count`, `min` and `max`.
+#: Seconds in the view `leases`, by kind and name (see `design.rows.LeaseRow`): CouchDB's `sum`, `count`, `min`, `max`.
 LeaseStats = dict[str, dict[str, dict[str, float]]]
 
 #: The shapes of rows of the views, and of their reductions by queue or kind.
@@ -175,21 +176,13 @@ class Store:
     def leases(self) -> LeaseStats:
         """Return the statistics of the view `leases`, by kind and name; one request.
 
-        All kinds of `design.rows.Lease` are in it: `consumer`, `claim`, `slot`, `parked`, `queue`, `limit` and
+        All kinds of `design.rows.LeaseRow` are in it: `consumer`, `claim`, `slot`, `parked`, `queue`, `limit` and
         `expiry`.
         """
-        leases: LeaseStats = {
-            'consumer': {},
-            'claim': {},
-            'queue': {},
-            'limit': {},
-            'expiry': {},
-            'slot': {},
-            'parked': {},
-        }
+        leases: LeaseStats = defaultdict(dict)
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
-            lease = Lease.of(row)
-            leases.setdefault(lease.kind, {})[lease.name] = lease.stats
+            lease = LeaseRow.of(row)
+            leases[lease.kind][lease.name] = lease.stats
         return leases
 
     def claims(self, consumer: str) -> Iterator[Document]:
