@@ -28,7 +28,7 @@ from kombu_couchdb.couchdb.urls import redacted
 from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.queues.harmful import Harmful
+from kombu_couchdb.queues.quarantine import Harmful
 
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords

@@ -12,7 +12,19 @@ from typing import Any
 from .documents.region import check_name, check_regions
 from .errors import ConfigurationError
 
-__all__ = ['Options', 'checked', 'count', 'credentials', 'option', 'seconds', 'switch', 'text', 'texts', 'word']
+__all__ = [
+    'HEARTBEATS_PER_LEASE',
+    'Options',
+    'checked',
+    'count',
+    'credentials',
+    'option',
+    'seconds',
+    'switch',
+    'text',
+    'texts',
+    'word',
+]
 
 #: Called with an option's name and the given value; returns the value to use, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
@@ -30,6 +42,9 @@ _KOMBU = frozenset(
         'deadletter_queue',
     }
 )
+
+#: How often a consumer writes a heartbeat during its lease: one may be late without the loss of the lease.
+HEARTBEATS_PER_LEASE = 3
 
 #: The largest number, in the unit of the option. Python cannot wait longer than about this many seconds.
 _MAX_NUMBER = 1e9
@@ -199,7 +214,7 @@ class Options:
         lease = options.get('visibility_timeout', cls.visibility_timeout)
         for name in ('request_timeout', 'connect_timeout'):
             # A third of the lease is the pause between heartbeats: after a request that hung, the next one is in time.
-            if options.setdefault(name, min(getattr(cls, name), lease / 3)) >= lease:
+            if options.setdefault(name, min(getattr(cls, name), lease / HEARTBEATS_PER_LEASE)) >= lease:
                 raise ConfigurationError(
                     f'transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
                     f'({lease:g} s): while a request hangs no heartbeat is sent'

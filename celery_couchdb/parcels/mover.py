@@ -36,7 +36,7 @@ from kombu_couchdb.errors import (
 from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger, printable
 from kombu_couchdb.options import Options
-from kombu_couchdb.queues.harmful import Harmful
+from kombu_couchdb.queues.quarantine import Harmful
 
 from .accept import PRINTED, Accept
 from .check import Refused, call_in, checked

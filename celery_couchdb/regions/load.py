@@ -11,7 +11,7 @@ from kombu_couchdb.couchdb.shapes import members, number
 from kombu_couchdb.design.rows import ClaimCount, QueueCount
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
 from kombu_couchdb.documents.workitem import HIGHEST
-from kombu_couchdb.leases.watch import ends_at
+from kombu_couchdb.leases.lease_expiry import ends_at
 
 __all__ = ['Load', 'loads', 'waiting']
 

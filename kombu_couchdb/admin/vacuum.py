@@ -19,7 +19,7 @@ from ..couchdb.shapes import DONE, flag, members, number
 from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing
 from ..leases.janitor import Janitor
-from ..leases.watch import ends_at
+from ..leases.lease_expiry import ends_at
 from .cluster import Cluster
 from .indexes import Indexes
 from .tombstones import Marks, Tombstone, Tombstones, is_replicated

@@ -12,7 +12,7 @@ from ..documents.body import stub
 from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import waits_for_slot
 from ..leases.lease import Lease
-from ..leases.unproven import UnprovenClaims
+from ..leases.sweeper import UnprovenClaims
 from ..limits.gate import Gate
 from ..log import get_logger
 from ..options import Options
@@ -176,7 +176,7 @@ class Claims:
         if max_attempts and doc['attempts'] >= max_attempts:
             return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
         claimed = workitem.acked(doc, now) if final else workitem.claim(validation.checked(doc), self._lease.id, now)
-        if not final and self._topology.declarations.is_temporary(doc['queue']):
+        if not final and self._topology.is_temporary(doc['queue']):
             claimed = {**claimed, 'temporary': True}  # also if the publisher did not know that
 
         def on_result(result: WriteResult) -> None:

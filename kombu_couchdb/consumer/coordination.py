@@ -129,7 +129,7 @@ class Coordination:
     def note(self, doc: Document) -> None:
         """Take in a document that was written or deleted."""
         if doc.get('_deleted'):
-            self._topology.declarations.was_deleted(doc['_id'])
+            self._topology.was_deleted(doc['_id'])
             exchange = exchange_in(doc['_id'])
             # The exchange may have been declared and bound again meanwhile.
             if exchange is not None and self._listener.listens_to(exchange) and not self._topology.has_fanout(exchange):

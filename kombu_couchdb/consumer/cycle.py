@@ -22,8 +22,7 @@ from ..limits.gate import Gate
 from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
-from ..queues.harmful import Harmful
-from ..queues.set_aside import set_aside, stub
+from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .announced import Announced

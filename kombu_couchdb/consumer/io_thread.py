@@ -19,9 +19,9 @@ from kombu.utils.compat import detect_environment
 
 from ..couchdb.client import Client
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
-from ..leases.watch import GRACE_SECONDS
+from ..leases.lease_expiry import GRACE_SECONDS
 from ..log import get_logger
-from ..options import Options
+from ..options import HEARTBEATS_PER_LEASE, Options
 from ..queues.database import ensure
 from ..queues.topology import Topology
 from .cycle import Cycle
@@ -161,7 +161,7 @@ class IOThread:
         at = self._cycle.next_at()
         if self._idle_since is not None:
             at = min(at, self._idle_since + _IDLE_SECONDS)
-        slept_at, longest = time.monotonic(), max(self._cycle.lease.timeout / 3, GRACE_SECONDS)
+        slept_at, longest = time.monotonic(), max(self._cycle.lease.timeout / HEARTBEATS_PER_LEASE, GRACE_SECONDS)
         at = max(min(at, slept_at + longest), slept_at)  # so that a stall is noticed
         self.unacked.wakeup.wait(at - slept_at)
         self._note_stall(slept_at, at + longest)
@@ -199,7 +199,11 @@ class IOThread:
     def _warn_if_late(self, seconds: float) -> None:
         """Warn once if this thread is a greenlet, and a task has kept it from running for the time of a heartbeat."""
         lease = self._cycle.lease.timeout
-        if seconds > lease / 3 and not self._was_late and (library := detect_environment()) != 'default':
+        if (
+            seconds > lease / HEARTBEATS_PER_LEASE
+            and not self._was_late
+            and (library := detect_environment()) != 'default'
+        ):
             self._was_late = True
             logger.warning(
                 'a task has blocked the event loop of %s for %.1f s, and no heartbeat could be written meanwhile: '

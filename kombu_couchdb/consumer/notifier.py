@@ -194,7 +194,7 @@ class Notifier:
 
     def _is_quiet(self, queue: str) -> bool:
         """Tell whether a queue is there for broadcasts: each worker has one for remote control."""
-        return self.listener.receives(queue) and self._topology.declarations.is_temporary(queue)
+        return self.listener.receives(queue) and self._topology.is_temporary(queue)
 
     def _take_received(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Return the documents that the feed reported, and let it continue."""

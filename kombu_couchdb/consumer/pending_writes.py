@@ -17,7 +17,7 @@ from ..couchdb.write_result import MISSING_STUB, WriteResult, WriteStatus
 from ..documents import dead_letter, workitem
 from ..errors import CouchDBError
 from ..leases.lease import Lease
-from ..leases.unproven import UnprovenClaims
+from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
 from ..queues.store import Store
 from .pace import Wakeup

@@ -386,7 +386,7 @@ class Client:
         """Send a request to the view `view` in the design document `design`, or to a path below the view.
 
         *Raises* `IndexNotReady` if the time limit was exceeded while CouchDB builds the index, and `ViewFailed` if the
-        view server has failed twice. `failed_views` then counts it, see `queues.harmful`.
+        view server has failed twice. `failed_views` then counts it, see `queues.quarantine`.
         """
         path = f'/_design/{design}/_view/{view}'
         if self.waits_for_indexes and design not in self._built_indexes:

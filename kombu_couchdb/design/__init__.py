@@ -13,10 +13,13 @@ The indexes of these three are updated only when they are read: they cost nothin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, unquote
+
+from ..documents.task_message import HIGHEST
 
 __all__ = [
     'CONFLICTED',
@@ -56,11 +59,12 @@ RECEIPTS = 'celery-receipts-v2'
 #: The design document of a database of regions.
 REGIONS = 'celery-regions-v1'
 
-#: The rank of scheduled messages in the view `waiting`, after the ranks 0 to 9 of the priorities.
-PLANNED = 10
+#: The rank of scheduled messages in the view `waiting`, after those of the priorities, and that of messages that wait
+#: for a slot of their concurrency key, after all others.
+PLANNED, PARKED = HIGHEST + 1, HIGHEST + 2
 
-#: The rank of messages that wait for a slot of their concurrency key, after all others.
-PARKED = 11
+#: Numbers that the map functions contain by name.
+_NUMBERS = {'HIGHEST': HIGHEST, 'PLANNED': PLANNED, 'PARKED': PARKED}
 
 _REDUCE = {'waiting': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
 
@@ -134,7 +138,8 @@ def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:
     def source(view: str) -> str:
         lines = files(package).joinpath(f'{view}.js').read_text('utf-8').splitlines()
         # CouchDB accepts one function expression only, without comments before it.
-        return '\n'.join(line for line in lines if not line.startswith('//'))
+        code = '\n'.join(line for line in lines if not line.startswith('//'))
+        return re.sub('|'.join(_NUMBERS), lambda found: str(_NUMBERS[found[0]]), code)
 
     return {
         '_id': f'_design/{name}',

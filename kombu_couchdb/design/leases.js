@@ -4,7 +4,7 @@
 // that is kept), which queues expire, and which queues have limits. Numbers are bounded: _stats squares them, and an
 // overflow would break the whole view.
 // Rows: ['claim', consumer, encoded queue] = date of the claim; ['expiry', null] = time of the expiry; ['consumer',
-// consumer] = end of the lease; ['slot', consumer] = date; ['parked', null, encoded key, 9 - priority, date of the
+// consumer] = end of the lease; ['slot', consumer] = date; ['parked', null, encoded key, HIGHEST - priority, date of the
 // message] = date; ['queue', encoded queue] = time of the expiry; ['limit', encoded queue] = 0.
 function (doc) {
   function name(queue) { return typeof queue === 'string' ? encodeURIComponent(queue) : queue; }
@@ -15,7 +15,7 @@ function (doc) {
     if (doc.claimed && typeof doc.claimed.by === 'string') emit(['claim', doc.claimed.by, name(doc.queue)], seconds(doc.claimed.date));
     else {
       if (doc.parked && typeof doc.parked.key === 'string') {
-        var rank = typeof doc.priority === 'number' ? 9 - Math.max(0, Math.min(9, Math.floor(doc.priority))) : 9;
+        var rank = typeof doc.priority === 'number' ? HIGHEST - Math.max(0, Math.min(HIGHEST, Math.floor(doc.priority))) : HIGHEST;
         var date = seconds(typeof doc.date === 'number' ? doc.date : doc.published);
         emit(['parked', null, name(doc.parked.key), rank, date], date);
       }

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 from . import PLANNED, queue_of
 
-__all__ = ['MALFORMED_DATE', 'ClaimCount', 'DeadRow', 'Lease', 'ParcelRow', 'QueueCount', 'WaitingRow', 'revision_in']
+__all__ = [
+    'MALFORMED_DATE',
+    'ClaimCount',
+    'DeadRow',
+    'LeaseRow',
+    'ParcelRow',
+    'QueueCount',
+    'WaitingRow',
+    'revision_in',
+]
 
 #: The date of an item in the view `waiting` if its own is malformed. So the item is the first in its queue, the
 #: consumer that claims it makes a dead letter of it, and no limit of the queue drops it.
@@ -29,7 +38,7 @@ class WaitingRow(NamedTuple):
     """
 
     id: str
-    #: 9 - priority.
+    #: HIGHEST - priority.
     rank: int
     #: When the item was published, or is due if it is `planned`.
     date: float
@@ -53,7 +62,7 @@ class QueueCount(NamedTuple):
     """`waiting` or `dead`, reduced to the queue (`group_level=1`), or to queue and rank (2); value: the count."""
 
     queue: str | None
-    #: 9 - priority, `PLANNED` or `PARKED`; -1 in rows by queue alone.
+    #: HIGHEST - priority, `PLANNED` or `PARKED`; -1 in rows by queue alone.
     rank: int
     total: int
 
@@ -78,7 +87,7 @@ class DeadRow(NamedTuple):
         return cls(row['id'], queue_of(row['key'][0]), row['key'][1], row['value'])
 
 
-class Lease(NamedTuple):
+class LeaseRow(NamedTuple):
     """`leases`, reduced to kind and name (`group_level=2`); value: CouchDB's `_stats` of seconds.
 
     ============  ==================  ===================================================
@@ -100,7 +109,7 @@ class Lease(NamedTuple):
     stats: dict[str, float]
 
     @classmethod
-    def of(cls, row: Row) -> Lease:
+    def of(cls, row: Row) -> LeaseRow:
         """Read a row."""
         kind, name = row['key']
         return cls(kind, str(queue_of(name)) if kind in ('queue', 'limit') else name, row['value'])

@@ -19,7 +19,7 @@ from ..documents.ids import BINDING, BROADCAST, QUEUE, RATE
 from ..errors import NotFound
 from ..queues.broadcasts_database import BroadcastsDatabase
 from ..queues.store import Store
-from .watch import Watch, expires_of
+from .lease_expiry import Watch, expires_of
 
 __all__ = ['Janitor']
 

@@ -18,6 +18,7 @@ from .. import design
 from ..couchdb.client import Document
 from ..documents.coordination import Consumer
 from ..documents.ids import CONSUMER
+from ..options import HEARTBEATS_PER_LEASE
 
 __all__ = ['IDLE_LEASES', 'Lease', 'set_worker', 'worker_name']
 
@@ -88,7 +89,7 @@ class Lease:
 
         An idle consumer waits for longer, and writes the heartbeat with its next claim if the third has passed.
         """
-        return self._sent + self.timeout * (IDLE_LEASES * _IDLE_SHARE if self.idle else 1 / 3)
+        return self._sent + self.timeout * (IDLE_LEASES * _IDLE_SHARE if self.idle else 1 / HEARTBEATS_PER_LEASE)
 
     def needs_heartbeat(self, queues: Collection[str]) -> bool:
         """Tell whether a heartbeat is due: it is time for it, or the consumed queues have changed."""

@@ -1,35 +1,36 @@
 """The sweep: releases the messages of consumers whose leases expired, and does the housekeeping of the database.
 
-Each consumer sweeps. A sweeper that has seen a consumer silent for its whole lease (see `watch`) deletes the consumer's
-heartbeat document *by its revision*, and then releases its messages and frees its concurrency slots. If the consumer
-writes a heartbeat meanwhile, the deletion is in conflict, and the lease goes on. The sweep also deletes unused queues,
-enforces the limits of queues, decides about unproven claims, resolves conflicts, and cleans up.
+Each consumer sweeps. A sweeper that has seen a consumer silent for its whole lease (see `lease_expiry`) deletes the
+consumer's heartbeat document *by its revision*, and then releases its messages and frees its concurrency slots. If the
+consumer writes a heartbeat meanwhile, the deletion is in conflict, and the lease goes on. The sweep also deletes unused
+queues, enforces the limits of queues, decides about unproven claims, resolves conflicts, and cleans up.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from .. import design
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
-from ..couchdb.conflicts import ConflictResolver
+from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import concurrency, conflict_rules, rates
 from ..errors import NestedTooDeeply
 from ..log import get_logger
+from ..options import HEARTBEATS_PER_LEASE
 from ..queues.limits import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from .janitor import Janitor
+from .lease_expiry import GRACE_SECONDS, Watch, expires_of
 from .peers import queues_of
-from .temporary import UnusedQueues
-from .unproven import UnprovenClaims
-from .watch import GRACE_SECONDS, OverdueQueues, Watch, expires_of
+from .queue_lifetimes import OverdueQueues, UnusedQueues
 
-__all__ = ['Sweeper']
+__all__ = ['Sweeper', 'UnprovenClaims']
 
 logger = get_logger(__name__)
 
@@ -48,6 +49,43 @@ _CLEAN_UP_INTERVAL_SECONDS, _MAX_CLEAN_UP_DOCS = 3600.0, 200
 SweepLimits = Callable[[LeaseStats, str, Collection[str]], None]
 
 
+class UnprovenClaims:
+    """The unproven claims of one consumer: those that a cluster stored on fewer nodes than a quorum.
+
+    CouchDB may have confirmed another consumer's claim of the same message. So an unproven claim is not delivered.
+    After `SYNC` seconds, in which the nodes replicate to each other, the sweeper reads all leaf revisions of the
+    message and decides about the claim; see `documents.conflict_rules`. Only the consumer's I/O thread may use the
+    claims.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[str, tuple[str, float]] = {}  # by message id: the claim's revision, and a monotonic time
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the ids of the messages."""
+        return iter(self._claims)
+
+    def add(self, doc_id: str, rev: str) -> None:
+        """Note the claim that was stored as revision `rev` of a message."""
+        self._claims[doc_id] = rev, time.monotonic()
+
+    @property
+    def due(self) -> float:
+        """The monotonic time at which the first claim can be decided; infinite if there is none."""
+        return min((since + SYNC for _, since in self._claims.values()), default=inf)
+
+    def decide(self, decide: Callable[[str, str], bool]) -> None:
+        """Call `decide(doc_id, rev)` for each claim that is due; forget the claims for which it returns True."""
+        for doc_id, (rev, since) in list(self._claims.items()):
+            if time.monotonic() - since > SYNC:
+                self._claims[doc_id] = rev, time.monotonic()
+                if decide(doc_id, rev):
+                    del self._claims[doc_id]
+
+
 class Sweeper:
     """Sweeps one database, for one consumer. Only the consumer's I/O thread may use it."""
 
@@ -57,7 +95,7 @@ class Sweeper:
         """Create a sweeper; `timeout` is the visibility timeout in seconds, and `sweep_limits` a part of each sweep."""
         self._store, self._topology, self._timeout, self._sweep_limits = store, topology, timeout, sweep_limits
         self._watch = Watch(store.client.clock, timeout)
-        self._overdue = OverdueQueues(timeout / 3)
+        self._overdue = OverdueQueues(timeout / HEARTBEATS_PER_LEASE)
         #: Deletes queues without consumers.
         self.unused = UnusedQueues(store, topology)
         #: Whether this consumer rests, and listeners sweep, too.
@@ -117,7 +155,7 @@ class Sweeper:
         self._sweep_limits(leases, own, {doc['_id'] for doc in expired})
         living = set(leases['consumer']) - {doc['_id'] for doc in expired}
         self.unused.abandoned |= {queue for doc in expired for queue in queues_of(doc)}
-        pause = min(_MAX_DELETING_SECONDS, self._timeout / 6)
+        pause = min(_MAX_DELETING_SECONDS, self._timeout / HEARTBEATS_PER_LEASE / 2)
         until = time.monotonic() + pause
         deleted = self._delete_unused_queues(leases, now, asked, until)
         deleted += self._enforce_limits(leases, now, until)

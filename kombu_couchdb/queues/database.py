@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from .. import design
 from ..couchdb.client import Client, Row
 from ..documents.ids import QUEUE
 from ..errors import AccessDenied, BrokenAnswer, CouchDBError, DatabaseMissing, NotFound, access_denied
 from ..log import get_logger
 
-__all__ = ['MAX_SEEN_ROWS', 'REVS_LIMIT', 'Found', 'ensure']
+__all__ = ['MAX_SEEN_ROWS', 'REVS_LIMIT', 'ensure']
 
 logger = get_logger(__name__)
 
@@ -21,17 +19,11 @@ MAX_SEEN_ROWS = 200
 REVS_LIMIT = 20
 
 
-class Found(NamedTuple):
-    """The contents of a database that were read when a connection was established."""
-
-    #: Exchanges, bindings and queues: the first `MAX_SEEN_ROWS` rows of `_all_docs`, without documents.
-    rows: list[Row]
-    #: Whether it is a database of parcels (see `documents.parcel`).
-    takes_parcels: bool
-
-
-def ensure(client: Client, create: bool) -> Found:
+def ensure(client: Client, create: bool) -> tuple[list[Row], bool]:
     """Check that the database and its design document exist, in one request; if not, create them if `create` is true.
+
+    Return exchanges, bindings and queues, the first `MAX_SEEN_ROWS` rows of `_all_docs` without documents; and whether
+    it is a database of parcels (see `documents.parcel`).
 
     *Raises* `AccessDenied`, `DatabaseMissing`, `NotCouchDB`, `ServerUnavailable`.
     """
@@ -41,7 +33,7 @@ def ensure(client: Client, create: bool) -> Found:
         rows = client.id_range(wanted, to=QUEUE, limit=MAX_SEEN_ROWS)
         takes_parcels = any(row['id'] == f'_design/{design.PARCELS}' for row in rows)
         if takes_parcels or (rows and rows[0]['id'] == wanted):
-            return Found(rows, takes_parcels)
+            return rows, takes_parcels
     except BrokenAnswer:
         client.welcome()
         raise
@@ -72,4 +64,4 @@ def ensure(client: Client, create: bool) -> Found:
         client.request('PUT', '/_revs_limit', body=REVS_LIMIT)
     except CouchDBError as exc:
         logger.debug('the revisions limit of the database was not changed: %s', exc)
-    return Found(rows, False)
+    return rows, False

@@ -1,38 +1,51 @@
-"""The store: requests about the messages of one database."""
+"""The store: requests about the messages of one database.
+
+Methods that take `until` stop deleting messages at that monotonic time; the next call goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, TypeVar
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
-from ..couchdb.shapes import exactly, maybe, members, number, text
+from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
 from ..couchdb.write_result import WriteResult
-from ..design.rows import Lease
+from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
-from ..documents.ids import CONSUMER, ONCE, QUEUE
+from ..documents.ids import CONSUMER, JOB, ONCE, QUEUE
 from ..documents.types import Published
 from ..errors import ServerUnavailable
 from ..log import get_logger
 from . import waiting
-from .purge import MAX_BATCH_DOCS, Purge
 from .unique_jobs import enqueue
 
-__all__ = ['LeaseStats', 'Store']
+__all__ = ['MAX_BATCH_DOCS', 'LeaseStats', 'Store']
 
 logger = get_logger(__name__)
 
 _Published = TypeVar('_Published', bound=Published)
 
-#: Seconds in the view `leases`, by kind and name (see `design.rows.Lease`): CouchDB's `sum`, `count`, `min` and `max`.
+#: Seconds in the view `leases`, by kind and name (see `design.rows.LeaseRow`): CouchDB's `sum`, `count`, `min`, `max`.
 LeaseStats = dict[str, dict[str, dict[str, float]]]
 
 #: The shapes of rows of the views, and of their reductions by queue or kind.
 _LEASES = members(key=exactly(text, maybe(text)), value=members(count=number, min=number, max=number))
 _IDS = members(id=text)
+_REVS = members(
+    id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
+)
+_RANK = members(key=exactly(text, number), value=number)
+_CLAIMED = members(key=exactly(text, text, anything), value=members(count=number))
+
+#: The most documents that housekeeping changes or deletes in one request.
+MAX_BATCH_DOCS = 500
 
 #: The most documents that one request publishes.
 _MAX_PUBLISH_DOCS = 5000
@@ -40,11 +53,11 @@ _MAX_PUBLISH_DOCS = 5000
 _FIRST_READ_DOCS = 16
 
 
-class Store(Purge):
+class Store:
     """The messages of one database, which are WorkItem documents."""
 
     def __init__(self, client: Client) -> None:
-        super().__init__(client)
+        self.client = client
         self._commits: GroupCommit | None = None
 
     def close(self) -> None:
@@ -162,21 +175,13 @@ class Store(Purge):
     def leases(self) -> LeaseStats:
         """Return the statistics of the view `leases`, by kind and name; one request.
 
-        All kinds of `design.rows.Lease` are in it: `consumer`, `claim`, `slot`, `parked`, `queue`, `limit` and
+        All kinds of `design.rows.LeaseRow` are in it: `consumer`, `claim`, `slot`, `parked`, `queue`, `limit` and
         `expiry`.
         """
-        leases: LeaseStats = {
-            'consumer': {},
-            'claim': {},
-            'queue': {},
-            'limit': {},
-            'expiry': {},
-            'slot': {},
-            'parked': {},
-        }
+        leases: LeaseStats = defaultdict(dict)
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
-            lease = Lease.of(row)
-            leases.setdefault(lease.kind, {})[lease.name] = lease.stats
+            lease = LeaseRow.of(row)
+            leases[lease.kind][lease.name] = lease.stats
         return leases
 
     def claims(self, consumer: str) -> Iterator[Document]:
@@ -244,6 +249,113 @@ class Store(Purge):
         """Return those names that are ids of existing Consumer documents: at most one request."""
         asked = sorted(name for name in names if name.startswith(CONSUMER))
         return {name for name, doc in zip(asked, self.client.find(asked), strict=True) if doc is not None}
+
+    # -- queues
+
+    def size(self, queue: str) -> int:
+        """Return the number of ready messages in a queue: due, and not claimed. Those that wait for a slot count."""
+        name = design.key_of(queue)
+        return waiting.count(
+            self.client,
+            [
+                {'startkey': [name], 'endkey': [name, workitem.HIGHEST, {}]},
+                {'startkey': [name, design.PLANNED], 'endkey': [name, design.PLANNED, self.client.clock.now()]},
+                {'startkey': [name, design.PARKED], 'endkey': [name, design.PARKED, {}]},
+            ],
+        )
+
+    def is_empty(self, queue: str) -> bool:
+        """Tell whether a queue has no message, neither ready nor planned nor claimed. Dead letters are in no queue."""
+        if self.exceeds(queue, 0):
+            return False
+        rows = self.client.view(
+            design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3
+        )
+        return queue not in {ClaimCount.of(row).queue for row in rows}
+
+    def purge(self, queue: str, until: float = inf) -> int:
+        """Delete the ready and the planned messages of a queue, and return their number; claimed ones are kept."""
+        return self._delete_rows('waiting', lambda doc: True, until, **design.rows_of(queue))
+
+    # -- limits
+
+    def drop_expired(self, until: float = inf) -> int:
+        """Delete the expired messages that no consumer has claimed, and the completed ones that were kept long enough.
+
+        Return their number.
+        """
+        now = self.client.clock.now()
+        return self._delete_rows('expiring', lambda doc: workitem.has_expired(doc, now), until, endkey=now)
+
+    def drop_older(self, queue: str, ttl: float, until: float = inf) -> int:
+        """Delete messages that have been ready in a queue for more than `ttl` seconds, and return their number."""
+        name, last = design.key_of(queue), self.client.clock.now() - ttl
+        rows = self.client.view(design.NAME, 'waiting', _RANK, **design.rows_of(queue), group_level=2)
+        return sum(
+            self._delete_rows(
+                'waiting',
+                lambda doc: workitem.ready_since(doc) <= last,
+                until,
+                startkey=[name, row.rank, MALFORMED_DATE + 1],
+                endkey=[name, row.rank, last],
+            )
+            for row in map(QueueCount.of, rows)
+        )
+
+    def exceeds(self, queue: str, length: int) -> bool:
+        """Tell whether a queue has more than `length` messages, ready or planned; one request."""
+        return waiting.count(self.client, [design.rows_of(queue)]) > length
+
+    def trim(self, queue: str, length: int, until: float = inf) -> int:
+        """Delete the first messages of a queue, until `length` ready ones remain; return the number of deleted ones.
+
+        One request if the queue has no more than `length` messages, ready or planned.
+        """
+        count = 0
+        while self.exceeds(queue, length) and (excess := self.size(queue) - length) > 0:
+            ask = waiting.Ask(queue, min(excess, MAX_BATCH_DOCS))
+            [page] = waiting.read(self.client, [ask], self.client.clock.now())
+            # Count again after the read: another process may have dropped some of these messages, and then fewer are
+            # over the limit.
+            excess = self.size(queue) - length
+            rows = [(row.id, row.rev) for row in page.rows if not row.is_malformed]
+            deleted = self._delete(rows[: max(0, min(excess, MAX_BATCH_DOCS))], lambda doc: True)
+            count += deleted
+            if not deleted or time.monotonic() >= until:
+                break
+        return count
+
+    def _delete_rows(self, view: str, unwanted: Callable[[Document], bool], until: float, **where: Any) -> int:
+        count = 0
+        while rows := self.client.view(design.NAME, view, _REVS, limit=MAX_BATCH_DOCS, reduce=False, **where):
+            deleted = self._delete([(row['id'], revision_in(row)) for row in rows], unwanted)
+            count += deleted
+            if not deleted or time.monotonic() >= until:
+                break  # other processes are deleting the same messages, or the time is over
+        return count
+
+    def _delete(self, found: Sequence[tuple[str, str]], unwanted: Callable[[Document], bool]) -> int:
+        """Delete messages by id and revision without reading them; return the number of deleted ones.
+
+        If a message has changed since the view read it, its deletion is in conflict, and the message stays. A unique
+        job is read first, because the row of the view is not enough: the job may have further messages in `next`, which
+        take its place, and `unwanted` may need its member `sent`.
+        """
+        now = self.client.clock.now()
+        changes = [
+            workitem.dropped({'_id': doc_id, '_rev': rev}, now) for doc_id, rev in found if not doc_id.startswith(JOB)
+        ]
+        jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(JOB)])
+        changes += [workitem.dropped(doc, now) for doc in jobs if doc and workitem.is_waiting(doc) and unwanted(doc)]
+        return self._write(changes)
+
+    def _write(self, docs: Sequence[Mapping[str, Any]]) -> int:
+        """Write documents, and return how many were stored; note those that CouchDB always refuses as unusable."""
+        results = self.client.bulk(docs)
+        for doc, result in zip(docs, results, strict=True):
+            if result.is_permanent:
+                self.client.unusable.note(doc['_id'], doc.get('_rev'), result.reason)
+        return sum(result.is_stored for result in results)
 
 
 def _released(doc: Document, now: float) -> Document:

@@ -4,6 +4,9 @@ A Queue is `{type, name, arguments, auto_delete, expires, lifetime}`, a Binding 
 queue}`, an Exchange `{type, name, kind}`. Their ids are made of their names, so two processes that declare the same
 write one document. Only fanout exchanges are stored: a publisher that has not declared one must know that it
 broadcasts.
+
+A connection knows without a request what it has declared, what existed when it connected, and, with the other
+connections of its process, the bindings (`routing`) and the limits of queues (`limits`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from ..couchdb.client import Client, Document, Row
 from ..documents.coordination import Binding, FanoutExchange, Queue
 from ..documents.ids import BINDING, PAUSE, QUEUE
 from .broadcasts_database import BroadcastsDatabase
-from .declarations import Declarations
 from .limits import LIMITS, Limit, check_limits, limit_in, limits_of
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
 
@@ -26,37 +28,83 @@ __all__ = ['BINDING', 'QUEUE', 'Topology']
 #: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.
 _TEMPORARY_SECONDS = 3600.0
 
+#: Documents that were seen when the connection was established are not read again before they are declared, for this
+#: many seconds.
+_FRESH_SECONDS = 1.0
+
 
 class Topology:
-    """Reads and writes what is declared in one database."""
+    """Reads and writes what is declared in one database. kombu's thread and the I/O thread use it at the same time."""
 
     def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
         """`broadcasts` is where consumers learn of changes at once; without it they find them when they look."""
         self.client, self.broadcasts = client, broadcasts
         self.routes, self.limits = routes_of(client.address.url), limits_of(client.address.url)
-        self.declarations = Declarations()
+        self._declared: dict[str, Mapping[str, Any]] = {}  # what was declared here, by id
+        self._deleted: set[str] = set()  # ids of what was declared here and deleted by other processes
+        # What existed when the connection was established: revisions by id, whether they are all, and when.
+        self._seen: dict[str, str] = {}
+        self._seen_all, self._seen_at = False, float('-inf')
         #: The paused queues. The consumer of the connection keeps the set up to date, see `consumer.notifier`; without
         #: a consumer it is empty.
         self.paused: frozenset[str] = frozenset()
 
     def saw(self, rows: Collection[Row], at: float, limit: int) -> None:
         """Take in up to `limit` rows of `_all_docs` that were read from the monotonic time `at` on."""
-        self.declarations.saw(rows, at, limit)
+        self._seen = {row['id']: row['value']['rev'] for row in rows}
+        self._seen_all, self._seen_at = len(rows) < limit, at
         for exchange in filter(None, (exchange_in(row['id']) for row in rows)):
             self.routes.update(fanout(exchange))
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether what existed when the connection was established is still trusted."""
+        return time.monotonic() - self._seen_at < _FRESH_SECONDS
+
+    def _seen_rev(self, doc_id: str) -> str | None:
+        return self._seen.get(doc_id) if self.is_fresh else None
+
+    # -- what this connection has declared
+
+    def declared_queue(self, queue: str) -> Mapping[str, Any]:
+        """Return the Queue document of a queue as it was declared here; {} if it was not."""
+        return self._declared.get(QUEUE + queue, {})
+
+    def is_temporary(self, queue: str) -> bool:
+        """Tell whether a queue was declared here and has a lifetime."""
+        return bool(self.declared_queue(queue).get('lifetime'))
+
+    def was_deleted(self, doc_id: str) -> None:
+        """Note that another process deleted a document. Only temporary queues and their bindings are restored."""
+        if self.is_temporary(_queue_of(self._declared.get(doc_id, {}))):
+            self._deleted.add(doc_id)
+        self._seen.pop(doc_id, None)
+
     def redeclare(self) -> None:
         """Store again what was declared through this object: the database was deleted and created again."""
-        self._store_missing(self.declarations.all())
+        self._store_missing(list(self._declared.values()))
 
     def restore(self, queues: Collection[str], *, check: bool = False) -> None:
         """Store deleted temporary queues again: those among `queues` that were declared here, with their bindings.
 
-        Without `check` this makes no request unless `declarations.was_deleted` was called; with it the database is
-        always read.
+        Without `check` this makes no request unless `was_deleted` was called; with it the database is always read.
         """
-        if docs := self.declarations.to_restore(queues, check=check):
+        if not (check or self._deleted):
+            return
+        docs = self._declared_for({queue for queue in queues if self.is_temporary(queue)})
+        if docs and (check or any(doc['_id'] in self._deleted for doc in docs)):
             self._store_missing(docs)
+
+    def _declared_for(self, queues: Collection[str]) -> list[Mapping[str, Any]]:
+        return [doc for doc in list(self._declared.values()) if _queue_of(doc) in queues]
+
+    def _declare(self, doc: Mapping[str, Any]) -> None:
+        self._declared[doc['_id']] = {name: value for name, value in doc.items() if name != '_rev'}
+
+    def _take_back(self, doc_ids: Iterable[str]) -> None:
+        for doc_id in doc_ids:
+            self._declared.pop(doc_id, None)
+            self._deleted.discard(doc_id)
 
     def _store_missing(self, docs: Sequence[Mapping[str, Any]]) -> None:
         found = self.client.find([doc['_id'] for doc in docs])
@@ -72,7 +120,7 @@ class Topology:
         for doc in missing:
             if doc['_id'].startswith(BINDING):
                 self.routes.update(doc)
-        self.declarations.were_restored(docs)
+        self._deleted -= {doc['_id'] for doc in docs}
 
     # -- pauses
 
@@ -97,9 +145,9 @@ class Topology:
         check_limits(name, arguments)
         doc = self._queue(name, dict(arguments), auto_delete)
         limited = bool(arguments.keys() & set(LIMITS))
-        if limited or doc['lifetime'] or not self.declarations.seen(doc['_id']):
+        if limited or doc['lifetime'] or not self._seen_rev(doc['_id']):
             doc = self._store_queue(doc, limited)
-        self.declarations.add(doc)
+        self._declare(doc)
         if limited:
             self.limits.seen(doc)
         return bool(doc['auto_delete'])
@@ -160,7 +208,7 @@ class Topology:
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue and its bindings, not its messages: for those see `Store.purge`."""
-        self.declarations.remove_queue(name)
+        self._take_back([doc['_id'] for doc in self._declared_for({name})])
         self._delete(self._bindings_of(name) + self.queues([name]))
         self.limits.seen({'name': name})
 
@@ -174,7 +222,7 @@ class Topology:
         [result] = self.client.bulk([deletion(doc)])
         if not result.is_stored:
             return None
-        self.declarations.was_deleted(doc['_id'])
+        self.was_deleted(doc['_id'])
         self._delete(self._bindings_of(doc['name']))
         self.limits.seen({'name': doc['name']})
         return result.is_proven
@@ -187,7 +235,7 @@ class Topology:
     def declare_fanout(self, exchange: str) -> None:
         """Store a fanout exchange, unless it is known to be stored."""
         doc = fanout(exchange)
-        self.declarations.add(doc)
+        self._declare(doc)
         if not self.routes.is_fanout(exchange):
             self._store_once(doc)
 
@@ -202,7 +250,7 @@ class Topology:
     def delete_exchange(self, exchange: str) -> None:
         """Delete an exchange and its bindings; its queues are kept."""
         docs = [row['doc'] for row in self.client.id_range(exchange_prefix(exchange), docs=True)]
-        self.declarations.remove_all(exchange_prefix(exchange))
+        self._take_back([doc_id for doc_id in list(self._declared) if doc_id.startswith(exchange_prefix(exchange))])
         self._delete(docs)
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
@@ -215,18 +263,18 @@ class Topology:
             'pattern': pattern,
             'queue': queue,
         }
-        if self.declarations.is_temporary(queue):
-            doc['temporary'] = limit_in(self.declarations.get(QUEUE + queue) or {}).ttl
-        self.declarations.add(doc)
-        self._store_once(doc, is_new=self.declarations.is_temporary(queue))
+        if self.is_temporary(queue):
+            doc['temporary'] = limit_in(self.declared_queue(queue)).ttl
+        self._declare(doc)
+        self._store_once(doc, is_new=self.is_temporary(queue))
         if exchange == queue == routing_key:  # see `is_broadcast`
-            known = self.declarations.saw_all or self.routes.known(exchange)
+            known = (self._seen_all and self.is_fresh) or self.routes.known(exchange)
             if not known and self.has_fanout(exchange):
                 self.routes.update(fanout(exchange))
 
     def _store_once(self, doc: Binding | FanoutExchange, *, is_new: bool = False) -> None:
         """Store a Binding or an Exchange, if it is not stored; such a document never changes."""
-        if not (self.declarations.seen(doc['_id']) or '').startswith('1-'):
+        if not (self._seen_rev(doc['_id']) or '').startswith('1-'):
             found = self._declared_before(doc['_id'], is_new=is_new)
             if not found and not self.client.try_put(doc):
                 found = self.client.find([doc['_id']])[0]
@@ -241,7 +289,7 @@ class Topology:
 
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
         """Delete a binding."""
-        self.declarations.remove(binding_id(exchange, routing_key, queue))
+        self._take_back([binding_id(exchange, routing_key, queue)])
         self._delete([doc for doc in self.client.find([binding_id(exchange, routing_key, queue)]) if doc])
 
     def is_broadcast(self, queue: str) -> bool:
@@ -250,7 +298,7 @@ class Topology:
         This is so if the queue was bound here to an exchange of its own name, as if that were a direct one: Celery does
         so for a queue that only `task_routes` names, and then publishes without an exchange.
         """
-        return self.routes.is_fanout(queue) and self.declarations.get(binding_id(queue, queue, queue)) is not None
+        return self.routes.is_fanout(queue) and binding_id(queue, queue, queue) in self._declared
 
     def lookup(self, exchange: str, routing_key: str, *, recheck: bool = True) -> set[str] | None:
         """Return the queues of a message for an exchange, or None for a fanout exchange.
@@ -290,7 +338,7 @@ class Topology:
             self.client.bulk([deletion(doc) for doc in docs])
             self._changed(docs)
         for doc in docs:
-            self.declarations.forget_seen(doc['_id'])
+            self._seen.pop(doc['_id'], None)
             self.routes.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
 
     def _changed(self, docs: Iterable[Mapping[str, Any]], *, others_use: bool = False) -> None:
@@ -303,6 +351,11 @@ class Topology:
             others_use or any(doc.get('pattern') or not (doc.get('lifetime') or 'temporary' in doc) for doc in docs)
         ):
             self.broadcasts.notify()
+
+
+def _queue_of(doc: Mapping[str, Any]) -> Any:
+    """Return the name of the queue that a Queue or a Binding is about; '' for an Exchange and an empty document."""
+    return doc.get('queue') or (doc['name'] if doc.get('type') == 'Queue' else '')
 
 
 def _seconds(milliseconds: Any) -> float | None:

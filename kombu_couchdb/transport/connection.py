@@ -36,7 +36,7 @@ from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
 from ..leases.peers import queues_of
-from ..leases.temporary import Lifetimes
+from ..leases.queue_lifetimes import Lifetimes
 from ..log import get_logger
 from ..options import Options
 from ..queues.broadcasts_database import BroadcastsDatabase

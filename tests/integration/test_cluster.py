@@ -11,7 +11,7 @@ from kombu import Connection
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.unique import ENQUEUED, MOVED, Outcome, told
+from kombu_couchdb.unique import ENQUEUED, MOVED, Outcome, collect_outcomes
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish, replace_in_clients
 
@@ -102,7 +102,7 @@ def is_item(doc: Document) -> bool:
 def test_message_with_an_unproven_claim_is_released_without_delivery(
     connect: Callable[..., Connection], client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('kombu_couchdb.leases.unproven.SYNC', 0.5)
+    monkeypatch.setattr('kombu_couchdb.leases.sweeper.SYNC', 0.5)
     publish(connect(), 'hello')
     claimed: list[Document] = []
 
@@ -145,7 +145,7 @@ def test_unproven_unique_job_gives_way_to_another(
     connect: Callable[..., Connection], client: Client, database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send(task: str, key: str) -> Outcome:
-        with told() as outcomes:
+        with collect_outcomes() as outcomes:
             publish(connect(), task, headers={'id': task, 'task': 't', 'job_key': key})
         return outcomes[0]
 

@@ -30,7 +30,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         'couchdb.conflicts.SYNC',
         'couchdb.conflicts._SINGLE_NODE_SECONDS',
         'couchdb.conflicts._CLUSTER_SECONDS',
-        'leases.unproven.SYNC',
+        'leases.sweeper.SYNC',
     ):
         monkeypatch.setattr(f'kombu_couchdb.{name}', 0.5)
 

@@ -25,7 +25,7 @@ from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
 from kombu_couchdb.transport.other_regions import OtherRegions
-from kombu_couchdb.unique import told
+from kombu_couchdb.unique import collect_outcomes
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish
 
@@ -120,7 +120,7 @@ def test_documents_of_messages(connect: Callable[..., Connection], client: Clien
     publish(connection, 'job', 'jobs', headers={**job, 'id': 'c'})
     worker = Inbox(connect(), 'jobs', ack=False)
     worker.wait(1)
-    with told() as outcomes:
+    with collect_outcomes() as outcomes:
         publish(connection, 'job', 'jobs', headers={**job, 'id': 'd'})
     assert outcomes[0].what == 'again'
     worker.messages[0].requeue()

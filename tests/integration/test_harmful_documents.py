@@ -15,8 +15,8 @@ from celery_couchdb.parcels.mover import Mover
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ViewFailed
-from kombu_couchdb.queues import harmful
-from kombu_couchdb.queues.harmful import Harmful
+from kombu_couchdb.queues import quarantine
+from kombu_couchdb.queues.quarantine import Harmful
 from tests.parcels import store_nested
 from tests.support import Inbox, publish
 
@@ -83,9 +83,9 @@ def test_worker_deletes_a_result(app: Celery, put: Callable[..., None]) -> None:
 
 
 def test_largest_document_is_replaced_if_none_is_too_deep(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harmful, '_MAX_CONTAINERS', 15)
-    monkeypatch.setattr(harmful, '_LATEST_DOCS', 5)
-    monkeypatch.setattr(harmful, '_PAUSE_SECONDS', 0.0)
+    monkeypatch.setattr(quarantine, '_MAX_CONTAINERS', 15)
+    monkeypatch.setattr(quarantine, '_LATEST_DOCS', 5)
+    monkeypatch.setattr(quarantine, '_PAUSE_SECONDS', 0.0)
     client.bulk([{'_id': f'old{n}', 'x': [[]] * n} for n in (5, 20, 30, 9)])
     client.bulk([{'_id': f'new{n}'} for n in range(5)])
     one = Harmful(client, lambda text, reason, now: {'reason': reason})
@@ -103,7 +103,7 @@ def test_largest_document_is_replaced_if_none_is_too_deep(client: Client, monkey
 def test_database_without_a_harmful_document_is_searched_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(harmful, '_PAUSE_SECONDS', 0.0)
+    monkeypatch.setattr(quarantine, '_PAUSE_SECONDS', 0.0)
     one = Harmful(client, lambda text, reason, now: None)
     for _ in range(5):
         client.failed_views += 1

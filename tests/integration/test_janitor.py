@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.leases import janitor, watch
+from kombu_couchdb.leases import janitor, lease_expiry
 from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.queues.database import ensure
 from kombu_couchdb.queues.topology import Topology
@@ -45,7 +45,7 @@ def ids(client: Client, prefix: str) -> list[str]:
 def seconds_ahead(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds by which the monotonic clock is ahead; tests append to the list."""
     ahead = [0.0]
-    monkeypatch.setattr(watch, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
+    monkeypatch.setattr(lease_expiry, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
     monkeypatch.setattr(janitor, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
     return ahead
 

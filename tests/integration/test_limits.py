@@ -185,7 +185,7 @@ def test_task_of_a_group_that_has_not_expired_keeps_its_header(connect: Callable
 
 def drops_slowly(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the sweeps of a consumer slow: one message per request, and a pause before each."""
-    monkeypatch.setattr('kombu_couchdb.queues.purge.MAX_BATCH_DOCS', 1)
+    monkeypatch.setattr('kombu_couchdb.queues.store.MAX_BATCH_DOCS', 1)
     client = inbox.channel.connection.couchdb
     bulk = client.bulk
 

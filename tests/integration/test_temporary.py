@@ -13,8 +13,8 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.leases import temporary
-from kombu_couchdb.leases.watch import OverdueQueues
+from kombu_couchdb.leases import queue_lifetimes
+from kombu_couchdb.leases.queue_lifetimes import OverdueQueues
 from kombu_couchdb.transport import temporary_queues
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, replace_in_clients, run_python
@@ -269,7 +269,7 @@ def test_sweeper_checks_for_new_consumers_before_it_deletes_a_queue(
     sweeper, late = connect(), list[Inbox]()
     Inbox(sweeper, 'other')
     Queue('expiring', expires=0.001)(connect().channel()).declare()
-    monkeypatch.setattr(temporary, 'GRACE_SECONDS', 0.0)
+    monkeypatch.setattr(queue_lifetimes, 'GRACE_SECONDS', 0.0)
     monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', OverdueQueues(0.0))
     store = sweeper.transport.consumer._cycle._store
     leases = store.leases
@@ -316,7 +316,7 @@ def test_auto_delete_queue_is_deleted_by_a_consumer_that_declares_it_durable(
     first = Inbox(connect(), Queue('temporary', auto_delete=True))
     second = connect()
     second.connect()
-    wait_for(lambda: not second.transport.topology.declarations.is_fresh, 'what was seen to be trusted no longer')
+    wait_for(lambda: not second.transport.topology.is_fresh, 'what was seen to be trusted no longer')
     last = Inbox(second, Queue('temporary'))
     wait_for(
         lambda: sum('temporary' in row['doc']['queues'] for row in client.id_range('broker:consumer:', docs=True)) == 2
@@ -417,7 +417,7 @@ def test_queue_used_during_a_sweep_is_kept(
     queue(connect().channel()).declare()
     for number in range(7):
         publish(getter, number, 'expiring')
-    monkeypatch.setattr(temporary, 'GRACE_SECONDS', 0.0)
+    monkeypatch.setattr(queue_lifetimes, 'GRACE_SECONDS', 0.0)
     monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', OverdueQueues(0.0))
     topology, got = sweeper.transport.topology, list[Any]()
     delete = topology.delete_unused

@@ -13,7 +13,7 @@ from kombu import Connection, Queue
 from kombu_couchdb.consumer.pending_writes import give_up
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.queues.store import Store
-from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, told
+from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, collect_outcomes
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, eta, items, publish, publish_many, replace_in_clients
 
@@ -22,7 +22,7 @@ JOB = 'job:["q","report","k"]'
 
 def send(connection: Connection, task_id: str, key: str = 'k', **headers: Any) -> Outcome:
     """Publish a message with a job key and return the outcome."""
-    with told() as outcomes:
+    with collect_outcomes() as outcomes:
         publish(connection, task_id, headers={**headers, 'id': task_id, 'task': 'report', 'job_key': key})
     [outcome] = outcomes
     return outcome
@@ -129,7 +129,7 @@ def test_dead_job_is_kept_and_a_new_one_is_enqueued(connect: Callable[..., Conne
 
 def test_unique_jobs_in_a_batch(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
-    with told() as outcomes:
+    with collect_outcomes() as outcomes:
         publish_many(connection, ['a', 'b'], headers={'id': 'x', 'task': 'report', 'job_key': 'k'})
         publish_many(connection, ['c', 'd'], headers={'id': 'y', 'task': 'report'})
     assert outcomes[0].what == ENQUEUED
@@ -275,7 +275,7 @@ def test_message_ttl_counts_from_the_last_publish(connect: Callable[..., Connect
 
 
 def test_told_collects_outcomes_of_nested_calls(connection: Connection, client: Client) -> None:
-    with told() as outer:
+    with collect_outcomes() as outer:
         assert send(connection, 'a') == Outcome(ENQUEUED, 'a')
         send(connection, 'b')
     assert outer == [Outcome(ENQUEUED, 'a'), Outcome(MOVED, 'a')]

@@ -45,7 +45,7 @@ from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.limits import permits
 from kombu_couchdb.options import Options
-from kombu_couchdb.queues import harmful
+from kombu_couchdb.queues import quarantine
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
 from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
@@ -539,7 +539,7 @@ class Fleet:
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{self.dice.getrandbits(64):016x}'))),
             *(
                 (module, 'random', self.dice)
-                for module in (attention, bell, claim_order, permits, harmful, sweeper, conflicts)
+                for module in (attention, bell, claim_order, permits, quarantine, sweeper, conflicts)
             ),
             *((module, 'time', clock) for module in product_modules()),
         ]

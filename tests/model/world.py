@@ -75,14 +75,14 @@ TIMED = {
     'io_thread',
     'janitor',
     'lease',
+    'lease_expiry',
     'pace',
     'paging',
     'permits',
     'purge',
+    'store',
     'sweeper',
     'unacked',
-    'unproven',
-    'watch',
 }
 
 

@@ -19,7 +19,7 @@ BELOW_CONSUMER = {'leases', 'queues', *BELOW_QUEUES}
 FOLDERS: dict[str, set[str]] = {
     'kombu_couchdb.couchdb': set(),
     'kombu_couchdb.documents': set(),
-    'kombu_couchdb.design': set(),
+    'kombu_couchdb.design': {'documents'},
     'kombu_couchdb.queues': BELOW_QUEUES,
     'kombu_couchdb.leases': {'queues', *BELOW_QUEUES},
     'kombu_couchdb.limits': BELOW_CONSUMER,
@@ -165,7 +165,6 @@ def test_transport_is_imported_only_by_its_folder() -> None:
         'kombu_couchdb.transport:Transport',
         'kombu_couchdb.errors:CouchDBError',
         'kombu_couchdb.options:Options',
-        'kombu_couchdb.unique:told',
         'kombu_couchdb.unique:collect_outcomes',
         'kombu_couchdb.embedded:EmbeddedServer',
         'celery_couchdb.backend:CouchDBBackend',

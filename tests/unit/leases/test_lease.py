@@ -8,7 +8,7 @@ import pytest
 
 from kombu_couchdb.leases import lease as module
 from kombu_couchdb.leases.lease import IDLE_LEASES, Lease
-from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS
+from kombu_couchdb.leases.lease_expiry import CLOCK_SHARE, GRACE_SECONDS
 
 TIMEOUT = 60.0
 

@@ -425,7 +425,7 @@ def test_temporary_queue_deleted_by_another_process_is_stored_again(client: Fake
     topology.restore({'temporary', 'durable'})
     assert client.docs == {}  # no deletion was reported
     for name in before:
-        topology.declarations.was_deleted(name)
+        topology.was_deleted(name)
     topology.restore({'durable'})
     assert client.docs == {}
     topology.restore({'temporary', 'durable'})
@@ -441,7 +441,7 @@ def test_queue_deleted_here_is_not_stored_again(client: FakeClient) -> None:
     topology = topology_of(client)
     topology.declare_queue('temporary', {}, True)
     topology.delete_queue('temporary')
-    topology.declarations.was_deleted(QUEUE + 'temporary')
+    topology.was_deleted(QUEUE + 'temporary')
     topology.restore({'temporary'}, check=True)
     assert client.docs == {}
 

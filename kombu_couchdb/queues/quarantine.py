@@ -1,13 +1,20 @@
-"""Documents that end CouchDB's view server: while one is in a database, none of the views of this database responds.
+"""The quarantine: documents that cannot be read, written or indexed are set aside, so that they stop nobody.
+
+Messages whose documents cannot be read or written back become dead letters. Such a document is not decoded. The members
+of a dead letter are appended to its JSON text: if a name appears twice, CouchDB keeps the last member.
+
+While a document that ends CouchDB's view server is in a database, none of the views of this database responds.
 
 CouchDB does not report the id of such a document (seen with 3.5). One that is nested in 20,000 levels ends the process
-of the view server; one with millions of lists needs more time than the view server has. So this module reads the
+of the view server; one with millions of lists needs more time than the view server has. So `Harmful` reads the
 documents, the latest ones first, looks for these two kinds, and replaces what it finds.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -15,11 +22,13 @@ from typing import Any
 
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.shapes import CHANGES
+from ..documents import dead_letter
+from ..documents.dead_letter import malformed
 from ..documents.ids import BROKER
-from ..errors import Conflict, NotFound
+from ..errors import Conflict, DocumentTooLarge, NotFound, RequestRefused
 from ..log import get_logger
 
-__all__ = ['Harmful']
+__all__ = ['Harmful', 'set_aside', 'stub']
 
 logger = get_logger(__name__)
 
@@ -34,8 +43,49 @@ _MAX_LEVELS, _MAX_CONTAINERS = 1000, 300_000
 #: `_AGAIN_SECONDS` a database in which nothing was found is searched again.
 _PAUSE_SECONDS, _AGAIN_SECONDS = 20.0, 600.0
 
+#: The type of a WorkItem in CouchDB's JSON.
+_ITEM = b'"type":"WorkItem"'
+
+#: The name of its queue.
+_QUEUE = re.compile(rb'"queue":("(?:[^"\\]|\\.)*")')
+
 _TOO_DEEP = 'it is nested too deeply for the views of CouchDB; its content was removed'
 _TOO_MANY = f'it has more than {_MAX_CONTAINERS:,} lists and objects, too many for the views; its content was removed'
+
+
+def stub(text: bytes, reason: str, now: float) -> Document | None:
+    """Return a dead letter without a message for a WorkItem whose JSON is `text`; None for another document."""
+    if _ITEM not in text:
+        return None
+    queue = _QUEUE.search(text)
+    return {
+        'type': 'WorkItem',
+        'queue': json.loads(queue[1]) if queue else None,
+        'attempts': 0,
+        'published': now,
+        **dead_letter.members(malformed(reason), now),
+    }
+
+
+def set_aside(client: Client) -> None:
+    """Make dead letters of the messages found unusable since the last call: up to two requests each.
+
+    *Raises* the errors of `Client`; an error that only concerns one message is logged instead.
+    """
+    for doc_id, reason in client.unusable.take():
+        if doc_id.startswith(BROKER):
+            continue  # not a WorkItem
+        try:
+            text = client.raw(doc_id)
+            if _ITEM in text:
+                client.extend(
+                    doc_id, text, {'claimed': None, **dead_letter.members(malformed(reason), client.clock.now())}
+                )
+                logger.error('message %s was made a dead letter: %s', doc_id, reason)
+        except (Conflict, NotFound):
+            pass  # another process has changed or deleted it
+        except (DocumentTooLarge, RequestRefused) as exc:
+            logger.error('message %s cannot be made a dead letter: %s', doc_id, exc)
 
 
 class Harmful:

@@ -16,7 +16,7 @@ from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from .lease import IDLE_LEASES
 
-__all__ = ['CLOCK_SHARE', 'GRACE_SECONDS', 'OverdueQueues', 'Watch', 'ends_at', 'expires_of']
+__all__ = ['CLOCK_SHARE', 'GRACE_SECONDS', 'Watch', 'ends_at', 'expires_of']
 
 #: A lease has expired if the consumer was silent for this much longer than the lease. It is also the error that the
 #: server's time may have.
@@ -132,33 +132,6 @@ class Watch:
         return min(
             (min(seen.since + seen.longest_silence - now, CLOCK_SHARE * seen.lease) for seen in self._seen.values()),
             default=inf,
-        )
-
-
-class OverdueQueues:
-    """Queues whose lifetime has passed by the server's time.
-
-    Only a second look, `pause` seconds after the first, proves that: the clock may only have jumped.
-    """
-
-    def __init__(self, pause: float) -> None:
-        self._pause = pause
-        self._seen: dict[str, tuple[float, float]] = {}  # `expires`, and the monotonic time since which it was seen
-
-    def proven(self, expires: Mapping[str, float], asked: float) -> list[str]:
-        """Return the names of queues that have been overdue, with the same `expires`, for `pause` seconds.
-
-        `expires` has the values of all queues that are overdue now, by name, read at the monotonic time `asked`.
-        """
-        before, self._seen = self._seen, {name: (end, asked) for name, end in expires.items()}
-        self._seen.update({name: seen for name, seen in before.items() if seen[0] == expires.get(name)})
-        return [name for name, (_, since) in self._seen.items() if asked - since >= self._pause]
-
-    def next_in(self) -> float:
-        """Return the seconds until the next queue is proven to be overdue; infinite if there is none."""
-        now = time.monotonic()
-        return min(
-            (seconds for _, since in self._seen.values() if (seconds := since + self._pause - now) > 0), default=inf
         )
 
 

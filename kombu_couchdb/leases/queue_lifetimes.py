@@ -8,19 +8,20 @@ begins to use the queue at that moment, its write makes the deletion fail, or it
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from math import inf
 
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import number
-from ..documents.ids import CONSUMER, QUEUE
+from ..documents.ids import CONSUMER
 from ..errors import CouchDBError
 from ..log import get_logger
 from ..queues.store import Store
 from ..queues.topology import Topology
+from .lease_expiry import GRACE_SECONDS
 from .peers import queues_of
-from .watch import GRACE_SECONDS
 
-__all__ = ['Lifetimes', 'UnusedQueues']
+__all__ = ['Lifetimes', 'OverdueQueues', 'UnusedQueues']
 
 logger = get_logger(__name__)
 
@@ -50,7 +51,7 @@ class Lifetimes:
         queue without a lifetime, one request per minute for a queue that is not stored, and two requests per quarter of
         its lifetime for a queue with one. An error is only logged; the next call tries again.
         """
-        now, declared = time.monotonic(), self._topology.declarations.get(QUEUE + name)
+        now, declared = time.monotonic(), self._topology.declared_queue(name)
         key = name, declared.get('lifetime') if declared else None
         if (declared and not key[1]) or now < self._next.get(key, float('-inf')):
             return
@@ -64,6 +65,33 @@ class Lifetimes:
             self._next[key] = now + _UNDECLARED_SECONDS
         except CouchDBError as exc:
             logger.debug('the lifetime of queue %r was not prolonged, the next get tries again: %s', name, exc)
+
+
+class OverdueQueues:
+    """Queues whose lifetime has passed by the server's time.
+
+    Only a second look, `pause` seconds after the first, proves that: the clock may only have jumped.
+    """
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self._seen: dict[str, tuple[float, float]] = {}  # `expires`, and the monotonic time since which it was seen
+
+    def proven(self, expires: Mapping[str, float], asked: float) -> list[str]:
+        """Return the names of queues that have been overdue, with the same `expires`, for `pause` seconds.
+
+        `expires` has the values of all queues that are overdue now, by name, read at the monotonic time `asked`.
+        """
+        before, self._seen = self._seen, {name: (end, asked) for name, end in expires.items()}
+        self._seen.update({name: seen for name, seen in before.items() if seen[0] == expires.get(name)})
+        return [name for name, (_, since) in self._seen.items() if asked - since >= self._pause]
+
+    def next_in(self) -> float:
+        """Return the seconds until the next queue is proven to be overdue; infinite if there is none."""
+        now = time.monotonic()
+        return min(
+            (seconds for _, since in self._seen.values() if (seconds := since + self._pause - now) > 0), default=inf
+        )
 
 
 class UnusedQueues:

@@ -1,4 +1,4 @@
-"""Unit tests of the silence of other consumers (`kombu_couchdb.leases.watch`)."""
+"""Unit tests of the silence of other consumers (`kombu_couchdb.leases.lease_expiry`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.leases import watch as module
+from kombu_couchdb.leases import lease_expiry as module
 from kombu_couchdb.leases.lease import IDLE_LEASES
-from kombu_couchdb.leases.watch import CLOCK_SHARE, GRACE_SECONDS, OverdueQueues, Watch, ends_at, expires_of
+from kombu_couchdb.leases.lease_expiry import CLOCK_SHARE, GRACE_SECONDS, Watch, ends_at, expires_of
+from kombu_couchdb.leases.queue_lifetimes import OverdueQueues
 
 LEASE, MONTH = 60.0, 30 * 86_400.0
 
