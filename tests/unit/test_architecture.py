@@ -176,7 +176,6 @@ def test_transport_is_imported_only_by_its_folder() -> None:
         'celery_couchdb.beat:Schedules',
         'celery_couchdb.testing:CouchDBTestBroker',
         'celery_couchdb.testing:CouchDBTestBackend',
-        'celery_couchdb.testing:LocalWorkerContainer',
     ],
 )
 def test_public_paths(path: str) -> None:
