@@ -13,6 +13,8 @@ from typing import Any
 import click
 from celery import states
 
+from kombu_couchdb.values import SECONDS_OF_UNIT
+
 from ..stored_results import NotSent, StoredResult, StoredResults
 from .databases import app_of, results_of
 from .tables import (
@@ -26,9 +28,6 @@ from .tables import (
 )
 
 __all__ = ['command']
-
-#: The seconds of the units of durations in `--since`.
-_UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 
 #: A progress bar is shown for more results than this.
 _PROGRESS_BAR_FROM = 200
@@ -44,7 +43,7 @@ def _date(ctx: click.Context, param: click.Parameter, text: str | None) -> float
     if text is None:
         return None
     if found := re.fullmatch(r'(\d+(?:\.\d+)?)([smhd])', text):
-        return time.time() - float(found[1]) * _UNITS[found[2]]
+        return time.time() - float(found[1]) * SECONDS_OF_UNIT[found[2]]
     try:
         date = datetime.fromisoformat(text)
     except ValueError as exc:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from kombu_couchdb.values import SECONDS_OF_UNIT
+
 from ..beat.api import Item, Schedules
 from ..beat.entries import DEFAULT_GRACE_SECONDS, MISSED
 from .databases import app_of, broker_of
@@ -17,9 +19,6 @@ from .tables import NO_VALUE, Cell, Column, confirm, echo, echo_styled, format_t
 __all__ = ['command']
 
 F = TypeVar('F', bound=Callable[..., Any])
-
-#: The seconds in the units of `--every`.
-_UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 
 #: The number of due dates that `show` prints.
 _SHOWN_DATES = 5
@@ -38,7 +37,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, text: str | None) -> fl
     """Return a duration such as `90`, `15m` or `1d` in seconds."""
     if text is None:
         return None
-    number, factor = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1)
+    number, factor = (text[:-1], SECONDS_OF_UNIT[text[-1]]) if text[-1:] in SECONDS_OF_UNIT else (text, 1)
     try:
         return float(number) * factor
     except ValueError as exc:

@@ -20,6 +20,7 @@ import click
 from kombu.utils.json import JSONEncoder
 
 from kombu_couchdb.log import printable
+from kombu_couchdb.values import SECONDS_OF_UNIT
 
 __all__ = [
     'NO_VALUE',
@@ -141,7 +142,7 @@ def seconds_of(text: str) -> float:
     match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', text)
     if match is None:
         raise click.BadParameter(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {text!r:.80}')
-    return float(match[1]) * {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}[match[2] or 's']
+    return float(match[1]) * SECONDS_OF_UNIT[match[2] or 's']
 
 
 def shorten(text: str, length: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.conflicts import Rule
+from kombu_couchdb.values import revision_parts
 
 from .documents import Document, precedence
 
@@ -24,7 +25,6 @@ def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Docu
 
 
 def _rank(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
-    generation, _, text = leaf['_rev'].partition('-')
     added = leaf.get('added')
     return (
         *precedence(leaf),
@@ -32,8 +32,7 @@ def _rank(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
         bool(leaf.get('claimed')),
         bool(leaf.get('size')),
         len(added) if isinstance(added, list) else 0,
-        int(generation),
-        text,
+        *revision_parts(leaf['_rev']),
     )
 
 

@@ -27,6 +27,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared, reset_in_child
 from kombu_couchdb.errors import RETRIED, AccessDenied, AnswerTooLarge, ConfigurationError, CouchDBError, NotCouchDB
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.values import revision_parts
 
 from ..options import Options
 from ..results.documents import Document, is_expired
@@ -272,7 +273,7 @@ class Subscriber:
         late = {
             row['id']
             for row, doc in zip(rows, found, strict=True)
-            if doc is None or _generation(doc['_rev']) < _generation(row['changes'][0]['rev'])
+            if doc is None or revision_parts(doc['_rev'])[0] < revision_parts(row['changes'][0]['rev'])[0]
         }
         self._watched.read_again(late)
         return len(rows)
@@ -303,10 +304,6 @@ class Subscriber:
             )
             errors = dict.fromkeys(watched, error)
         self._watched.fail(errors)
-
-
-def _generation(rev: str) -> int:
-    return int(rev.partition('-')[0])
 
 
 _subscribers: Shared[tuple[Address, str], Subscriber] = Shared(WeakValueDictionary())

@@ -12,6 +12,7 @@ from kombu.utils.json import object_hook
 from ..couchdb.client import Document
 from ..documents import workitem
 from ..documents.validation import is_deeper
+from ..values import revision_parts
 from .rate import Rate
 
 __all__ = ['BROADCAST_TAG', 'Credit', 'Delivery', 'Subscription', 'broadcast']
@@ -120,7 +121,8 @@ class Delivery:
             **message['properties'].get('delivery_info', {}),
             'redelivered': attempts > 1 or 'consumer' in self.doc,
             'delivery_count': attempts,
-            'delivery': _generation(self.doc),
+            # The newer of two deliveries of a message has the higher number.
+            'delivery': revision_parts(self.doc.get('_rev'))[0],
         }
         if 'key' in self.doc:
             info['claimed'] = self.doc.get('claimed')  # publishers may change the revision of the claim
@@ -138,12 +140,6 @@ def broadcast(message: Document, subscription: Subscription) -> Delivery:
         subscription,
         final=True,
     )
-
-
-def _generation(doc: Document) -> int:
-    """Return the number of the document's revision: the newer of two deliveries of a message has the higher number."""
-    number = str(doc.get('_rev', '')).partition('-')[0]
-    return int(number) if number.isdecimal() else 0
 
 
 def _decoded(value: Any) -> Any:

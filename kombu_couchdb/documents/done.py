@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..values import is_number
 from . import workitem
 from .types import DONE, Document
 
@@ -55,7 +56,7 @@ def check_seconds(value: Any) -> float:
 
     *Raises* `ConfigurationError` if it is not a number of seconds from 0 on.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_SECONDS:
+    if not is_number(value) or not 0 <= value <= _MAX_SECONDS:
         raise ConfigurationError(
             f'{KEEP_DONE} must be a number of seconds from 0 on, not {value!r:.80}; the most is {_MAX_SECONDS:.0f}'
         )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from ..values import date_of
+
 __all__ = ['HIGHEST', 'due_date', 'headers_of', 'lifetime', 'priority']
 
 #: The highest of AMQP's priorities, which go from 0 to 9; 9 is delivered first.
@@ -29,7 +31,7 @@ def due_date(message: Mapping[str, Any]) -> float | None:
     eta = headers.get('eta') if 'task' in headers else None
     if isinstance(eta, str):
         try:
-            eta = datetime.fromisoformat(eta[:-1] + '+00:00' if eta.endswith('Z') else eta)
+            eta = date_of(eta)
         except ValueError:
             return None
     if not isinstance(eta, datetime):

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime
 from typing import Any, NamedTuple
 
+from ..values import date_of, is_number
+
 __all__ = [
     'EMBEDDED',
     'HEADERS',
@@ -63,7 +65,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_seconds(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_NUMBER
+    return is_number(value) and 0 <= value <= _MAX_NUMBER
 
 
 def _is_id(value: Any) -> bool:
@@ -89,7 +91,7 @@ def _is_date(value: Any) -> bool:
         return False
     try:
         if isinstance(text, str):
-            text = datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith('Z') else text)
+            text = date_of(text)
         return text.tzinfo is not None or MINYEAR < text.year < MAXYEAR
     except ValueError:
         return not is_kombus
