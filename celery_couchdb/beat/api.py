@@ -11,10 +11,12 @@ from typing import Any
 from celery.schedules import BaseSchedule
 from kombu.utils.json import dumps
 
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound
 from kombu_couchdb.transport import Transport
+from kombu_couchdb.values import is_number
 
 from .code_entries import code_entries
 from .due_dates import upcoming
@@ -170,7 +172,7 @@ class Schedules:
             )
         for found in (doc, state):
             if found is not None:
-                [result] = self.client.bulk([{'_id': found['_id'], '_rev': found['_rev'], '_deleted': True}])
+                [result] = self.client.bulk([deletion(found)])
                 if not result.is_stored and found is doc:
                     raise result.exception(self.client.address.url)
 
@@ -214,7 +216,7 @@ def _schedule(value: Any) -> Any:
     """Return a schedule as it is in a document; *raises* `ConfigurationError`."""
     if isinstance(value, timedelta):
         return {'every': value.total_seconds()}
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if is_number(value):
         return {'every': value}
     if not isinstance(value, BaseSchedule):
         return value

@@ -25,8 +25,9 @@ from kombu.utils.json import loads
 
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.values import is_number
 
-from .schedules import LATEST, Malformed, Rule, digest_of, is_number, rule_of
+from .schedules import LATEST, Malformed, Rule, digest_of, rule_of
 
 __all__ = [
     'CODE_MEMBERS',

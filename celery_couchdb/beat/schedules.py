@@ -26,6 +26,8 @@ from zoneinfo import ZoneInfo
 from celery import schedules
 from celery.exceptions import ImproperlyConfigured
 
+from kombu_couchdb.values import date_of, is_number
+
 from .crontabs import Fields, count_dates, next_date
 
 __all__ = ['LATEST', 'Asked', 'Malformed', 'Rule', 'described', 'digest_of', 'is_number', 'rule_of']
@@ -277,8 +279,7 @@ def _date(value: Any, doc: Mapping[str, Any], app: Any) -> float:
     found = value
     if isinstance(value, str):
         try:
-            # Python 3.10 does not know the Z.
-            parsed = datetime.fromisoformat(value[:-1] + '+00:00' if value.endswith(('Z', 'z')) else value)
+            parsed = date_of(value)
             found = (parsed if parsed.tzinfo else parsed.replace(tzinfo=_zone(doc, app))).timestamp()
         except (ValueError, OverflowError) as exc:
             if isinstance(exc, Malformed):
@@ -298,8 +299,3 @@ def _solar(event: Any, doc: Mapping[str, Any], app: Any) -> Rule:
         raise Malformed('schedule.solar needs the package ephem: pip install "celery[solar]"') from exc
     except (ValueError, TypeError) as exc:
         raise Malformed(f'schedule.solar is not valid: {exc}') from exc
-
-
-def is_number(value: Any) -> bool:
-    """Tell whether a value is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

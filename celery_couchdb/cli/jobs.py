@@ -12,6 +12,7 @@ from kombu_couchdb.admin.edit import UNCHANGED
 from kombu_couchdb.admin.jobs import STATES, find
 from kombu_couchdb.admin.listing import Wanted, listing
 from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.values import date_of
 
 from ..jobs import Jobs, Unreadable
 from .databases import jobs_of
@@ -162,7 +163,7 @@ def _date(text: str) -> datetime | None:
     if text == 'now':
         return None
     try:
-        return datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith('Z') else text)
+        return date_of(text)
     except ValueError as exc:
         raise click.UsageError(
             f'--eta must be a date such as 2026-01-31T08:00+01:00, or "now", not {text!r:.80}'

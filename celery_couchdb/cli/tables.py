@@ -20,6 +20,7 @@ import click
 from kombu.utils.json import JSONEncoder
 
 from kombu_couchdb.log import printable
+from kombu_couchdb.values import SECONDS_OF_UNIT
 
 __all__ = [
     'NO_VALUE',
@@ -179,7 +180,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
         match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', str(value))
         if match is None:
             self.fail(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {value!r:.80}', param, ctx)
-        return float(match[1]) * {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}[match[2] or 's']
+        return float(match[1]) * SECONDS_OF_UNIT[match[2] or 's']
 
 
 class Json(click.ParamType):  # type: ignore[type-arg]

@@ -6,7 +6,6 @@ results, revoked tasks and remote control.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
@@ -28,6 +27,7 @@ from kombu_couchdb.documents.workitem import is_unique
 from kombu_couchdb.documents.workitem import task_id as task_id_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.transport import Transport
+from kombu_couchdb.values import is_number
 
 from ..backend import CouchDBBackend
 from ..results.documents import is_expired
@@ -169,7 +169,7 @@ class Jobs:
         if countdown is not None:
             if eta is not UNCHANGED:
                 raise ConfigurationError('give eta or countdown, not both')
-            if isinstance(countdown, bool) or not isinstance(countdown, (int, float)) or math.isnan(countdown):
+            if not is_number(countdown):
                 raise ConfigurationError(f'the countdown must be a number of seconds, not {countdown!r:.80}')
             now = self.client.clock.now()
             try:

@@ -25,6 +25,7 @@ from kombu.exceptions import DecodeError
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.conflicts import Rule
 from kombu_couchdb.documents.validation import is_deeper
+from kombu_couchdb.values import revision_parts
 
 __all__ = [
     'RULES',
@@ -297,7 +298,6 @@ def keep_best(leaves: list[Document], living: Collection[str] = ()) -> list[Docu
 
 
 def _rank(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
-    generation, _, text = leaf['_rev'].partition('-')
     added = leaf.get('added')
     return (
         *precedence(leaf),
@@ -305,8 +305,7 @@ def _rank(leaf: Mapping[str, Any]) -> tuple[Any, ...]:
         bool(leaf.get('claimed')),
         bool(leaf.get('size')),
         len(added) if isinstance(added, list) else 0,
-        int(generation),
-        text,
+        *revision_parts(leaf['_rev']),
     )
 
 

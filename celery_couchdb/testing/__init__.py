@@ -1,11 +1,9 @@
-"""A pytest-celery vendor: CouchDB as the broker and the result backend in the tests of an app, with or without Docker.
+"""A pytest-celery vendor: CouchDB as the broker and the result backend in the tests of an app.
 
 It is a pytest plugin. Name one of these modules in `pytest_plugins` of your top `conftest.py`:
 
 `celery_couchdb.testing`
-    adds fixtures, and changes nothing else;
-`celery_couchdb.testing.local`
-    makes pytest-celery's `celery_setup` use CouchDB without Docker; the worker is a process;
+    adds fixtures, among them a server without Docker, and changes nothing else;
 `celery_couchdb.testing.docker`
     makes `celery_setup` use CouchDB and workers in containers.
 
@@ -18,7 +16,7 @@ try:
 except ModuleNotFoundError as exc:
     raise ImportError('celery_couchdb.testing needs pytest-celery: pip install "celery-couchdb[testing]"') from exc
 
-from .containers import CouchDBContainer, CouchDBWorkerContainer, LocalCouchDBContainer, LocalWorkerContainer
+from .containers import CouchDBContainer, CouchDBWorkerContainer
 from .fixtures import *  # noqa: F403  pytest finds them here
 from .nodes import CouchDBTestBackend, CouchDBTestBroker
 from .server import Server, running_server
@@ -28,8 +26,6 @@ __all__ = [
     'CouchDBTestBackend',
     'CouchDBTestBroker',
     'CouchDBWorkerContainer',
-    'LocalCouchDBContainer',
-    'LocalWorkerContainer',
     'Server',
     'running_server',
 ]

@@ -1,4 +1,4 @@
-"""The fixtures: `celery_couchdb_…` with Docker, `celery_local_couchdb_…` without. The names are used nowhere else."""
+"""The fixtures: a server without Docker, and CouchDB in containers. The names are used nowhere else."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 from pytest_docker_tools import container, fxtr, volume
 
-from .containers import CouchDBContainer, LocalCouchDBContainer
-from .defaults import COUCHDB_CONTAINER_TIMEOUT, COUCHDB_VOLUME
+from .containers import COUCHDB_CONTAINER_TIMEOUT, COUCHDB_VOLUME, CouchDBContainer
 from .nodes import CouchDBTestBackend, CouchDBTestBroker
-from .server import Server, fresh_name, running_server
+from .server import Server, running_server
 
 __all__ = [
     'celery_couchdb_backend',
     'celery_couchdb_broker',
-    'celery_local_couchdb_backend',
-    'celery_local_couchdb_broker',
     'couchdb_server',
     'default_couchdb_backend',
     'default_couchdb_backend_cls',
@@ -31,8 +28,6 @@ __all__ = [
     'default_couchdb_broker_image',
     'default_couchdb_broker_ports',
     'default_couchdb_broker_volume',
-    'default_local_couchdb_backend',
-    'default_local_couchdb_broker',
 ]
 
 
@@ -44,41 +39,6 @@ def couchdb_server() -> Iterator[Server]:
     """The server for all tests of a session: the one in `COUCHDB_URL`, or an embedded server."""
     with running_server() as server:
         yield server
-
-
-@pytest.fixture
-def default_local_couchdb_broker(couchdb_server: Server) -> LocalCouchDBContainer:
-    """A fresh database for messages."""
-    return _local(couchdb_server)
-
-
-@pytest.fixture
-def default_local_couchdb_backend(couchdb_server: Server) -> LocalCouchDBContainer:
-    """A fresh database for results."""
-    return _local(couchdb_server)
-
-
-def _local(server: Server) -> LocalCouchDBContainer:
-    container = LocalCouchDBContainer(server, fresh_name())
-    if container.status == 'exited':
-        container.restart()  # another test has killed it
-    return container
-
-
-@pytest.fixture
-def celery_local_couchdb_broker(default_local_couchdb_broker: LocalCouchDBContainer) -> Iterator[CouchDBTestBroker]:
-    """A broker without Docker. Its database is deleted after the test."""
-    broker = CouchDBTestBroker(default_local_couchdb_broker)
-    yield broker
-    broker.teardown()
-
-
-@pytest.fixture
-def celery_local_couchdb_backend(default_local_couchdb_backend: LocalCouchDBContainer) -> Iterator[CouchDBTestBackend]:
-    """A result backend without Docker. Its database is deleted after the test."""
-    backend = CouchDBTestBackend(default_local_couchdb_backend)
-    yield backend
-    backend.teardown()
 
 
 # -- with Docker: the broker

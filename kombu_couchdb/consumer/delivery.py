@@ -14,6 +14,7 @@ from ..couchdb.client import Document
 from ..documents import workitem
 from ..documents.validation import is_deeper
 from ..errors import CouchDBError
+from ..values import revision_parts
 from .credit import Credit, Subscription
 
 __all__ = ['BROADCAST_TAG', 'Delivery', 'Pull', 'broadcast']
@@ -73,7 +74,8 @@ class Delivery:
             **message['properties'].get('delivery_info', {}),
             'redelivered': attempts > 1 or 'consumer' in self.doc,
             'delivery_count': attempts,
-            'delivery': _generation(self.doc),
+            # The newer of two deliveries of a message has the higher number.
+            'delivery': revision_parts(self.doc.get('_rev'))[0],
         }
         if 'key' in self.doc:
             info['claimed'] = self.doc.get('claimed')  # publishers may change the revision of the claim
@@ -117,12 +119,6 @@ def broadcast(message: Document, subscription: Subscription) -> Delivery:
         subscription,
         final=True,
     )
-
-
-def _generation(doc: Document) -> int:
-    """Return the number of the document's revision: the newer of two deliveries of a message has the higher number."""
-    number = str(doc.get('_rev', '')).partition('-')[0]
-    return int(number) if number.isdecimal() else 0
 
 
 def _decoded(value: Any) -> Any:

@@ -86,6 +86,16 @@ _NO_NUMBER = 'badarith'
 #: The reasons of CouchDB and PouchDB for a missing database; a missing document has other reasons.
 _NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})
 
+#: The errors of single documents in a bulk write; with any other the server has a problem.
+_DECISIONS: dict[str, type[CouchDBError]] = {
+    'conflict': Conflict,
+    'forbidden': AccessDenied,
+    'unauthorized': AccessDenied,
+    'refused': RequestRefused,
+    'unstorable': Unstorable,
+    'document_too_large': DocumentTooLarge,
+}
+
 
 def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDBError:
     """Return the error for an exception that `requests` raised.
@@ -182,16 +192,8 @@ def is_account_lock(reason: str) -> bool:
 
 def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
     """Return the error for one document in a response to `_bulk_docs`."""
-    error, text = answer.get('error'), f'{where}: {_line(answer.get("error"))}: {_line(answer.get("reason"))[:300]}'
-    if error == 'conflict':
-        return Conflict(text)
-    if error in ('forbidden', 'unauthorized'):
-        return AccessDenied(text)
-    if error == 'refused':
-        return RequestRefused(text)
-    if error == 'unstorable':
-        return Unstorable(text)
-    return DocumentTooLarge(text) if error == 'document_too_large' else ServerUnavailable(text)
+    kind = _DECISIONS.get(str(answer.get('error')), ServerUnavailable)
+    return kind(f'{where}: {_line(answer.get("error"))}: {_line(answer.get("reason"))[:300]}')
 
 
 def _tls(reason: str) -> str:

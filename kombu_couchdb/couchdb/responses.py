@@ -26,8 +26,8 @@ _PARTS = re.compile(
     rb'"(?:doc|ok)":\s*(?P<doc>\{)|"_id":\s*(?P<id>"(?:[^"\\]|\\.)*")|"(?:[^"\\]|\\.)*"|(?P<open>[\[{])|(?P<close>[\]}])'
 )
 
-#: The maximum number of levels of a response around a document.
-_OUTER_LEVELS = 10
+#: The levels of documents: with `open_revs`, in the rows of views, `_all_docs` and `_changes`, and from `_bulk_get`.
+_DOC_LEVELS = (3, 4, 6)
 
 
 def decoded(text: bytes, skip: Callable[[str], None]) -> Any:
@@ -38,34 +38,45 @@ def decoded(text: bytes, skip: Callable[[str], None]) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        return json.loads(_without_unreadable(text, skip))
-
-
-def _without_unreadable(text: bytes, skip: Callable[[str], None]) -> bytes:
+        unreadable = _unreadable(text)
+        if not unreadable:
+            raise
     kept, end = list[bytes](), 0
+    for begin, after, _ in unreadable:
+        kept += [text[end:begin], b'null']
+        end = after
+    found = json.loads(b''.join([*kept, text[end:]]))
+    for _, _, doc_id in unreadable:
+        skip(json.loads(doc_id))
+    return found
+
+
+def _unreadable(text: bytes) -> list[tuple[int, int, bytes]]:
+    """Return begin, end and id of each document in a response that cannot be decoded."""
+    found = list[tuple[int, int, bytes]]()
     level = start = doc_level = 0
-    doc_id = b'""'
+    doc_id = b''
     for part in _PARTS.finditer(text):
         if part['doc'] or part['open']:
             level += 1
-            if part['doc'] and not doc_level:
-                start, doc_level = part.start('doc'), level
-        elif part['id'] and level == doc_level:
-            doc_id = part['id']
+            if part['doc'] and not doc_level and level in _DOC_LEVELS:
+                start, doc_level, doc_id = part.start('doc'), level, b''
+        elif part['id']:
+            if level == 1:
+                return []  # the response is a document
+            doc_id = part['id'] if level == doc_level else doc_id
         elif part['close']:
             if level == doc_level:
                 doc_level = 0
-                if not _is_readable(text[start : part.end()]):
-                    kept += [text[end:start], b'null']
-                    end = part.end()
-                    skip(json.loads(doc_id))
+                if doc_id and not _is_readable(text[start : part.end()]):
+                    found.append((start, part.end(), doc_id))
             level -= 1
-    return b''.join([*kept, text[end:]])
+    return found
 
 
 def _is_readable(doc: bytes) -> bool:
     try:
-        json.loads(b'[' * _OUTER_LEVELS + doc + b']' * _OUTER_LEVELS)
+        json.loads(b'[' * max(_DOC_LEVELS) + doc + b']' * max(_DOC_LEVELS))
     except RecursionError:
         return False
     return True

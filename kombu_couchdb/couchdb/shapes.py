@@ -7,9 +7,10 @@ that returns whether a value matches; complex shapes are composed of simple ones
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
+
+from ..values import is_number
 
 __all__ = [
     'CHANGES',
@@ -60,7 +61,7 @@ def text(value: Any) -> bool:
 
 def number(value: Any) -> bool:
     """A finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
+    return is_number(value)
 
 
 def flag(value: Any) -> bool:

@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from ..values import revision_parts
 from . import workitem
 from .types import Document, Tombstone
 from .unique_merge import add_missing, without_known
@@ -126,8 +127,7 @@ def _order(leaf: Document) -> tuple[bool, int, str]:
 
     The others rank as CouchDB chooses its winner: the longer history first, then the larger revision.
     """
-    generation, _, text = leaf['_rev'].partition('-')
-    return bool(leaf.get('status')), int(generation), text
+    return bool(leaf.get('status')), *revision_parts(leaf['_rev'])
 
 
 def _is_done(leaf: Document, others: list[Document]) -> bool:

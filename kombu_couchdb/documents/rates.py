@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from ..errors import ConfigurationError
+from ..values import SECONDS_OF_UNIT, is_number
 from . import concurrency
 from .coordination import Rate as RateDocument
 from .ids import RATE as PREFIX
@@ -48,7 +49,6 @@ RATE, RATE_KEY = 'rate', 'rate_key'
 #: How long before its time a start may be taken: consumers that are late for one start are not late for the next.
 BURST_SECONDS = 0.1
 
-_PERIODS = {'s': 1, 'm': 60, 'h': 3600}
 _TEXT = re.compile(r'(\d{1,9}(?:\.\d{1,9})?)(?:/([smh]))?', re.ASCII)
 
 #: The lowest and the highest rate, in starts per second.
@@ -112,7 +112,7 @@ def _parse(rate: Any) -> tuple[int, float] | None:
         match = _TEXT.fullmatch(rate)
         if match is None:
             return None
-        count, period = float(match[1]), _PERIODS[match[2] or 's']
+        count, period = float(match[1]), SECONDS_OF_UNIT[match[2] or 's']
     else:
         if not 0 <= rate <= _HIGHEST:  # also not NaN, and no int that is too large for a float
             return None
@@ -135,7 +135,7 @@ def document_id(key: str) -> str:
 def next_of(doc: Mapping[str, Any] | None, now: float) -> float:
     """Return the time of the next start; `now` if the document is missing or malformed."""
     found = (doc or {}).get('next')
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found <= now + _MAX_INTERVAL_SECONDS:
+    if not is_number(found) or not 0 <= found <= now + _MAX_INTERVAL_SECONDS:
         return now
     return float(found)
 

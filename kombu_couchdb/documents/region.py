@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ..errors import ConfigurationError
+from ..values import is_number
 from .coordination import Region
 
 __all__ = [
@@ -118,7 +119,7 @@ def fallback(properties: Mapping[str, Any], name: str | None, regions: Collectio
     if not isinstance(other, str) or other not in regions or other == name:
         raise ConfigurationError(f'fallback must be another one of the regions, not {other!r:.80}')
     seconds = _FALLBACK_SECONDS if seconds is None else seconds
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _MAX_SECONDS:
+    if not is_number(seconds) or not 0 < seconds <= _MAX_SECONDS:
         raise ConfigurationError(f'fallback_after must be a number of seconds above 0, not {seconds!r:.80}')
     return other, float(seconds)
 

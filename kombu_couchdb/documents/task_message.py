@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime, timezone
 from typing import Any, NamedTuple
 
+from ..values import date_of, is_number
+
 __all__ = [
     'EMBEDDED',
     'HEADERS',
@@ -68,7 +70,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_seconds(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_NUMBER
+    return is_number(value) and 0 <= value <= _MAX_NUMBER
 
 
 def _is_id(value: Any) -> bool:
@@ -102,7 +104,7 @@ def _parsed(date: Any) -> datetime | None:
     if not isinstance(date, str):
         return date if isinstance(date, datetime) else None
     try:
-        return datetime.fromisoformat(date[:-1] + '+00:00' if date.endswith('Z') else date)
+        return date_of(date)
     except ValueError:
         return None
 

@@ -41,6 +41,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ..errors import ConfigurationError
+from ..values import is_number
 from . import concurrency, rates
 from .body import attached, is_large
 from .ids import JOB, JOB_KEY, PARCEL, job_id
@@ -134,7 +135,7 @@ def check_keep_done(value: Any) -> float:
 
     *Raises* `ConfigurationError` if it is not a number of seconds from 0 on.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_KEEP_SECONDS:
+    if not is_number(value) or not 0 <= value <= _MAX_KEEP_SECONDS:
         raise ConfigurationError(
             f'{KEEP_DONE} must be a number of seconds from 0 on, not {value!r:.80}; the most is {_MAX_KEEP_SECONDS:.0f}'
         )

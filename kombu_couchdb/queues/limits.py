@@ -10,13 +10,13 @@ old instead of delivering them. The sweep drops the rest. A queue without limits
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..couchdb.fork_safety import Shared
 from ..errors import ConfigurationError
+from ..values import is_number
 
 __all__ = ['LIMITS', 'Limit', 'Limits', 'check_limits', 'limit_in', 'limits_of']
 
@@ -83,4 +83,4 @@ def limit_in(doc: Mapping[str, Any]) -> Limit:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf else None
+    return value if is_number(value) and value >= 0 else None

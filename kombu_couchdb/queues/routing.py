@@ -22,6 +22,7 @@ from ..couchdb.shapes import equal, maybe, members, number, text
 from ..documents.coordination import FanoutExchange
 from ..documents.ids import BINDING
 from ..documents.types import FANOUT
+from ..values import revision_parts
 
 __all__ = [
     'Routes',
@@ -101,7 +102,7 @@ class Routes:
 
     def update(self, doc: Mapping[str, Any]) -> None:
         """Take in a Binding or Exchange that was written or deleted; ignore a state older than a known deletion."""
-        generation = int(str(doc.get('_rev', 0)).partition('-')[0])
+        generation, _ = revision_parts(doc.get('_rev'))
         with self._lock:
             now = time.monotonic()
             if doc.get('_deleted'):

@@ -17,6 +17,7 @@ from ..documents.types import WorkItem
 from ..documents.unique_merge import Outcome, merge
 from ..errors import Conflict, NestedTooDeeply, ServerUnavailable
 from ..log import get_logger
+from ..values import revision_parts
 
 __all__ = ['collect_outcomes', 'enqueue']
 
@@ -109,7 +110,7 @@ def _is_rival(leaf: Document, ours: Mapping[str, Any]) -> bool:
     """
     if '_rev' not in ours:
         return not leaf.get('_deleted')
-    generation, _, text = ours['_rev'].partition('-')
+    generation, text = revision_parts(ours['_rev'])
     revisions = leaf['_revisions']
-    index = int(revisions['start']) - int(generation)
+    index = int(revisions['start']) - generation
     return not leaf.get('void') and 0 < index < len(revisions['ids']) and bool(revisions['ids'][index] == text)

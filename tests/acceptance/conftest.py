@@ -13,7 +13,7 @@ from celery import Celery
 from pytest_celery import CeleryTestWorker
 
 import celery_couchdb.design
-from celery_couchdb.testing import CouchDBTestBackend, CouchDBTestBroker, LocalWorkerContainer
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
@@ -21,6 +21,7 @@ from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER
 from tests.parcels import database_of_parcels
 from tests.support import end
+from tests.worker_process import WorkerProcess
 
 #: The files in the folder of a worker.
 APP = {'app.py': b'from tests.acceptance.app import app'}
@@ -29,13 +30,15 @@ APP = {'app.py': b'from tests.acceptance.app import app'}
 class Site:
     """A broker's database and a result database, with an app and workers."""
 
-    def __init__(self, broker: CouchDBTestBroker, backend: CouchDBTestBackend, folder: Path) -> None:
-        self.server, self.folder = broker.container.server, folder
-        self.database, self.results = broker.config()['vhost'], backend.config()['vhost']
-        self.environment = {'BROKER_URL': broker.config()['url'], 'RESULT_URL': backend.config()['url']}
+    def __init__(self, server: Server, database: str, results: str, folder: Path) -> None:
+        self.server, self.database, self.results, self.folder = server, database, results, folder
+        self.environment: dict[str, Any] = {
+            'BROKER_URL': server.couchdb_url(database),
+            'RESULT_URL': server.couchdb_url(results),
+        }
         self.app = self._app()
         #: A client for the broker's database, as an administrator.
-        self.client = broker.container.client
+        self.client = server.client(database)
         self.journal = folder / 'journal'
         self.workers: list[CeleryTestWorker] = []
 
@@ -76,16 +79,14 @@ class Site:
 
         pytest shows its log if the test fails.
         """
-        command = LocalWorkerContainer.command('--pool', pool, '--concurrency', str(concurrency), *arguments)
+        command = WorkerProcess.command('--pool', pool, '--concurrency', str(concurrency), *arguments)
         environment = {**self.environment, 'SETTINGS': json.dumps(settings)}
         return self.run(command, environment, APP)
 
     def run(self, command: list[str], environment: dict[str, str], content: dict[str, bytes]) -> CeleryTestWorker:
         """Start a worker of any app, in a folder with `content`, without waiting until it is ready."""
         folder = self.folder / f'worker{len(self.workers) + 1}'
-        self.workers.append(
-            CeleryTestWorker(LocalWorkerContainer.start(command, environment, content, folder), self.app)
-        )
+        self.workers.append(CeleryTestWorker(WorkerProcess(command, environment, content, folder), self.app))
         return self.workers[-1]
 
     def worker(self, *arguments: str, **settings: Any) -> CeleryTestWorker:
@@ -116,19 +117,19 @@ class Site:
 
 
 @pytest.fixture
-def database(celery_local_couchdb_broker: CouchDBTestBroker) -> str:
+def database(server: Server) -> Iterator[str]:
     """The name of the database with the site's messages."""
-    return str(celery_local_couchdb_broker.config()['vhost'])
+    with server.fresh_database() as name:
+        yield name
 
 
 @pytest.fixture
-def site(
-    celery_local_couchdb_broker: CouchDBTestBroker, celery_local_couchdb_backend: CouchDBTestBackend, tmp_path: Path
-) -> Iterator[Site]:
+def site(server: Server, database: str, tmp_path: Path) -> Iterator[Site]:
     """A site without workers."""
-    site = Site(celery_local_couchdb_broker, celery_local_couchdb_backend, tmp_path)
-    yield site
-    site.close()
+    with server.fresh_database() as results:
+        site = Site(server, database, results, tmp_path)
+        yield site
+        site.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import requests
@@ -78,7 +78,7 @@ def leading(site: Site, *beats: CeleryTestWorker) -> CeleryTestWorker:
 
 
 def state(site: Site, name: str) -> ScheduleState:
-    return site.client.get(f'beat:state:{name}')
+    return cast(ScheduleState, site.client.get(f'beat:state:{name}'))
 
 
 def ids(inbox: Inbox) -> Counter[str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.testing import LocalWorkerContainer
 from tests.conftest import PATIENCE, wait_for
 from tests.hostile.documents import WORKITEM
+from tests.worker_process import WorkerProcess
 
 from .conftest import APP, Site
 from .test_command import couchdb, succeeded
@@ -78,7 +78,7 @@ def test_harmful_messages_become_dead_letters(site: Site, pool: str, app: bytes)
     docs = items()
     for doc in docs:
         site.client.put(doc)
-    command = LocalWorkerContainer.command('--pool', pool, '--concurrency', '2', '-l', 'INFO')
+    command = WorkerProcess.command('--pool', pool, '--concurrency', '2', '-l', 'INFO')
     worker = site.run(command, {**site.environment, 'SETTINGS': '{}'}, {'app.py': app})
     worker.ready()
     ids = [doc['_id'] for doc in docs]

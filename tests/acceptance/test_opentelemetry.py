@@ -17,9 +17,9 @@ pytest.importorskip('opentelemetry.sdk')
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
 
 from celery_couchdb.jobs import Jobs
-from celery_couchdb.testing import LocalWorkerContainer
 from kombu_couchdb.admin import dead
 from tests.conftest import PATIENCE, wait_for
+from tests.worker_process import WorkerProcess
 
 from .conftest import Site
 
@@ -34,7 +34,7 @@ class Traced:
 
     def start(self, pool: str = 'threads', **settings: Any) -> None:
         """Start a worker and wait until it is ready."""
-        command = LocalWorkerContainer.command('--pool', pool, '--concurrency', '2')
+        command = WorkerProcess.command('--pool', pool, '--concurrency', '2')
         environment = {
             **self.site.environment,
             'SETTINGS': json.dumps(settings),

@@ -222,8 +222,8 @@ def test_another_worker_moves_parcels_after_the_first_was_killed(
 ) -> None:
     leader_id = f'broker:leader:parcels:{parcels.address.database}'
     workers = {str(worker.container.pid): worker for worker in (start(), start())}
-    leader = wait_for(lambda: site.client.get_or_none(leader_id), 'the leader')
-    pid = leader['holder'].split(':')[1]
+    wait_for(lambda: site.client.get_or_none(leader_id), 'the leader')
+    pid = site.client.get(leader_id)['holder'].split(':')[1]
     for kill in (lambda: None, workers[pid].kill):
         kill()
         results = [publisher.send_task('add', (n, n)) for n in range(50)]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_couchdb.testing import LocalWorkerContainer
 from chaos.proxy import Proxy
 from tests.conftest import PATIENCE
+from tests.worker_process import WorkerProcess
 
 from .conftest import Site
 
@@ -62,7 +62,7 @@ def test_killed_worker_with_many_children_leaves_no_files(site: Site, tmp_path: 
     folder = tmp_path / 'temporary'
     folder.mkdir()
     worker = site.run(
-        LocalWorkerContainer.command('--pool', 'prefork', '--concurrency', '6'),
+        WorkerProcess.command('--pool', 'prefork', '--concurrency', '6'),
         {**site.environment, 'SETTINGS': '{}', 'TMPDIR': str(folder)},
         {'app.py': APP},
     )

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from celery import chain, group
 
-from celery_couchdb.testing import LocalWorkerContainer, Server
+from celery_couchdb.testing import Server
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.regions import Region, Regions, regions_on
 from tests.support import items
+from tests.worker_process import WorkerProcess
 
 from .conftest import APP, Site
 
@@ -36,7 +37,7 @@ def start(site: Site) -> Callable[..., Any]:
             'RESULT_URL': region.server.couchdb_url(region.results.address.database),
             'SETTINGS': json.dumps(settings),
         }
-        command = LocalWorkerContainer.command('--pool', 'threads', '--concurrency', '2', *arguments)
+        command = WorkerProcess.command('--pool', 'threads', '--concurrency', '2', *arguments)
         worker = site.run(command, environment, content)
         if ready:
             worker.ready()

@@ -10,11 +10,9 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
 from celery_couchdb.testing import Server
-from kombu_couchdb.errors import DatabaseMissing
 from tests.conftest import PATIENCE
 from tests.support import ROOT, run_python
 
@@ -35,14 +33,7 @@ def projects(page: str) -> dict[str, dict[str, str]]:
 
 PROJECTS = {title: files for page in ('docs/howto/testing.rst',) for title, files in projects(page).items()}
 #: The examples that run on any server and without Docker.
-EXAMPLES = [
-    'A first test',
-    'Without Docker',
-    'Your own app',
-    'Several workers',
-    'Beside other brokers',
-    'With celery.contrib.pytest',
-]
+EXAMPLES = ['With celery.contrib.pytest', 'A worker in a process of its own']
 
 
 class Project:
@@ -103,7 +94,7 @@ def count_tests(files: dict[str, str]) -> int:
 
 
 def test_every_example_has_tests() -> None:
-    assert PROJECTS.keys() == {*EXAMPLES, 'A server that fails', 'With Docker'}
+    assert PROJECTS.keys() == {*EXAMPLES, 'With Docker'}
     assert all(count_tests(files) for files in PROJECTS.values())
 
 
@@ -111,12 +102,6 @@ def test_every_example_has_tests() -> None:
 def test_example(project: Project, title: str) -> None:
     project.write(PROJECTS[title])
     assert passed(project.pytest()) == count_tests(PROJECTS[title])
-
-
-def test_example_of_a_server_that_fails(project: Project) -> None:
-    del project.environment['COUCHDB_URL']
-    project.write(PROJECTS['A server that fails'])
-    assert passed(project.pytest()) == 1
 
 
 def test_fixtures_of_the_docker_example(project: Project) -> None:
@@ -193,46 +178,6 @@ def test_testing_modules_are_loaded_only_on_request(project: Project) -> None:
         }
     )
     assert passed(project.pytest()) == 1
-
-
-NODES = """
-    from pathlib import Path
-
-    import psutil
-
-    def test_nodes(celery_setup):
-        names = [node.config()['vhost'] for node in (celery_setup.broker, celery_setup.backend)]
-        Path('names').write_text(' '.join([*names, str(celery_setup.worker.container.pid)]))
-        assert celery_setup.ready(ping=True, control=True)
-        worker = psutil.Process(celery_setup.worker.container.pid)
-        told = celery_setup.worker.get_running_processes_info(['pid', 'name'])
-        family = [worker, *worker.children(recursive=True)]
-        assert {process['pid'] for process in told} == {process.pid for process in family}
-        [found] = celery_setup.worker.get_running_processes_info(filters={'pid': worker.pid})
-        assert found['cmdline'] == worker.cmdline()
-        assert WORKS
-"""
-LOCAL = {'conftest.py': "pytest_plugins = ['celery_couchdb.testing.local']"}
-
-
-def test_databases_and_worker_end_with_the_test(project: Project) -> None:
-    project.write({**LOCAL, 'test_nodes.py': NODES.replace('WORKS', 'True')})
-    assert passed(project.pytest()) == 1
-    *names, pid = (project.folder / 'names').read_text().split()
-    for name in names:
-        with pytest.raises(DatabaseMissing):
-            project.server.client(name).sequence()
-    assert not psutil.pid_exists(int(pid))
-
-
-def test_failed_test_shows_the_log_of_its_worker(project: Project) -> None:
-    project.write({**LOCAL, 'test_nodes.py': NODES.replace('WORKS', 'False')})
-    done = project.run()
-    assert done.returncode == 1, done.stdout
-    assert '1 failed' in done.stdout
-    _, _, log = done.stdout.partition('default_worker_container: process-')
-    assert ' ready.\n' in log
-    assert re.search(r'tasks\.ping.* succeeded in', log)
 
 
 def test_missing_pytest_celery_is_one_sentence() -> None:

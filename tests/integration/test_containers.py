@@ -1,4 +1,4 @@
-"""CouchDB as broker and result backend of pytest-celery, in a container (Docker is simulated) and without one."""
+"""CouchDB as broker and result backend of pytest-celery, in a container; Docker is simulated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from celery_couchdb.testing import (
     CouchDBTestBackend,
     CouchDBTestBroker,
     CouchDBWorkerContainer,
-    LocalCouchDBContainer,
     Server,
 )
-from celery_couchdb.testing.defaults import COUCHDB_ENV
+from celery_couchdb.testing.containers import COUCHDB_ENV
 from kombu_couchdb.errors import DatabaseMissing
 from tests.support import Inbox, publish
 
@@ -172,57 +171,13 @@ def test_worker_image_contains_this_package(monkeypatch: pytest.MonkeyPatch) -> 
     assert CouchDBWorkerContainer.buildargs()['PYTEST_CELERY_PKG'] == './celery_couchdb.whl'
 
 
-# -- without Docker
-
-
-@pytest.fixture
-def local_nodes(
-    celery_local_couchdb_broker: CouchDBTestBroker, celery_local_couchdb_backend: CouchDBTestBackend
-) -> list[CouchDBTestBroker | CouchDBTestBackend]:
-    return [celery_local_couchdb_broker, celery_local_couchdb_backend]
-
-
-def test_each_node_has_its_own_database(local_nodes: list[Any], server: Server) -> None:
-    names = [node.config()['vhost'] for node in local_nodes]
-    assert len(set(names)) == 2
-    for node, name in zip(local_nodes, names, strict=True):
-        assert node.ready()
-        url = server.couchdb_url(name)
-        assert node.config() == {
-            'url': url,
-            'host_url': url,
-            'hostname': server.host,
-            'port': server.port,
-            'vhost': name,
-        }
-        assert (node.container.url, node.container.host_url) == (url, url)
-
-
-def test_database_is_deleted_with_its_node(local_nodes: list[Any]) -> None:
-    for node in local_nodes:
-        client = node.container.client
-        client.create()
-        assert client.sequence() is not None
-        node.teardown()
-        with pytest.raises(DatabaseMissing):
-            client.sequence()
-        node.teardown()  # pytest-celery's fixtures call it again
-
-
-def test_node_can_use_another_database_of_its_server(local_nodes: list[Any], server: Server) -> None:
-    for node in local_nodes:
-        config = node.config(vhost='other', extra=1)
-        assert config['url'] == config['host_url'] == server.couchdb_url('other')
-        assert (config['vhost'], config['extra']) == ('other', 1)
-        assert node.config()['vhost'] != 'other'
-
-
-def test_foreign_server_is_neither_killed_nor_restarted(server: Server) -> None:
-    broker = CouchDBTestBroker(LocalCouchDBContainer(Server(server.url), 'any'))
-    for end in (broker.kill, broker.restart):
-        with pytest.raises(RuntimeError, match='COUCHDB_URL'):
-            end()
-    assert broker.ready()
+def test_node_can_use_another_database_of_its_server(
+    vhost: str, celery_couchdb_broker: CouchDBTestBroker, server: Server
+) -> None:
+    config = celery_couchdb_broker.config(vhost='other', extra=1)
+    assert config['host_url'] == server.couchdb_url('other')
+    assert (config['vhost'], config['extra']) == ('other', 1)
+    assert celery_couchdb_broker.config()['vhost'] == vhost
 
 
 # -- URLs

@@ -40,7 +40,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
-SHARED = {'kombu_couchdb.errors', 'kombu_couchdb.log', 'kombu_couchdb.options', 'celery_couchdb.options'}
+SHARED = {*(f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'values')), 'celery_couchdb.options'}
 
 #: Modules for input and output.
 OUTSIDE = {'requests', 'urllib3', 'socket', 'http', 'threading', 'subprocess', 'select', 'kombu', 'celery'}
@@ -132,7 +132,7 @@ def test_every_folder_has_a_rule_and_a_docstring() -> None:
 def test_documents_and_errors_do_no_input_or_output() -> None:
     """These modules read no socket, file or state of a thread, so that tests just call their functions."""
     pure = {module for module in FILES if folder_of(module) == 'kombu_couchdb.documents'}
-    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'couchdb.address', 'leases.peers')}
+    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'values', 'couchdb.address', 'leases.peers')}
     for module in pure - {'kombu_couchdb.documents.body'}:  # this module uses the codecs of kombu
         assert not tops(module) & OUTSIDE, module
     assert not tops('kombu_couchdb.errors') & OUTSIDE
@@ -176,7 +176,6 @@ def test_transport_is_imported_only_by_its_folder() -> None:
         'celery_couchdb.beat:Schedules',
         'celery_couchdb.testing:CouchDBTestBroker',
         'celery_couchdb.testing:CouchDBTestBackend',
-        'celery_couchdb.testing:LocalWorkerContainer',
     ],
 )
 def test_public_paths(path: str) -> None:

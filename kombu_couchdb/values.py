@@ -1,0 +1,31 @@
+"""Values in documents and arguments: numbers, dates, units of durations, and the parts of a revision."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Any, TypeGuard
+
+__all__ = ['SECONDS_OF_UNIT', 'date_of', 'is_number', 'revision_parts']
+
+#: The units of durations, such as `90s` or `2h`, in seconds.
+SECONDS_OF_UNIT = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Tell whether a value is a finite number, and neither true nor false."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def date_of(text: str) -> datetime:
+    """Return an ISO date; *raises* `ValueError`. Python 3.10 does not know the Z for UTC."""
+    return datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith(('Z', 'z')) else text)
+
+
+def revision_parts(rev: Any) -> tuple[int, str]:
+    """Return the generation of a revision and its hash: the newer of two has the larger generation.
+
+    For anything else the generation is 0. CouchDB shows the leaf revision with the largest parts.
+    """
+    generation, _, text = str(rev).partition('-')
+    return (int(generation), text) if generation.isdecimal() else (0, '')
