@@ -147,10 +147,11 @@ class Unacked:
         """Note that kombu takes a delivery from the mailbox; return False if kombu must not process it."""
         with self._lock:
             is_held = delivery.tag in self._held
-            if not delivery.final and (not is_held or not self._lease.valid):
-                # The message was released meanwhile. Or the process was stopped, or had no connection, for so long that
-                # another consumer may have the message.
-                self._release([delivery] if is_held else [])
+            if not (is_held or delivery.final):
+                return False  # it was released meanwhile, or the lease was lost
+            if is_held and not self._lease.valid:
+                # The process was stopped, or had no connection, for so long that another consumer may have the message.
+                self._release([delivery])
                 self.wakeup.set()
                 return False
             now = self._clock.now()
@@ -158,8 +159,7 @@ class Unacked:
             if delivery.expired and not workitem.delivers_expired(delivery.doc):
                 # The message has expired in the mailbox: delete it instead of delivering it.
                 if is_held:
-                    self._end(delivery, lambda doc: workitem.dropped(doc, now), _EXPIRED)
-                    self._refill(delivery.credit)
+                    self._end([delivery], lambda doc: workitem.dropped(doc, now), _EXPIRED)
                 self.wakeup.set()
                 return False
             if is_held:
@@ -212,8 +212,7 @@ class Unacked:
                 return
             delivery = self._held[tag]
             delivery.credit.throughput.note(time.monotonic())
-            self._end(delivery, change, log_text)
-            self._refill(delivery.credit)
+            self._end([delivery], change, log_text)
             # The messages in `next` of a unique job wait for its ack: write it at once.
             may_wait = may_wait and not workitem.is_unique(delivery.doc)
             delay = self.pace.ack_delay(delivery.credit, more_to_claim=self.more_to_claim)
@@ -458,17 +457,16 @@ class Unacked:
 
     def _release(self, deliveries: Iterable[Delivery]) -> None:
         """Release messages that kombu has not received; their deliveries do not count as attempts."""
-        released = list(deliveries)
-        for delivery in released:
-            self._end(delivery, lambda doc: workitem.release(doc, delivered=False), _RELEASED_UNCOUNTED)
-        for credit in {delivery.credit for delivery in released}:  # now: they would have taken the places of others
-            self._refill(credit)
+        self._end(list(deliveries), lambda doc: workitem.release(doc, delivered=False), _RELEASED_UNCOUNTED)
 
-    def _end(self, delivery: Delivery, change: Callable[[Document], Mapping[str, Any]], log_text: str) -> None:
-        """Stop holding a message and add the write of `change(document)`; call `_refill` then."""
-        self._forget(delivery)
-        self.writes.add(delivery.doc, change)
-        logger.debug(log_text, delivery.doc['_id'], delivery.doc['queue'], delivery.doc['attempts'])
+    def _end(self, deliveries: list[Delivery], change: Callable[[Document], Mapping[str, Any]], log_text: str) -> None:
+        """Stop holding messages and add the writes of `change(document)`. Then their places are free for others."""
+        for delivery in deliveries:
+            self._forget(delivery)
+            self.writes.add(delivery.doc, change)
+            logger.debug(log_text, delivery.doc['_id'], delivery.doc['queue'], delivery.doc['attempts'])
+        for credit in {delivery.credit for delivery in deliveries}:
+            self._refill(credit)
 
     def _forget(self, delivery: Delivery) -> None:
         """Stop holding a message, and return its credit."""

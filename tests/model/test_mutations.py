@@ -62,8 +62,8 @@ FAULTS = [
         Single,
         Unacked,
         'deliver',
-        'or not self._lease.valid',
-        '',
+        'is_held and not self._lease.valid',
+        'False',
     ),
     Fault(
         'kombu gets what is claimed ahead',

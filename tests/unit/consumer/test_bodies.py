@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,9 +11,12 @@ import pytest
 from kombu_couchdb import errors
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.consumer.bodies import Bodies
-from kombu_couchdb.consumer.unacked import Unacked
+from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.couchdb.bulk import RequestSize
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
+
+from .test_unacked import NOW, Desk
 
 
 class Reads:
@@ -29,40 +33,42 @@ class Reads:
         return b'x' * size
 
 
-class Held:
-    """The unacknowledged messages: one whose body is to be read."""
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """A desk that holds a message whose body is not read yet."""
+    desk = Desk()
+    subscription = desk.subscribe()
+    doc = workitem.claim(cast(Any, workitem.new('a', 'q', {'headers': {}, 'properties': {}}, NOW)), 'me', NOW)
+    attachment = {'body': {'stub': True, 'length': 20_000}}
+    assert desk.unacked.reserve('q')
+    desk.unacked.add_claimed(
+        Delivery({**doc, '_rev': '2-b', '_attachments': attachment}, subscription.credit, subscription, needs_body=True)
+    )
+    yield desk
+    desk.mailbox.close()
 
-    def __init__(self) -> None:
-        doc = {'_id': 'a', '_rev': '2-b', '_attachments': {'body': {'stub': True, 'length': 20_000}}}
-        self.delivery, self.body = SimpleNamespace(tag='a', doc=doc), list[Any]()
 
-    def awaiting_bodies(self) -> list[Any]:
-        return [] if self.body else [self.delivery]
-
-    def set_body(self, delivery: object, content: bytes | None, reason: str = '') -> None:
-        self.body = [content, reason]
-
-
-def read_all(failures: list[errors.CouchDBError]) -> list[Any]:
-    """Read until the body, or the reason why there is none, is known, and return it."""
-    held = Held()
-    reading = Bodies(cast(Client, Reads(failures)), cast(Unacked, held))
-    while not held.body:
+def read_all(desk: Desk, failures: list[errors.CouchDBError]) -> None:
+    """Read until the body, or the reason why there is none, is known."""
+    reading = Bodies(cast(Client, Reads(failures)), desk.unacked)
+    while desk.unacked.awaiting_bodies():
         try:
             reading.deliver_some()
         except errors.CouchDBError:
             pass
-    return held.body
 
 
-def test_body_that_fails_too_often_makes_a_dead_letter() -> None:
-    content, reason = read_all([errors.BrokenAnswer('cut') for _ in range(bodies._MAX_FAILURES + 1)])
-    assert content is None
-    assert reason == 'malformed: the attachment with the body cannot be read (cut)'
+def test_body_that_fails_too_often_makes_a_dead_letter(desk: Desk) -> None:
+    read_all(desk, [errors.BrokenAnswer('cut') for _ in range(bodies._MAX_FAILURES + 1)])
+    assert desk.take() is None
+    [letter] = desk.written()
+    assert letter['reason'] == 'malformed: the attachment with the body cannot be read (cut)'
 
 
 @pytest.mark.parametrize('last', [errors.BrokenAnswer('cut'), errors.RequestRefused('odd')])
-def test_outages_do_not_make_a_body_unreadable(last: errors.CouchDBError) -> None:
+def test_outages_do_not_make_a_body_unreadable(desk: Desk, last: errors.CouchDBError) -> None:
     outage: list[errors.CouchDBError] = [errors.ServerUnavailable('no response')] * (5 * bodies._MAX_FAILURES)
-    content, _ = read_all([*outage, last])
-    assert content is not None
+    read_all(desk, [*outage, last])
+    delivery = desk.take()
+    assert delivery is not None
+    assert delivery.body == b'x' * 20_000
