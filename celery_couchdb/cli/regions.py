@@ -175,7 +175,7 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     app = app_of(ctx)
     own = _Own.of(app, admin)
     found = _look(app, own)
-    resource = Resource(_described, _COLUMNS, summarize=lambda part: part)
+    resource = Resource(_described, _COLUMNS, summarize=list)
     resource.print_list(found, as_json, empty='There are no other regions.')
     for line in () if as_json else _remarks(found):
         echo(line)
