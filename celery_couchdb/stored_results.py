@@ -13,7 +13,7 @@ from typing import Any
 from celery import states
 from kombu.exceptions import KombuError
 
-from kombu_couchdb.admin.listing import paged
+from kombu_couchdb.admin.jobs import paged
 from kombu_couchdb.couchdb.client import LAST, Client, Document
 from kombu_couchdb.couchdb.shapes import items, members, number
 from kombu_couchdb.documents.idempotency import idempotent

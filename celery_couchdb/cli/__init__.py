@@ -18,21 +18,22 @@ from kombu_couchdb.registration import on_use
 
 __all__ = ['couchdb']
 
-_COMMANDS = (
-    'setup',
-    'status',
-    'check',
-    'metrics',
-    'queues',
-    'jobs',
-    'dead',
-    'results',
-    'remove',
-    'parcels',
-    'schedule',
-    'regions',
-    'vacuum',
-)
+#: The modules of the commands.
+_COMMANDS = {
+    'setup': 'setup',
+    'status': 'status',
+    'check': 'check',
+    'metrics': 'metrics',
+    'queues': 'queues',
+    'jobs': 'jobs',
+    'dead': 'jobs',
+    'results': 'results',
+    'remove': 'jobs',
+    'parcels': 'parcels',
+    'schedule': 'schedule',
+    'regions': 'regions',
+    'vacuum': 'vacuum',
+}
 
 
 @signals.worker_init.connect
@@ -57,16 +58,18 @@ on_use.append(_on_use)
 
 
 class _Commands(click.Group):
-    """A command group. Each command is the object `command` of a module in this package with the command's name."""
+    """A command group. Each command is the object `command` of the module of its name, or `NAME_command` of another."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        name = _COMMANDS.get(cmd_name)
+        if name is None:
             return None
-        command: click.Command = import_module(f'{__name__}.{cmd_name}').command
-        return command
+        command = 'command' if name == cmd_name else f'{cmd_name}_command'
+        found: click.Command = getattr(import_module(f'{__name__}.{name}'), command)
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         from celery.exceptions import ImproperlyConfigured

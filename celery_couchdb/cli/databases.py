@@ -41,7 +41,6 @@ __all__ = [
     'results_of',
     'seconds_option',
     'start',
-    'visibility_timeout_of',
 ]
 
 F = TypeVar('F', bound=Callable[..., Any])
@@ -76,11 +75,6 @@ def options_of(app: Any) -> Options:
     with app.connection_for_write() as connection:
         options: Options = connection.transport.options
     return options
-
-
-def visibility_timeout_of(app: Any) -> float:
-    """Return the visibility timeout in the app's configuration, in seconds."""
-    return options_of(app).visibility_timeout
 
 
 def jobs_of(ctx: click.Context) -> Jobs:

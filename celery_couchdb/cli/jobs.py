@@ -1,26 +1,28 @@
-"""The commands `celery couchdb jobs`: list, show, move and edit jobs."""
+"""The commands `celery couchdb jobs`, `remove` and `dead`: list, show and change jobs, among them dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import click
 
+from kombu_couchdb.admin import dead
 from kombu_couchdb.admin.edit import UNCHANGED
 from kombu_couchdb.admin.jobs import STATES, find
 from kombu_couchdb.admin.listing import Wanted, listing
 from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.documents.workitem import task_id
 from kombu_couchdb.values import date_of
 
 from ..jobs import Jobs, Unreadable
 from .databases import jobs_of
-from .job_resource import job_resource, resolve_id
-from .resource import json_option, limit_option
-from .tables import Duration, Json, Number
+from .job_resource import dead_letter_resource, job_resource, resolve_id
+from .resource import Selection, change, counted, json_option, limit_option, selection_options, yes_option
+from .tables import Duration, Json, Number, confirm, echo
 
-__all__ = ['command']
+__all__ = ['command', 'dead_command', 'remove_command']
 
 
 @click.group('jobs')
@@ -149,11 +151,11 @@ def edit_(ctx: click.Context, name: str, args: list[Any] | None, kwargs: dict[st
     _change(ctx, name, lambda jobs, full: jobs.edit(full, args=args, kwargs=kwargs))
 
 
-def _change(ctx: click.Context, name: str, change: Callable[[Jobs, str], Document]) -> None:
-    """Change a job by `change(jobs, full id)` and show it."""
+def _change(ctx: click.Context, name: str, act: Callable[[Jobs, str], Document]) -> None:
+    """Change a job by `act(jobs, full id)` and show it."""
     jobs = jobs_of(ctx)
     try:
-        doc = change(jobs, resolve_id(jobs.client, name))
+        doc = act(jobs, resolve_id(jobs.client, name))
     except Unreadable as exc:
         raise click.ClickException(str(exc)) from exc
     job_resource(jobs).show([doc], as_json=False)
@@ -168,3 +170,153 @@ def _date(text: str) -> datetime | None:
         raise click.UsageError(
             f'--eta must be a date such as 2026-01-31T08:00+01:00, or "now", not {text!r:.80}'
         ) from exc
+
+
+# -- remove
+
+
+@click.command('remove')
+@click.argument('names', metavar='ID…', nargs=-1, required=True)
+@click.option('--terminate', '-t', is_flag=True, help='Stop running jobs, too: terminate their pool process.')
+@click.option('--signal', default='SIGTERM', show_default=True, help='The signal that terminates the pool process.')
+@yes_option
+@click.pass_context
+def remove_command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal: str, yes: bool) -> None:
+    """Remove jobs by the ids of their tasks.
+
+    ID is the id of a task, or its first characters. Pending and scheduled jobs are deleted for good, and their results
+    become REVOKED. Jobs that a worker holds are revoked; with --terminate the worker also stops them if they run. An id
+    that is in no queue is revoked, too, because a worker may be running the task. Dead letters are kept; see "dead
+    drop". A job that is done is kept as it is.
+    """
+    jobs = jobs_of(ctx)
+    names = tuple(resolve_id(jobs.client, name) for name in names)
+    if not yes:
+        confirm(f'Remove {names[0]}?' if len(names) == 1 else f'Remove {len(names)} jobs?')
+    left = 0
+    for name in names:
+        removal = jobs.remove(name, terminate=terminate, signal=signal)
+        if removal.running:
+            echo(f'{name}: a worker holds it; it was told to {"terminate" if terminate else "revoke"} it')
+        elif removal.removed:
+            echo(f'{name}: removed')
+        elif removal.dead:
+            left += 1
+            echo(f'{name}: is a dead letter; see "dead drop"', err=True)
+        elif removal.done and not removal.revoked:
+            left += 1
+            echo(f'{name}: is done: there is nothing to remove', err=True)
+        else:
+            echo(
+                f'{name}: is not in a queue; the workers were told to {"terminate" if terminate else "revoke"} it, '
+                f'should one run it'
+            )
+    if left:
+        ctx.exit(1)
+
+
+# -- dead letters
+
+
+@click.group('dead')
+def dead_command() -> None:
+    """List, show, replay or drop dead letters."""
+
+
+@dead_command.command('list')
+@click.option('--queue', '-Q', metavar='NAME', help='List only dead letters of this queue.')
+@limit_option
+@json_option
+@click.pass_context
+def list_dead(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
+    """List dead letters, the oldest of each queue first."""
+    jobs = jobs_of(ctx)
+    dead_letter_resource(jobs).print_list(
+        dead.letters(jobs.client, queue),
+        as_json,
+        empty='There are no dead letters.',
+        limit=limit,
+        more=lambda: f'These are {limit} of {dead.count(jobs.client, queue):,} (--limit).',
+    )
+
+
+@dead_command.command('show')
+@click.argument('name', metavar='ID')
+@json_option
+@click.pass_context
+def show_dead(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show a dead letter with its decoded message.
+
+    ID is the id of the task or of the document, or its first characters.
+    """
+    jobs = jobs_of(ctx)
+    dead_letter_resource(jobs).show(_find_dead(jobs, [name]), as_json)
+
+
+#: The options that select dead letters.
+_dead_options = selection_options(
+    'Select all dead letters of all queues.',
+    click.option('--queue', '-Q', metavar='NAME', help='Select all dead letters of this queue.'),
+)
+
+
+@dead_command.command('replay')
+@_dead_options
+@click.pass_context
+def replay_dead(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
+    """Put dead letters back at the end of their queues, as if they had never been delivered.
+
+    ID is the id of a task or of a document, or its first characters. Stored results of these tasks are deleted, and the
+    messages no longer expire.
+    """
+    jobs = jobs_of(ctx)
+
+    def act(docs: Sequence[Document]) -> tuple[int, Mapping[str, str]]:
+        replayed, refused = jobs.replay(docs)
+        return len(replayed), refused
+
+    change(ctx, 'Replay', _selected_dead(jobs, names, queue, every), act, 'replayed', yes=yes)
+
+
+@dead_command.command('drop')
+@_dead_options
+@click.pass_context
+def drop_dead(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
+    """Delete dead letters for good.
+
+    ID is the id of a task or of a document, or its first characters.
+    """
+    jobs = jobs_of(ctx)
+    selected = _selected_dead(jobs, names, queue, every)
+    change(ctx, 'Drop', selected, lambda docs: (dead.drop(jobs.client, docs), {}), 'dropped', yes=yes)
+
+
+def _find_dead(jobs: Jobs, names: Sequence[str]) -> list[Document]:
+    found: dict[str, Document] = {}
+    for name in names:
+        full = resolve_id(jobs.client, name, dead=True)
+        letters = [dead.as_letter(doc) for doc in find(jobs.client, full) if dead.is_letter(doc)]
+        if not letters:
+            raise click.ClickException(f'there is no dead letter {name!r}')
+        found |= {doc['_id']: doc for doc in letters}
+    return list(found.values())
+
+
+def _selected_dead(jobs: Jobs, names: Sequence[str], queue: str | None, every: bool) -> Selection[Document]:
+    """Return dead letters; *raises* `UsageError` unless one of names, a queue, and all is given."""
+    if sum((bool(names), queue is not None, every)) != 1:
+        raise click.UsageError('Name dead letters by id, or give --queue NAME, or --all.')
+    named, now = _find_dead(jobs, names), jobs.client.clock.now()
+    # Skip messages that become dead letters while this runs: otherwise a replayed message that fails again would be
+    # replayed forever.
+    letters = named or (doc for doc in dead.letters(jobs.client, queue) if not _failed_after(doc, now))
+    total = len(named) or dead.count(jobs.client, queue)
+    which = counted(total, 'dead letter') + (f' of queue {queue}' if queue else '')
+    if len(named) == 1:
+        which = f'dead letter {task_id(named[0]) or named[0]["_id"]}'
+    return Selection(which, letters, total)
+
+
+def _failed_after(doc: Document, date: float) -> bool:
+    failed = doc.get('failed')
+    return isinstance(failed, (int, float)) and failed > date

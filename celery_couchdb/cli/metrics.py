@@ -61,7 +61,7 @@ def command(
         )
     from prometheus_client import generate_latest
 
-    from .metrics_exporter import Exporter, Reading, Server
+    from .metrics_exporter import Exporter, MetricsServer, Reading
 
     app = app_of(ctx)
     broker, results = broker_of(app, seconds=timeout), results_of(app, seconds=timeout)
@@ -78,7 +78,7 @@ def command(
         echo_styled(generate_latest(exporter.registry).decode().rstrip('\n'))
         return
     try:
-        server = Server(address, exporter)
+        server = MetricsServer(address, exporter)
     except OSError as exc:
         raise click.ClickException(f'cannot listen on {address[0]}:{address[1]}: {exc.strerror or exc}') from exc
     # As process 1 of a container, Python would ignore the signal.

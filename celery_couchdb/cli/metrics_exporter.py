@@ -24,7 +24,7 @@ from kombu_couchdb.log import printable
 from .databases import result_of, start
 from .tables import echo
 
-__all__ = ['Exporter', 'Reading', 'Server', 'families', 'up']
+__all__ = ['Exporter', 'Reading', 'MetricsServer', 'families', 'up']
 
 #: How long a client may take to send its request and to read the response, in seconds, beside the time of a reading.
 _CLIENT_SECONDS = 10.0
@@ -190,7 +190,7 @@ class Exporter(Collector):
             echo(f'Error: {problem}' if problem else 'CouchDB responds again', err=True)
 
 
-class Server(ThreadingMixIn, WSGIServer):
+class MetricsServer(ThreadingMixIn, WSGIServer):
     """Serves an exporter's metrics under every path, each request in a thread. *Raises* `OSError` if it cannot listen.
 
     `address` is a host, '' for every interface, and a port, 0 for any free one.

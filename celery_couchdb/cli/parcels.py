@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import click
@@ -12,7 +12,7 @@ from kombu_couchdb.admin.parcels import STATES, Parcels, state_of
 from kombu_couchdb.couchdb.client import Document
 
 from .databases import app_of, parcels_of, regions_of
-from .resource import Resource, change, counted, json_option, limit_option, selection_options
+from .resource import Resource, Selection, change, counted, json_option, limit_option, selection_options
 from .tables import NO_VALUE, Cell, Column, Row, format_ago, json_line
 
 __all__ = ['command']
@@ -90,7 +90,7 @@ def replay(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -
     ID is the id of a document, or its first characters. A parcel that was moved before is not run again.
     """
     parcels = _parcels(ctx)
-    _change(ctx, parcels, names, every, yes, 'Replay', parcels.replay, 'replayed')
+    change(ctx, 'Replay', _selected(parcels, names, every), parcels.replay, 'replayed', yes=yes)
 
 
 @command.command('drop')
@@ -102,7 +102,8 @@ def drop(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> 
     ID is the id of a document, or its first characters. Replicas of the database see the deletion, too.
     """
     parcels = _parcels(ctx)
-    _change(ctx, parcels, names, every, yes, 'Drop', lambda docs: (parcels.drop(docs), {}), 'dropped')
+    selected = _selected(parcels, names, every)
+    change(ctx, 'Drop', selected, lambda docs: (parcels.drop(docs), {}), 'dropped', yes=yes)
 
 
 def _parcels(ctx: click.Context) -> Parcels:
@@ -114,23 +115,14 @@ def _parcels(ctx: click.Context) -> Parcels:
     return Parcels(client)
 
 
-def _change(
-    ctx: click.Context,
-    parcels: Parcels,
-    names: Sequence[str],
-    every: bool,
-    yes: bool,
-    verb: str,
-    act: Callable[[Sequence[Document]], tuple[int, Mapping[str, str]]],
-    done: str,
-) -> None:
-    """Change the selected documents by `act`; *raises* `UsageError` unless either names or all are given."""
+def _selected(parcels: Parcels, names: Sequence[str], every: bool) -> Selection[Document]:
+    """Return documents; *raises* `UsageError` unless either names or all are given."""
     if bool(names) == every:
         raise click.UsageError('Name parcels by id, or give --all for all refused ones.')
     found = [_find(parcels, name) for name in names] if names else parcels.listing('refused')
     docs = list({doc['_id']: doc for doc in found}.values())
     which = f'parcel {docs[0]["_id"]}' if len(docs) == 1 else counted(len(docs), 'parcel')
-    change(ctx, verb, which, docs, len(docs), act, done, yes=yes)
+    return Selection(which, docs, len(docs))
 
 
 def _find(parcels: Parcels, name: str) -> Document:

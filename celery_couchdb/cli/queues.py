@@ -41,7 +41,7 @@ def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
     client = broker_of(app_of(ctx))
     rows = queue_rows(status(client, temporary=temporary))
     columns = queue_columns(rows, client.clock.now())
-    Resource[Row](lambda part: part, columns).print_list(rows, as_json, empty=NO_QUEUES)
+    Resource[Row](list, columns).print_list(rows, as_json, empty=NO_QUEUES)
 
 
 @command.command('pause')

@@ -12,7 +12,7 @@ import click
 import kombu_couchdb.design
 from kombu_couchdb.admin import regions, replications
 from kombu_couchdb.admin.regions import Region, Remote
-from kombu_couchdb.admin.replications import Endpoint, Nodes
+from kombu_couchdb.admin.replications import Endpoint, Replicator
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
@@ -106,10 +106,10 @@ def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry
 
 def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> list[Step]:
     """Return the steps that change settings of the server and its replications."""
-    nodes = Nodes(server)
+    replicator = Replicator(server)
     verify = any(own.addresses[name].tls and own.addresses[name].verify is not False for name in own.others)
-    settings = list(nodes.plan(verify=verify, trusted=trusted))
-    root, documents = nodes.own_url(), list[Document]()
+    settings = list(replicator.plan(verify=verify, trusted=trusted))
+    root, documents = replicator.own_url(), list[Document]()
     remarks: list[str | None] = []
     of_app = broker_of(app).beside(own.client.address.database).address
     stored_results, found = results_of(app), replications.stored(server, own.name) or {}
@@ -175,7 +175,7 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     app = app_of(ctx)
     own = _Own.of(app, admin)
     found = _look(app, own)
-    resource = Resource(_described, _COLUMNS, summarize=lambda part: part)
+    resource = Resource(_described, _COLUMNS, summarize=list)
     resource.print_list(found, as_json, empty='There are no other regions.')
     for line in () if as_json else _remarks(found):
         echo(line)

@@ -7,7 +7,7 @@ and the lines of details show.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +17,16 @@ import click
 
 from .tables import Column, Row, Table, confirm, echo, echo_styled, json_line, printable, terminal_width
 
-__all__ = ['Resource', 'change', 'counted', 'json_option', 'limit_option', 'selection_options', 'yes_option']
+__all__ = [
+    'Resource',
+    'Selection',
+    'change',
+    'counted',
+    'json_option',
+    'limit_option',
+    'selection_options',
+    'yes_option',
+]
 
 #: The items that are read and printed, or changed, together. A progress bar is shown for more.
 _BATCH = 200
@@ -112,34 +121,39 @@ class Resource(Generic[T]):
         return '\n'.join(lines)
 
 
+@dataclass(frozen=True)
+class Selection(Generic[T]):
+    """The items that a command changes."""
+
+    #: What they are called in the question whether to change them.
+    name: str
+    #: They may be read while others are changed.
+    items: Iterable[T]
+    total: int
+
+
 def change(
     ctx: click.Context,
     verb: str,
-    which: str,
-    items: Iterable[T],
-    total: int,
+    selection: Selection[T],
     act: Callable[[Sequence[T]], tuple[int, Mapping[str, str]]],
     done: str,
     *,
     yes: bool,
 ) -> None:
-    """Ask whether to `verb` `which` items unless `yes` is true, call `act` with batches of them, and print the result.
+    """Ask whether to `verb` a selection, unless `yes` is true, call `act` with batches of it, and print the result.
 
     `act` returns how many items it changed, and the reasons why others were refused, by id. `done` is what happened to
     them. The command ends with status 1 unless all were changed.
     """
-    if total and not yes:
-        confirm(f'{verb} {which}?')
-    count, selected, refused = 0, 0, 0
-    show_bar = total > _BATCH
-    with (
-        click.progressbar(length=total, label=verb.partition(' ')[0], file=sys.stderr)
-        if show_bar
-        else nullcontext() as bar
-    ):
-        for part in _batches(items):
+    if selection.total and not yes:
+        confirm(f'{verb} {selection.name}?')
+    count, left, refused = 0, 0, 0
+    items, has_bar = iter(selection.items), selection.total > _BATCH
+    with click.progressbar(length=selection.total, label=verb, file=sys.stderr) if has_bar else nullcontext() as bar:
+        while part := list(islice(items, _BATCH)):
             changed, reasons = act(part)
-            count, selected, refused = count + changed, selected + len(part), refused + len(reasons)
+            count, left, refused = count + changed, left + len(part) - changed, refused + len(reasons)
             for name, reason in reasons.items():
                 echo(f'{name}: {reason}', err=True)
             if bar:
@@ -147,11 +161,5 @@ def change(
     echo(f'{count:,} {done}.')
     if refused:
         ctx.exit(1)
-    if count < selected:
-        raise click.ClickException(f'{selected - count:,} were changed by somebody else just now')
-
-
-def _batches(items: Iterable[T]) -> Iterator[list[T]]:
-    rest = iter(items)
-    while part := list(islice(rest, _BATCH)):
-        yield part
+    if left:
+        raise click.ClickException(f'{left:,} were changed by somebody else just now')

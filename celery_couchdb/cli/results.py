@@ -13,7 +13,7 @@ from celery import states
 
 from ..stored_results import NotSent, StoredResult, StoredResults
 from .databases import app_of, results_of
-from .resource import Resource, change, counted, limit_option, yes_option
+from .resource import Resource, Selection, change, counted, limit_option, yes_option
 from .tables import Cell, Column, Duration, Row, format_date, json_line
 
 __all__ = ['command']
@@ -121,7 +121,7 @@ def retry(
         return len(part) - len(refused), refused
 
     which = names[0] if len(names) == 1 else counted(total, 'failed task')
-    change(ctx, 'Send', f'{which} again', selected, total, act, 'sent again', yes=yes)
+    change(ctx, 'Send', Selection(f'{which} again', selected, total), act, 'sent again', yes=yes)
 
 
 def _results(ctx: click.Context) -> StoredResults:

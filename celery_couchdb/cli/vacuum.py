@@ -27,7 +27,6 @@ from .databases import (
     parcels_of,
     regions_of,
     results_of,
-    visibility_timeout_of,
 )
 from .resource import yes_option
 from .tables import (
@@ -83,7 +82,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     sources = [Parcels(parcels)] if parcels else []
     if options.region and options.regions:
         sources.append(Parcels(regions_of(app, admin), design.REGIONS, 'traffic'))
-    min_age = _min_age(given, max(visibility_timeout_of(app), longest_lease(broker)))
+    min_age = _min_age(given, max(options.visibility_timeout, longest_lease(broker)))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
         confirm(f'Purge and compact {names}?')

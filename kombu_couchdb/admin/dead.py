@@ -15,7 +15,7 @@ from ..documents.ids import job_id
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
-from .listing import paged
+from .jobs import paged
 
 __all__ = ['as_letter', 'count', 'drop', 'is_letter', 'letters', 'replay']
 

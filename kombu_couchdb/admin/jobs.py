@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import Client, Document, Row, chunks
+from ..couchdb.shapes import Shape
 from ..documents import workitem
 from ..errors import ConfigurationError, NotFound
 
 __all__ = [
+    'BATCH_ROWS',
     'ENDED',
     'STATES',
     'Removal',
@@ -33,6 +35,7 @@ __all__ = [
     'find_all',
     'items_in',
     'needs_jobs_view',
+    'paged',
     'remove',
     'state',
     'state_of',
@@ -42,6 +45,9 @@ STATES = ('running', 'pending', 'scheduled', 'dead', 'done', 'gone')
 
 #: The states that do not change any more, unless the same task is sent again.
 ENDED = ('done', 'gone')
+
+#: The rows that one request of `paged` reads.
+BATCH_ROWS = 200
 
 #: The types of the documents of jobs.
 _TYPES = ('WorkItem', 'DoneItem')
@@ -110,6 +116,23 @@ def needs_jobs_view(client: Client) -> Iterator[None]:
             f'{client.address.url} lacks the design document {design.JOBS}; let an administrator run '
             f'"celery -A your_app couchdb setup"'
         ) from exc
+
+
+def paged(client: Client, name: str, view: str, row: Shape, **where: Any) -> Iterator[Row]:
+    """Yield the rows of the view of the design document `name`, each document once.
+
+    You may change or delete the documents while you iterate."""
+    seen = set[str]()
+    while rows := client.view(name, view, row, **where, limit=BATCH_ROWS + 1):
+        new = [row for row in rows if row['id'] not in seen]
+        seen.update(row['id'] for row in new)
+        yield from new
+        if len(rows) <= BATCH_ROWS or not new:
+            # `new` is empty if more rows than a page have the same key: the embedded server ignores startkey_docid.
+            return
+        # After the last row that was read, not from the next one: the embedded server returns some fractions in keys a
+        # little larger than they are, and would leave out the row with such a key.
+        where = {**where, 'startkey': rows[-1]['key'], 'startkey_docid': rows[-1]['id']}
 
 
 def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:

@@ -15,12 +15,10 @@ from ..documents import workitem
 from ..documents.ids import CONSUMER
 from ..documents.workitem import HIGHEST
 from ..queues import waiting
-from .jobs import items_in, needs_jobs_view
+from .dead import letters
+from .jobs import BATCH_ROWS, items_in, needs_jobs_view, paged
 
-__all__ = ['Wanted', 'listing', 'paged', 'workers_of']
-
-#: The rows that one request reads.
-_BATCH_ROWS = 200
+__all__ = ['Wanted', 'listing', 'workers_of']
 
 #: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
 _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
@@ -91,9 +89,8 @@ def _queued(client: Client, wanted: Wanted, now: float) -> Iterator[Document]:
             rows.append(_rows(client, 'waiting', **design.rows_of(name, design.PARKED)))
         if 'scheduled' in states:
             rows.append(_rows(client, 'waiting', **design.planned_rows(name, now)))
-    if 'dead' in states:
-        rows.append(_rows(client, 'dead', **(design.rows_of(queue) if queue else {})))
-    return (row['doc'] for row in chain.from_iterable(rows) if row.get('doc'))
+    found = (row['doc'] for row in chain.from_iterable(rows) if row.get('doc'))
+    return chain(found, letters(client, queue) if 'dead' in states else ())
 
 
 def _rows(client: Client, view: str, row: Shape = _ROW, **where: Any) -> Iterator[Row]:
@@ -102,7 +99,7 @@ def _rows(client: Client, view: str, row: Shape = _ROW, **where: Any) -> Iterato
 
 def _by_priority(rows: Iterator[Row]) -> Iterator[Row]:
     """Yield the rows of messages that are due, which the view sorts by date only. Workers sort a part of them, too."""
-    while part := sorted(islice(rows, _BATCH_ROWS), key=_order):
+    while part := sorted(islice(rows, BATCH_ROWS), key=_order):
         yield from part
 
 
@@ -133,23 +130,6 @@ def _mentions(doc: Document, searched: str) -> bool:
         return False
     shown = [value for name in ('argsrepr', 'kwargsrepr') if isinstance(value := headers.get(name), str)]
     return any(searched in value for value in shown or [str(message.get('body'))])
-
-
-def paged(client: Client, name: str, view: str, row: Shape, **where: Any) -> Iterator[Row]:
-    """Yield the rows of the view of the design document `name`, each document once.
-
-    You may change or delete the documents while you iterate."""
-    seen = set[str]()
-    while rows := client.view(name, view, row, **where, limit=_BATCH_ROWS + 1):
-        new = [row for row in rows if row['id'] not in seen]
-        seen.update(row['id'] for row in new)
-        yield from new
-        if len(rows) <= _BATCH_ROWS or not new:
-            # `new` is empty if more rows than a page have the same key: the embedded server ignores startkey_docid.
-            return
-        # After the last row that was read, not from the next one: the embedded server returns some fractions in keys a
-        # little larger than they are, and would leave out the row with such a key.
-        where = {**where, 'startkey': rows[-1]['key'], 'startkey_docid': rows[-1]['id']}
 
 
 def workers_of(client: Client, docs: Collection[Document]) -> Mapping[str, str]:

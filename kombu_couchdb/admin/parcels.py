@@ -15,7 +15,7 @@ from ..couchdb.shapes import exactly, items, members, number, revision
 from ..documents import parcel
 from ..documents.receipt import is_open
 from ..errors import DatabaseMissing, NotFound
-from .listing import paged
+from .jobs import paged
 
 __all__ = ['STATES', 'Parcels', 'moving', 'state_of']
 

@@ -21,7 +21,7 @@ from ..errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
 from ..options import Options
 from .replications import id_of
 
-__all__ = ['Parcels', 'Region', 'Remote', 'Replication', 'addresses', 'region', 'remote', 'unready']
+__all__ = ['Traffic', 'Region', 'Remote', 'Replication', 'addresses', 'region', 'remote', 'unready']
 
 #: The shapes of the rows of the view `traffic`, reduced and not.
 _COUNT = members(value=number)
@@ -34,8 +34,8 @@ _DOCS = '/_scheduler/docs/_replicator'
 _HOP_SECONDS, _MAX_PARCELS = 2.0, 1000
 
 
-class Parcels(TypedDict):
-    """Parcels of one kind."""
+class Traffic(TypedDict):
+    """The parcels of one kind between two regions."""
 
     count: int
     #: The age of the oldest, since it was published or refused; None without parcels that have a date.
@@ -62,11 +62,11 @@ class Region(TypedDict):
     #: By kind, `regions` or `results`.
     replications: dict[str, Replication]
     #: Parcels to the region; also those that it has published and whose deletion has not returned.
-    leaving: Parcels
+    leaving: Traffic
     #: Parcels from the region that are here and not published yet.
-    arrived: Parcels
+    arrived: Traffic
     #: Parcels from or to the region that the other side has refused.
-    refused: Parcels
+    refused: Traffic
     #: The age of the region's own document; None if there is none.
     seen: float | None
     #: Up to which change of the other region's database the parcels are here; None if unknown.
@@ -79,7 +79,7 @@ class Remote(TypedDict):
     #: The duration of a request.
     response: float
     #: Parcels on their way from the region; those that have arrived here, too, until their deletion has returned.
-    leaving: Parcels
+    leaving: Traffic
     #: The number of changes in its database that the replication has not looked at; None if unknown.
     pending: int | None
     #: The number of parcels from the region that were still not here after two seconds. Only 1,000 are looked for.
@@ -181,7 +181,7 @@ def _missing(client: Client, here: Client, own: str, other: str) -> int:
     return len(missing)
 
 
-def _parcels(client: Client, kind: int, to: str, sender: str) -> Parcels:
+def _parcels(client: Client, kind: int, to: str, sender: str) -> Traffic:
     keys: dict[str, Any] = {'startkey': [kind, to, sender], 'endkey': [kind, to, sender, {}]}
     try:
         counted = client.view(design.REGIONS, 'traffic', _COUNT, **keys)
@@ -195,7 +195,7 @@ def _parcels(client: Client, kind: int, to: str, sender: str) -> Parcels:
     return {'count': int(counted[0]['value']), 'oldest': oldest}
 
 
-def _together(*parts: Parcels) -> Parcels:
+def _together(*parts: Traffic) -> Traffic:
     dates = [part['oldest'] for part in parts if part['oldest'] is not None]
     return {'count': sum(part['count'] for part in parts), 'oldest': max(dates, default=None)}
 

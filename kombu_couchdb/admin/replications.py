@@ -38,7 +38,7 @@ from .setup import Step
 __all__ = [
     'BOUNDED',
     'Endpoint',
-    'Nodes',
+    'Replicator',
     'beginning_with',
     'chosen',
     'database_in',
@@ -340,8 +340,8 @@ def _nodes(address: Address) -> list[Address]:
 # -- the replicator
 
 
-class Nodes:
-    """The nodes of a server, with the rights of a server administrator. *Raises* `AccessDenied` without them."""
+class Replicator:
+    """The replicator of a server, with the rights of a server administrator. *Raises* `AccessDenied` without them."""
 
     def __init__(self, server: Client) -> None:
         """Read the settings of all nodes; `server` is a client for the server, see `Address.root`.

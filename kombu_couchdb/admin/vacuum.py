@@ -130,21 +130,19 @@ def vacuum(
     return _Vacuum(client, progress, age, wait, may_be_replicated, moving).run()
 
 
+@dataclass
 class _Vacuum:
-    def __init__(
-        self,
-        client: Client,
-        progress: Progress,
-        age: float,
-        wait: bool,
-        may_be_replicated: bool,
-        moving: Callable[[], Collection[str]],
-    ) -> None:
-        self._client, self._progress, self._age, self._wait = client, progress, age, wait
-        self._may_be_replicated, self._moving = may_be_replicated, moving
-        self._cluster = Cluster(client)
-        self._marks, self._janitor = Marks(client), Janitor(client)
-        self._tombstones = Tombstones(client, self._marks)
+    _client: Client
+    _progress: Progress
+    _age: float
+    _wait: bool
+    _may_be_replicated: bool
+    _moving: Callable[[], Collection[str]]
+
+    def __post_init__(self) -> None:
+        self._cluster = Cluster(self._client)
+        self._marks, self._janitor = Marks(self._client), Janitor(self._client)
+        self._tombstones = Tombstones(self._client, self._marks)
 
     def run(self) -> Report:
         began = time.monotonic()

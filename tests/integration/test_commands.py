@@ -174,6 +174,8 @@ def test_malformed_dead_letters_are_shown_and_dropped(run: Run, client: Client, 
     assert listed.exit_code == 0
     assert 'malformed: queue is not text' in listed.output
     assert ('deep in it' in listed.output) is apache_couchdb
+    jobs = [json.loads(line) for line in run('jobs', 'list', '--state', 'dead', '--json').output.splitlines()]
+    assert {job['document']: job['state'] for job in jobs} == dict.fromkeys(ids, 'dead')
     assert json.loads(run('dead', 'show', '--json', 'odd').output)['reason'] == 'malformed: queue is not text'
     assert 'it cannot be delivered: malformed: queue is not text' in run('dead', 'replay', '--yes', 'odd').output
     assert f'{len(ids)} dropped.' in run('dead', 'drop', '--all', '--yes').output

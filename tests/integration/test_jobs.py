@@ -299,7 +299,7 @@ def test_pending_jobs_are_listed_in_the_order_of_claims(app: Celery, client: Cli
 
 def test_no_job_is_left_out_between_two_pages(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded server returns some dates a little larger than they are stored."""
-    monkeypatch.setattr('kombu_couchdb.admin.listing._BATCH_ROWS', 2)
+    monkeypatch.setattr('kombu_couchdb.admin.jobs.BATCH_ROWS', 2)
     app.send_task('task')
     [like] = items(client)
     del like['_rev']

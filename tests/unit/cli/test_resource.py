@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from celery_couchdb.cli.resource import Resource, change, counted
+from celery_couchdb.cli.resource import Resource, Selection, change, counted
 from celery_couchdb.cli.tables import Column
 
 TEXTS = Resource[str](lambda part: [{'text': text} for text in part], [Column('TEXT', 'text', right=True)])
@@ -57,7 +57,8 @@ def changed(count: int, refused: dict[str, str], *, yes: bool = True, total: int
             batches.append(len(part))
             return min(count, len(part)), refused
 
-        change(ctx, 'Drop', counted(total, 'text'), ['x'] * total, total, act, 'dropped', yes=yes)
+        selection = Selection(counted(total, 'text'), ['x'] * total, total)
+        change(ctx, 'Drop', selection, act, 'dropped', yes=yes)
 
     return CliRunner().invoke(command, input='n\n'), batches
 
