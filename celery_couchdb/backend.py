@@ -33,10 +33,8 @@ from kombu_couchdb.queues.harmful import Harmful
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
-from .parcels.inherited import pass_on
-from .parcels.origin import parcel_of
+from .parcels.origin_headers import destination, parcel_of, pass_on
 from .patches import brevity, lifecycle, redaction
-from .regions.home import destination
 from .results.address import address_of
 from .results.conflict_rules import RULES
 from .results.documents import ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack

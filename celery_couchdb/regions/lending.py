@@ -20,9 +20,9 @@ from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import Document, Parcel
 from kombu_couchdb.log import get_logger
 
-from .chords import may_be_in_header
-from .load import waiting
-from .looks import Looks
+from .demand import waiting
+from .message_checks import may_be_in_header
+from .polling import Looks
 
 __all__ = ['Lender']
 
