@@ -13,16 +13,15 @@ import pytest
 from celery import Celery
 from celery.schedules import schedule
 
-from celery_couchdb.beat import CouchDBScheduler, Schedules, due_dates, due_tasks
+from celery_couchdb.beat import CouchDBScheduler, Schedules, due_dates
 from celery_couchdb.beat.entries import Entry, new_state
 from celery_couchdb.beat.messages import Messages
 from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import AccessDenied
-from kombu_couchdb.leases import leader
 from tests.support import Request, items, replace_in_clients
 
-from .conftest import until, until_idle
+from .conftest import Machine, until, until_idle
 
 Beat = Callable[..., CouchDBScheduler]
 
@@ -44,24 +43,6 @@ def beat(app: Celery) -> Iterator[Beat]:
     yield beat
     for one in made:
         one.close()
-
-
-class Machine:
-    """The monotonic clock of the leader, which a test moves forward."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
-    for module in (leader, due_tasks):
-        monkeypatch.setattr(module, 'time', machine)
-    return machine
 
 
 def ticks(scheduler: CouchDBScheduler, seconds: float) -> None:
