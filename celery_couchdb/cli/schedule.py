@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from ..beat.api import Item, Schedules
 from ..beat.entries import DEFAULT_GRACE_SECONDS, MISSED
+from ..beat.stored_schedules import Item, Schedules
 from .databases import app_of, broker_of
 from .tables import NO_VALUE, Cell, Column, confirm, echo, echo_styled, format_table, json_line, terminal_width
 

@@ -111,7 +111,7 @@ class Lender:
             startkey=[key],
             endkey=[key, before],
             limit=min(_BATCH_DOCS, 2 * sum(left.values()) + _MORE_DOCS),
-            # The index is updated afterwards: a long queue does not delay the ferry. Each document is read and checked.
+            # The index is updated afterwards: a long queue delays nothing. Each document is read and checked.
             update='lazy',
         )
         prepared, size = list[tuple[Document, Parcel]](), 0

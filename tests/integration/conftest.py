@@ -191,3 +191,29 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     for module in (leader, due_tasks):
         monkeypatch.setattr(module, 'time', machine)
     return machine
+
+
+#: A function that creates a scheduler whose code has the given entries. It does nothing until `tick` is called.
+Beat = Callable[..., CouchDBScheduler]
+
+
+@pytest.fixture
+def beat(app: Celery) -> Iterator[Beat]:
+    """See `Beat`."""
+    app.conf.result_expires = None
+    made: list[CouchDBScheduler] = []
+
+    def beat(entries: dict[Any, Any] | None = None, **more: dict[str, Any]) -> CouchDBScheduler:
+        app.conf.beat_schedule = {**(entries or {}), **more}
+        made.append(CouchDBScheduler(app))
+        made[-1].max_interval = 0.0  # do not wait in `tick`
+        return made[-1]
+
+    yield beat
+    for one in made:
+        one.close()
+
+
+def entry_of(seconds: Any = 3600, **members: Any) -> dict[str, Any]:
+    """Return an entry in the code of an app."""
+    return {'task': 'add', 'schedule': seconds, **members}
