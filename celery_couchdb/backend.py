@@ -33,10 +33,8 @@ from kombu_couchdb.queues.quarantine import Harmful
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import Options
-from .parcels.inherited import pass_on
-from .parcels.origin import parcel_of
+from .parcels.origin_headers import destination, parcel_of, pass_on
 from .patches import error_output, lifecycle, redaction
-from .regions.home import destination
 from .results.database import address_of
 from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
 from .results.store import ResultTooLarge

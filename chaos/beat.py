@@ -26,13 +26,14 @@ from celery import Celery
 from celery_couchdb.beat import Schedules
 from celery_couchdb.beat.entries import task_id_of
 from kombu_couchdb.documents.ids import LEADER
+from kombu_couchdb.leases.leader import LEASE_SECONDS
 
 from .proxy import Proxy
 from .server import Server
 
 __all__ = ['FAULTS', 'Site', 'run']
 
-#: How long each kind of fault lasts, in seconds, at least and at most.
+#: How long each kind of fault lasts, in seconds, at least and at most, if leases last for `LEASE_SECONDS`.
 FAULTS = {'killed': (0.0, 2.0), 'paused': (16.0, 25.0), 'clock set': (1.0, 10.0), 'outage': (2.0, 20.0)}
 
 #: The entries that nobody edits, each with its interval in seconds.
@@ -42,11 +43,15 @@ _KEPT = {f'kept {number}': seconds for number, seconds in enumerate((1.0, 1.7, 3
 class Beat:
     """One beat at a time, behind its own proxy, on a machine whose clock can be set."""
 
-    def __init__(self, name: str, server: Server, database: str, folder: Path) -> None:
+    def __init__(self, name: str, server: Server, database: str, folder: Path, lease: float) -> None:
         self.name, self.proxy, self._folder = name, Proxy(server.host, server.port), folder
         self.lock, self._clock, self._number = threading.Lock(), folder / f'{name}.clock', 0
         settings = {'broker_url': server.url_through(self.proxy.port, database), 'result_expires': None}
-        self._environment = {'CHAOS_SETTINGS': json.dumps(settings), 'CHAOS_CLOCK': str(self._clock)}
+        self._environment = {
+            'CHAOS_SETTINGS': json.dumps(settings),
+            'CHAOS_CLOCK': str(self._clock),
+            'CHAOS_LEASE': str(lease),
+        }
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -95,11 +100,13 @@ class Beat:
 class Site:
     """A context manager: a database, and three beats. On exit they end, and the database is deleted."""
 
-    def __init__(self, server: Server, folder: Path) -> None:
+    def __init__(self, server: Server, folder: Path, lease: float = LEASE_SECONDS) -> None:
+        """Let leases last for `lease` seconds, and faults in proportion."""
         folder.mkdir(parents=True, exist_ok=True)
         database = f'chaos-{uuid.uuid4().hex[:12]}'
         self.client = server.client(database)
-        self.beats = [Beat(f'beat{number}', server, database, folder) for number in range(3)]
+        self.beats = [Beat(f'beat{number}', server, database, folder, lease) for number in range(3)]
+        self.scale = lease / LEASE_SECONDS
         app = Celery('chaos', broker=server.url_through(server.port, database), set_as_current=False)
         self.client.create()
         self.schedules = Schedules(app)
@@ -135,7 +142,7 @@ def run(site: Site, faults: Sequence[str], seed: int, patience: float, tell: Cal
     editor = threading.Thread(target=_edit, args=(site, random.Random(seed), done), daemon=True)
     editor.start()
     for fault in faults:
-        seconds = round(dice.uniform(*FAULTS[fault]), 1)
+        seconds = round(site.scale * dice.uniform(*FAULTS[fault]), 1)
         beat = site.leader if dice.random() < 0.7 else dice.choice(site.beats)
         step = dice.choice([-1, 1]) * dice.choice([1.0, 60.0, 3600.0, 86400.0])
         tell(f'{beat.name}: {fault}, {seconds:g} s' + (f', by {step:g} s' if fault == 'clock set' else ''))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from celery import Celery
 
+from .short_lease import shorten
+
 __all__ = ['app']
 
 _true, _file = time.time, Path(os.environ['CHAOS_CLOCK'])
@@ -22,5 +24,6 @@ def _wrong() -> float:
 
 
 time.time = _wrong
+shorten(float(os.environ['CHAOS_LEASE']))
 app = Celery('chaos')
 app.conf.update(json.loads(os.environ['CHAOS_SETTINGS']))

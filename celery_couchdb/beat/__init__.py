@@ -8,7 +8,7 @@ is sent once, even if leaders are killed or paused.
 
 from __future__ import annotations
 
-from .api import Schedules
 from .scheduler import CouchDBScheduler
+from .stored_schedules import Schedules
 
 __all__ = ['CouchDBScheduler', 'Schedules']

@@ -161,30 +161,28 @@ class DueTasks(Duty):
             if time.monotonic() >= until:
                 break
         self.check_term()
-        results = self._messages.send(calls, _ROUND_SECONDS) if calls else []
-        sent, position, fresh = self._client.clock.now(), 0, dict[str, ScheduleState]()
+        results = iter(self._messages.send(calls, _ROUND_SECONDS) if calls else ())
+        sent, fresh = self._client.clock.now(), dict[str, ScheduleState]()
         for name, decision in decisions.items():
-            mine = results[position : position + len(decision.send)]
-            for call, error in zip(calls[position:], mine, strict=False):
-                self._log(call, error)
-            position += len(decision.send)
-            if decision.send and not mine:
-                break  # there was no time for this one and those after it
-            answers = zip(decision.send, mine, strict=False)
-            errors = {due: f'the due date {due:.3f} was not sent: {error}' for due, error in answers if error}
-            fresh[name] = noted(self._states[name], decision.first(len(mine)), errors, sent)
-            if decision.skipped:
-                logger.warning('schedule entry %s: %d due dates were missed and are not sent', name, decision.skipped)
-            if decision.error:
-                logger.error('schedule entry %s is not sent: %s', name, decision.error)
+            answers = dict(zip(decision.send, results, strict=False))  # there may have been no time for the last ones
+            if decision.send and not answers:
+                break
+            errors = {due: f'the due date {due:.3f} was not sent: {error}' for due, error in answers.items() if error}
+            fresh[name] = noted(self._states[name], decision.first(len(answers)), errors, sent)
+            self._log(name, decision, answers)
         self._store(fresh)
 
-    @staticmethod
-    def _log(call: Call, error: str | None) -> None:
-        if error is None:
-            logger.info('schedule entry %s: sent task %s with id %s', call.entry.name, call.entry.task, call.task_id)
-        else:
-            logger.error('a due date of schedule entry %s was not sent: %s', call.entry.name, error)
+    def _log(self, name: str, decision: Decision, answers: Mapping[float, str | None]) -> None:
+        for due, error in answers.items():
+            if error is None:
+                task, task_id = self._entries[name].task, task_id_of(self._states[name], due)
+                logger.info('schedule entry %s: sent task %s with id %s', name, task, task_id)
+            else:
+                logger.error('a due date of schedule entry %s was not sent: %s', name, error)
+        if decision.skipped:
+            logger.warning('schedule entry %s: %d due dates were missed and are not sent', name, decision.skipped)
+        if decision.error:
+            logger.error('schedule entry %s is not sent: %s', name, decision.error)
 
     # -- documents
 

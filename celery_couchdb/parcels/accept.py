@@ -21,7 +21,7 @@ from kombu_couchdb.documents.ids import PARCEL as MESSAGE
 from kombu_couchdb.documents.rates import RATE_KEY
 from kombu_couchdb.documents.task_message import EMBEDDED, HEADERS, OPTIONS, STAMPS, is_line, type_flaw
 
-from .inherited import PARCEL
+from .origin_headers import PARCEL
 
 __all__ = ['ID', 'PRINTED', 'RESERVED', 'Accept', 'is_id', 'wrong_header']
 

@@ -37,14 +37,13 @@ from kombu_couchdb.leases.leader import Leader
 from kombu_couchdb.log import get_logger, printable
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.quarantine import Harmful
+from kombu_couchdb.transport.channel import Channel
 
 from .accept import PRINTED, Accept
 from .check import Refused, call_in, checked
-from .collecting import CollectingChannel
 from .inbox import Batch, Inbox
-from .inherited import PARCEL
-from .receipts import Receipts
-from .writing import write
+from .origin_headers import PARCEL
+from .receipts import Receipts, write
 
 __all__ = ['Mover']
 
@@ -68,6 +67,34 @@ _MAX_BODY_BYTES = 64_000_000
 
 #: The shape of a row of the view `parcels`: the revision, and the size in characters.
 _ROW = members(id=text, value=exactly(revision, number))
+
+
+class CollectingChannel(Channel):
+    """A channel that publishes nothing. It collects the WorkItems of the published messages in `items`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tag, self.items = '', list[WorkItem]()
+
+    def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
+        prepared = super()._prepared(message, exchange, routing_key)
+        prepared['properties']['delivery_tag'] = self.tag
+        return prepared
+
+    def basic_publish(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Gather the items of a task; the event that the task was sent is not published."""
+        if 'task' in message['headers']:
+            super().basic_publish(message, exchange, routing_key, **kwargs)
+
+    def send(self, docs: Sequence[Any], message: Document, batch: Any) -> None:
+        """Gather the items of a task."""
+        if any(doc['type'] == 'Parcel' for doc in docs):
+            raise Refused('its task belongs to another region, and parcels are for tasks of this one')
+        self.items += docs
+
+    def broadcast(self, message: Document, exchange: str, routing_key: str, batch: Any = None) -> None:
+        """Refuse a message that no queue would receive."""
+        raise Refused(f'exchange {exchange!r} is for broadcasts')
 
 
 class Mover(Inbox):

@@ -1,14 +1,16 @@
 """Receipts: the process that moves parcels writes into them how the tasks ended.
 
-A result names the parcel from which its task came (`origin`). While receipts are open, the changes feed of the database
-of results reports such results. A new leader first looks up the results of all open receipts, so that none is missed if
-a leader is killed. A result is written only into the receipt of the parcel that it names. Messages that end without a
-result are looked up now and then (`messages`).
+A result names the parcel from which its task came (`origin_headers`). While receipts are open, the changes feed of the
+database of results reports such results. A new leader first looks up the results of all open receipts, so that none is
+missed if a leader is killed. A result is written only into the receipt of the parcel that it names. Messages that end
+without a result are looked up now and then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from celery import states
@@ -18,20 +20,19 @@ from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.conflicts import delete_revisions
 from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
-from kombu_couchdb.documents import receipt
+from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, UNSTORABLE, WriteResult
+from kombu_couchdb.documents import parcel, receipt, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
-from .messages import Messages
-from .writing import write
 
-__all__ = ['Receipts']
+__all__ = ['Receipts', 'write']
 
 logger = get_logger(__name__)
 
-#: Results that are looked up, and receipts that are read, in one request.
+#: Results and messages that are looked up, and receipts that are read, in one request.
 _BATCH_DOCS = 200
 
 #: Receipts that are deleted in one request.
@@ -39,6 +40,9 @@ _EXPIRED_DOCS = 500
 
 #: The least seconds between two deletions of receipts, because each brings the index up to date.
 _SWEEP_SECONDS = 30.0
+
+#: The seconds until a message is looked up first, and the longest pause between two look-ups of one message.
+_FIRST_SECONDS, _MAX_SECONDS = 60.0, 600.0
 
 #: How often a receipt is written if it changes at the same time.
 _ATTEMPTS = 5
@@ -67,6 +71,11 @@ class _End(NamedTuple):
     date: float | None = None
 
 
+_DROPPED = _End(
+    states.REVOKED, error='the message of the task expired, or was deleted, before a worker acknowledged it'
+)
+
+
 class Receipts:
     """The receipts in the database of parcels of `client`. Use it in one thread.
 
@@ -77,7 +86,7 @@ class Receipts:
         """Use the connected `transport` of the broker. Another thread calls `wake()` when tasks have ended."""
         self._client = client
         self._keep, self._region = transport.options.receipts, transport.options.region
-        self._messages = Messages(transport.couchdb)
+        self._messages = MessageEnds(transport.couchdb)
         self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
         if self._backend is None:
             logger.info('receipts do not tell how tasks end: the result backend is not CouchDB')
@@ -169,9 +178,7 @@ class Receipts:
             self._unread |= {doc_id: self._open[doc_id] for doc_id in ends}
             self._look_up()  # a result that was stored before the message ended comes first
             open_ids = self._open.keys() - self._unread.keys()
-            self._close(
-                {doc_id: _End(state, None, error) for doc_id, (state, error) in ends.items() if doc_id in open_ids}
-            )
+            self._close({doc_id: end for doc_id, end in ends.items() if doc_id in open_ids})
 
     def _bound(self, doc_ids: Sequence[str]) -> None:
         """Let receipts of unknown messages be deleted in time, whatever publishers have written into `kept_until`."""
@@ -277,3 +284,92 @@ class Receipts:
         self._sweep_at = max(
             now + _SWEEP_SECONDS, min((row['key'][1] for row in rows[len(over) :]), default=float('inf'))
         )
+
+
+class MessageEnds:
+    """The messages of open receipts: one that expired, was deleted or became a dead letter has no result.
+
+    Nobody stores a result for such a message. So the leader looks up the messages of open receipts in the broker's
+    database by their ids: first after a minute, then after pauses that double up to ten minutes. The tombstone of a
+    message that nobody has acknowledged says so (`workitem.dropped`). That of an acknowledged one says nothing about
+    its task, which may still run, may have been sent again, or may ignore its result; it is not looked up again. If the
+    broker's database has no trace of a message, a vacuum has purged its tombstone, or its publisher has forged the
+    receipt.
+    """
+
+    def __init__(self, broker: Client) -> None:
+        self._broker = broker
+        #: By the ids of the parcels: when a message is looked up next, as a monotonic time, and the pause before that.
+        self._checks: dict[str, tuple[float, float]] = {}
+        self._next_at = -inf
+
+    def ends(self, open_ids: Collection[str]) -> dict[str, _End | None]:
+        """Return how those of these parcels have ended whose tasks store no result; no request in most calls.
+
+        None is for a parcel of which the broker's database has no trace.
+        """
+        now = time.monotonic()
+        if now < self._next_at:
+            return {}
+        self._next_at = now + _FIRST_SECONDS
+        first = (now + _FIRST_SECONDS, _FIRST_SECONDS)
+        self._checks = {doc_id: self._checks.get(doc_id, first) for doc_id in open_ids}
+        found: dict[str, _End | None] = {}
+        try:
+            for part in chunks([doc_id for doc_id, (at, _) in self._checks.items() if at <= now], _BATCH_DOCS):
+                found |= self._look_up(part, now)
+        except CouchDBError as exc:  # the next call that is due looks them up
+            logger.debug('the messages of receipts cannot be looked up just now: %s', exc)
+        return found
+
+    def _look_up(self, doc_ids: Sequence[str], now: float) -> dict[str, _End | None]:
+        of = {parcel.moved_id(doc_id): doc_id for doc_id in doc_ids}
+        docs = dict(zip(of, self._broker.find(list(of)), strict=True))
+        gone = sorted(self._broker.known([name for name, doc in docs.items() if doc is None]))
+        # In a cluster the node that answers first may have an unproven deletion: each copy that responds is read.
+        everywhere = {'r': self._broker.replicas} if self._broker.replicas > 1 else {}
+        found = self._broker.fetch_leaves(gone, **everywhere)
+        # `_bulk_get` of the embedded server leaves out deleted documents.
+        leaves = {name: of_one or self._broker.leaves(name) for name, of_one in zip(gone, found, strict=True)}
+        ends: dict[str, _End | None] = {}
+        for name, doc_id in of.items():
+            pause = min(2 * self._checks[doc_id][1], _MAX_SECONDS)
+            self._checks[doc_id] = now + pause, pause
+            doc = docs[name]
+            if doc is not None and workitem.is_dead(doc):
+                ends[doc_id] = _End(
+                    states.FAILURE, error=f'the message of the task is a dead letter: {doc.get("reason")}'
+                )
+            elif name in leaves and _is_dropped(leaves[name]):
+                ends[doc_id] = _DROPPED
+            elif doc is None and name not in leaves:
+                ends[doc_id] = None
+            elif (doc is not None and workitem.is_done(doc)) or (name in leaves and _is_deleted(leaves[name])):
+                self._checks[doc_id] = inf, pause
+        return ends
+
+
+def _is_deleted(leaves: Sequence[Mapping[str, Any]]) -> bool:
+    return all(leaf.get('_deleted') for leaf in leaves)
+
+
+def _is_dropped(leaves: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether a message was deleted and nobody has acknowledged it; `leaves` are all its leaf revisions."""
+    decided = [leaf for leaf in leaves if not leaf.get('void')]  # the others are withdrawn claims
+    return bool(decided) and all(leaf.get('_deleted') and leaf.get('dropped') for leaf in decided)
+
+
+def write(client: Client, docs: Sequence[Document]) -> list[WriteResult]:
+    """Write documents and return the result for each; those that are too large without what their publishers wrote.
+
+    A publisher may write a parcel of exactly the size that CouchDB accepts. With a reason, or as a receipt, it is
+    larger. If it could not be written, it would wait for ever, and the parcels behind it, too. *Raises* what
+    `Client.bulk` raises.
+    """
+    results = client.bulk(docs)
+    refused = [index for index, result in enumerate(results) if result.error in (DOCUMENT_TOO_LARGE, UNSTORABLE)]
+    if refused:
+        again = client.bulk([parcel.shortened(docs[index]) for index in refused])
+        for index, result in zip(refused, again, strict=True):
+            results[index] = result
+    return results

@@ -1,7 +1,7 @@
 """Regions: tasks that run in another CouchDB, and their results on the way back.
 
 `kombu_couchdb.transport.other_regions` publishes a task for another region as a parcel, which CouchDB replicates.
-`ferry` publishes the parcels that arrive, and `home` returns results to the region where the first task was sent.
+`region_mover` publishes the parcels that arrive, and `parcels.origin_headers` says to which region a result returns.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from kombu_couchdb.documents.types import Document, Parcel
 from kombu_couchdb.log import get_logger
 
 from ..parcels.check import Refused
-from ..parcels.writing import write
-from .arrived import message_of
+from ..parcels.receipts import write
+from .message_checks import message_of
 
 __all__ = ['Fallbacks']
 

@@ -20,9 +20,9 @@ from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import Document, Parcel
 from kombu_couchdb.log import get_logger
 
-from .chords import may_be_in_header
-from .load import waiting
-from .looks import Looks
+from .demand import waiting
+from .message_checks import may_be_in_header
+from .polling import Looks
 
 __all__ = ['Lender']
 
@@ -111,7 +111,7 @@ class Lender:
             startkey=[key],
             endkey=[key, before],
             limit=min(_BATCH_DOCS, 2 * sum(left.values()) + _MORE_DOCS),
-            # The index is updated afterwards: a long queue does not delay the ferry. Each document is read and checked.
+            # The index is updated afterwards: a long queue delays nothing. Each document is read and checked.
             update='lazy',
         )
         prepared, size = list[tuple[Document, Parcel]](), 0

@@ -16,7 +16,7 @@ from kombu_couchdb.transport import Transport
 
 from ..parcels.mover import Mover
 from ..patches import lifecycle
-from ..regions.ferry import Ferry
+from ..regions.region_mover import RegionMover
 
 __all__ = ['on_worker_ready', 'start']
 
@@ -29,7 +29,7 @@ def start(app: Any, concurrency: int = 1) -> None:
     The worker runs up to `concurrency` tasks at once.
     """
     options = app.conf.broker_transport_options or {}
-    kinds: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(Ferry, concurrency=concurrency)}
+    kinds: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(RegionMover, concurrency=concurrency)}
     wanted = [kind for option, kind in kinds.items() if options.get(option)]
     if app in _threads or not wanted:
         return

@@ -1,4 +1,4 @@
-"""The app of the acceptance tests, for beats that are killed at a chosen line."""
+"""The app of the acceptance tests, for beats that are killed at a chosen line, or whose leases are short."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_couchdb.beat.messages import Call, Messages
+from chaos.short_lease import shorten
 
 from .app import app
 
@@ -21,5 +22,7 @@ def _send_and_die(self: Messages, calls: Sequence[Call], seconds: float) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+if lease := os.environ.get('LEASE_SECONDS'):
+    shorten(float(lease))
 if os.environ.get('DIE_AFTER_SENDING'):
     Messages.send = _send_and_die  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from tests.conftest import PATIENCE
 
 
 def test_each_due_date_is_sent_once(server: Server, tmp_path: Path) -> None:
-    with Site(Victim(server.url), tmp_path) as site:
+    with Site(Victim(server.url), tmp_path, lease=5.0) as site:
         broken = run(site, [*FAULTS], 1, PATIENCE, print)
         for log in sorted(tmp_path.glob('*.log')):
             print(f'---- {log.name}\n{log.read_text()[-5_000:]}')

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_couchdb.parcels import mover
-from celery_couchdb.regions.ferry import Ferry
+from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
@@ -26,8 +26,8 @@ def regions(server: Server) -> Iterator[Regions]:
 
 
 @pytest.fixture
-def ferry(regions: Regions) -> Iterator[Ferry]:
-    with movers(Ferry) as make:
+def ferry(regions: Regions) -> Iterator[RegionMover]:
+    with movers(RegionMover) as make:
         yield make(regions['eu'].app)
 
 
@@ -35,14 +35,16 @@ def waiting(client: Client) -> list[str]:
     return [row['id'] for row in client.id_range('p:', docs=True) if not row['doc'].get('status')]
 
 
-def test_hostile_parcels_are_refused_and_the_others_arrive(regions: Regions, ferry: Ferry) -> None:
+def test_hostile_parcels_are_refused_and_the_others_arrive(regions: Regions, ferry: RegionMover) -> None:
     eu = regions['eu']
     check_refusals(eu.regions, 'p:eu:us:', ferry.step)
     assert len(items(eu.broker)) == 3
 
 
 @pytest.mark.parametrize('levels', [700, 1_500])
-def test_deeply_nested_parcel_is_refused(regions: Regions, ferry: Ferry, apache_couchdb: bool, levels: int) -> None:
+def test_deeply_nested_parcel_is_refused(
+    regions: Regions, ferry: RegionMover, apache_couchdb: bool, levels: int
+) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server refuses such documents')
     eu = regions['eu']
@@ -53,7 +55,7 @@ def test_deeply_nested_parcel_is_refused(regions: Regions, ferry: Ferry, apache_
     assert eu.regions.raw('p:eu:us:deep').count(b'"reason"') == 1
 
 
-def test_huge_parcels(regions: Regions, ferry: Ferry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_parcels(regions: Regions, ferry: RegionMover, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no list of tasks between regions: any task arrives."""
     eu = regions['eu']
     monkeypatch.setattr(mover, '_MAX_BODY_BYTES', 100_000)
@@ -68,7 +70,7 @@ def test_huge_parcels(regions: Regions, ferry: Ferry, monkeypatch: pytest.Monkey
     assert eu.regions.get(attached)['reason'] == 'its body is larger than 100,000 bytes'
 
 
-def test_foreign_ids_are_left_alone(regions: Regions, ferry: Ferry) -> None:
+def test_foreign_ids_are_left_alone(regions: Regions, ferry: RegionMover) -> None:
     eu = regions['eu']
     foreign = ['p:us:eu:1', 'p:eu', 'p:eu:us', 'p:', 'p:eus:us:1', 'q:eu:us:1', 'region:us', 'p:EU:us:1', 'p;eu;us;1']
     store(eu.regions, [{**GOOD, '_id': doc_id} for doc_id in foreign])
@@ -86,7 +88,7 @@ def test_documents_of_a_forged_sender_do_not_travel(regions: Regions) -> None:
     assert [[row['id'] for row in client.id_range('p:', to='region:~')] for client in others] == [['p:eu:us:1'], []]
 
 
-def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry: Ferry) -> None:
+def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry: RegionMover) -> None:
     eu = regions['eu']
     info = {'exchange': 'celery.pidbox', 'claimed': {'by': 'broker:consumer:x'}}
     forged = {'delivery_tag': 'broker:consumer:x', 'delivery_info': info, 'priority': 99}
@@ -102,7 +104,7 @@ def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry
 
 
 @pytest.mark.slow
-def test_parcel_with_conflicts_runs_once(regions: Regions, ferry: Ferry) -> None:
+def test_parcel_with_conflicts_runs_once(regions: Regions, ferry: RegionMover) -> None:
     eu = regions['eu']
     store_conflicts(eu.regions, {**GOOD, '_id': 'p:eu:us:1'}, 1_000)
     store(eu.regions, [{**GOOD, '_id': 'p:eu:us:2'}])
@@ -113,7 +115,7 @@ def test_parcel_with_conflicts_runs_once(regions: Regions, ferry: Ferry) -> None
 
 @pytest.mark.parametrize('missing', ['exchange', 'routing_key', 'published', 'task', 'type', 'fallback_at'])
 @pytest.mark.parametrize('wrong', [None, ['x']])
-def test_malformed_fallback_stops_nobody(regions: Regions, ferry: Ferry, missing: str, wrong: Any) -> None:
+def test_malformed_fallback_stops_nobody(regions: Regions, ferry: RegionMover, missing: str, wrong: Any) -> None:
     """Another region can change the parcels to it in the databases of their senders."""
     eu = regions['eu']
     doc: dict[str, Any] = {**GOOD, '_id': 'p:us:eu:1', 'fallback': 'asia', 'fallback_at': 1, missing: wrong}
@@ -125,7 +127,7 @@ def test_malformed_fallback_stops_nobody(regions: Regions, ferry: Ferry, missing
     assert waiting(eu.regions) in ([], ['p:asia:eu:1'])
 
 
-def test_unreadable_fallbacks_stop_nobody(regions: Regions, ferry: Ferry, apache_couchdb: bool) -> None:
+def test_unreadable_fallbacks_stop_nobody(regions: Regions, ferry: RegionMover, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server refuses such documents')
     eu = regions['eu']
@@ -141,7 +143,7 @@ def test_unreadable_fallbacks_stop_nobody(regions: Regions, ferry: Ferry, apache
     wait_for(is_published, 'the fallback')
 
 
-def test_hostile_wants_are_ignored(regions: Regions, ferry: Ferry) -> None:
+def test_hostile_wants_are_ignored(regions: Regions, ferry: RegionMover) -> None:
     eu = regions['eu']
     eu.app.send_task('add', (1, 2), region='any')
     hostile: list[Any] = [

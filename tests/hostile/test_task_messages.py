@@ -20,7 +20,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, checked
-from celery_couchdb.regions.arrived import message_of
+from celery_couchdb.regions.message_checks import message_of
 from kombu_couchdb.consumer.credit import Credit
 from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.documents import task_message, validation, workitem

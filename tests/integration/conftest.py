@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from celery import Celery
 from click.testing import CliRunner, Result
 from kombu import Connection
 
-from celery_couchdb.beat import CouchDBScheduler, Schedules
+from celery_couchdb.beat import CouchDBScheduler, Schedules, due_tasks
 from celery_couchdb.beat.due_tasks import DueTasks
 from celery_couchdb.cli import couchdb
 from celery_couchdb.parcels.mover import Mover
@@ -21,6 +22,7 @@ from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
+from kombu_couchdb.leases import leader
 from kombu_couchdb.queues.broadcasts_database import broadcasts_name, broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.parcels import database_of_parcels, movers
@@ -171,3 +173,47 @@ def until_idle(scheduler: CouchDBScheduler, seconds: float) -> None:
         return isinstance(duty, DueTasks) and not duty._stale and duty.next_in() > seconds
 
     until(scheduler, is_idle)
+
+
+class Machine:
+    """The monotonic clock of the leader of beats, which a test moves forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    for module in (leader, due_tasks):
+        monkeypatch.setattr(module, 'time', machine)
+    return machine
+
+
+#: A function that creates a scheduler whose code has the given entries. It does nothing until `tick` is called.
+Beat = Callable[..., CouchDBScheduler]
+
+
+@pytest.fixture
+def beat(app: Celery) -> Iterator[Beat]:
+    """See `Beat`."""
+    app.conf.result_expires = None
+    made: list[CouchDBScheduler] = []
+
+    def beat(entries: dict[Any, Any] | None = None, **more: dict[str, Any]) -> CouchDBScheduler:
+        app.conf.beat_schedule = {**(entries or {}), **more}
+        made.append(CouchDBScheduler(app))
+        made[-1].max_interval = 0.0  # do not wait in `tick`
+        return made[-1]
+
+    yield beat
+    for one in made:
+        one.close()
+
+
+def entry_of(seconds: Any = 3600, **members: Any) -> dict[str, Any]:
+    """Return an entry in the code of an app."""
+    return {'task': 'add', 'schedule': seconds, **members}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -13,55 +12,17 @@ import pytest
 from celery import Celery
 from celery.schedules import schedule
 
-from celery_couchdb.beat import CouchDBScheduler, Schedules, due_dates, due_tasks
+from celery_couchdb.beat import CouchDBScheduler, Schedules, due_dates
 from celery_couchdb.beat.entries import Entry, new_state
 from celery_couchdb.beat.messages import Messages
 from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import AccessDenied
-from kombu_couchdb.leases import leader
 from tests.support import Request, items, replace_in_clients
 
-from .conftest import until, until_idle
-
-Beat = Callable[..., CouchDBScheduler]
+from .conftest import Beat, Machine, entry_of, until, until_idle
 
 DAY = 86400.0
-
-
-@pytest.fixture
-def beat(app: Celery) -> Iterator[Beat]:
-    """A function that creates a scheduler whose code has the given entries. It does nothing until `tick` is called."""
-    app.conf.result_expires = None
-    made: list[CouchDBScheduler] = []
-
-    def beat(entries: dict[Any, Any] | None = None) -> CouchDBScheduler:
-        app.conf.beat_schedule = entries or {}
-        made.append(CouchDBScheduler(app))
-        made[-1].max_interval = 0.0
-        return made[-1]
-
-    yield beat
-    for one in made:
-        one.close()
-
-
-class Machine:
-    """The monotonic clock of the leader, which a test moves forward."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
-    for module in (leader, due_tasks):
-        monkeypatch.setattr(module, 'time', machine)
-    return machine
 
 
 def ticks(scheduler: CouchDBScheduler, seconds: float) -> None:
@@ -70,10 +31,6 @@ def ticks(scheduler: CouchDBScheduler, seconds: float) -> None:
     while time.monotonic() < end:
         scheduler.tick()
         time.sleep(0.01)
-
-
-def entry(seconds: Any = 3600, **members: Any) -> dict[str, Any]:
-    return {'task': 'add', 'schedule': seconds, **members}
 
 
 def states(client: Client) -> dict[str, Any]:
@@ -171,7 +128,7 @@ class Slow(schedule):
 def test_class_that_takes_longer_than_the_lease_stops_nobody(beat: Beat, client: Client, machine: Machine) -> None:
     slow = Slow(3600)
     slow.machine = machine
-    scheduler = beat({'slow': entry(slow), 'other': entry(0.2)})
+    scheduler = beat({'slow': entry_of(slow), 'other': entry_of(0.2)})
     until(scheduler, lambda: len(states(client)) == 2 and states(client)['other']['count'] >= 2, 'the other')
     for count in (1, 2):
         until(scheduler, lambda: states(client)['slow']['count'] == count, 'the slow one')  # noqa: B023
@@ -294,18 +251,18 @@ class Own(schedule):
 
 
 def test_new_parameters_of_a_class_count_at_once(beat: Beat, client: Client, app: Celery) -> None:
-    first = beat({'a': entry(Own(3600))})
+    first = beat({'a': entry_of(Own(3600))})
     until(first, lambda: states(client))
     until(first, lambda: states(client)['a']['due'] > client.clock.now() + 1800)
     first.close()
-    until(beat({'a': entry(Own(3))}), lambda: states(client)['a']['count'] == 1)
+    until(beat({'a': entry_of(Own(3))}), lambda: states(client)['a']['count'] == 1)
 
 
 def test_names_of_any_kind_in_the_code(beat: Beat, client: Client, app: Celery, schedules: Schedules) -> None:
     """Celery allows any object. Without a name, that of a periodic task is the text of its signature."""
     app.add_periodic_task(3600, app.signature('add', args=['x' * 5000]))
     app.add_periodic_task(3600, app.signature('add', args=['x' * 5001]))
-    scheduler = beat({1: entry(), '\udc80': entry(), **app.conf.beat_schedule})
+    scheduler = beat({1: entry_of(), '\udc80': entry_of(), **app.conf.beat_schedule})
     until(scheduler, lambda: len(states(client)) == 3)
     found = schedules.list()
     assert [item.error for item in found] == [None] * 3
@@ -320,10 +277,10 @@ def test_names_of_any_kind_in_the_code(beat: Beat, client: Client, app: Celery, 
 def test_error_of_an_entry_in_the_code_is_that_of_this_entry(
     beat: Beat, client: Client, schedules: Schedules, app: Celery
 ) -> None:
-    first = beat({'a': entry(), 'b': entry()})
+    first = beat({'a': entry_of(), 'b': entry_of()})
     until(first, lambda: len(states(client)) == 2)
     first.close()
-    second = beat({'a': {'task': 'add', 'schedule': object(), 'args': 5}, 'b': entry(0.2)})
+    second = beat({'a': {'task': 'add', 'schedule': object(), 'args': 5}, 'b': entry_of(0.2)})
     until(second, lambda: states(client)['b']['count'] > 1)
     assert 'in the code of the app' in str(schedules.get('a').error)
     assert not client.get('beat:entry:a').get('removed')
@@ -355,7 +312,7 @@ def test_crash_between_sending_and_noting_with_both_protocols(
 def test_error_that_counts_seconds_is_logged_once(
     beat: Beat, client: Client, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler, seconds = beat({'a': entry()}), iter(range(60, 0, -1))
+    scheduler, seconds = beat({'a': entry_of()}), iter(range(60, 0, -1))
 
     def locked(self: Client, *args: Any, **kwargs: Any) -> None:
         raise AccessDenied(f'the password is wrong; the next attempt is in {next(seconds)} s')

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.regions.ferry import Ferry
+from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from tests.conftest import wait_for
@@ -19,7 +19,7 @@ from .test_regions import ferry, parcels, tasks
 
 __all__ = ['ferry']
 
-Ferries = Callable[[Celery], Ferry]
+Ferries = Callable[[Celery], RegionMover]
 
 
 @pytest.fixture

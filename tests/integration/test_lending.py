@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.regions.ferry import Ferry
-from celery_couchdb.regions.looks import _SELECTOR
+from celery_couchdb.regions.polling import _SELECTOR
+from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import validation, workitem
@@ -23,7 +23,7 @@ from .test_regions import ferry, parcels, tasks
 
 __all__ = ['ferry']
 
-Ferries = Callable[[Celery], Ferry]
+Ferries = Callable[[Celery], RegionMover]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def want(regions: Regions, count: int) -> None:
     regions.replicate()
 
 
-def lend(home: Ferry, region: Region, *left: str) -> None:
+def lend(home: RegionMover, region: Region, *left: str) -> None:
     """Let the home's ferry work until these tasks are left."""
 
     def is_done() -> bool:
@@ -291,7 +291,7 @@ def test_only_activity_ends_the_rest_of_an_idle_region(regions: Regions) -> None
     assert write({'_id': leader['_id'], '_deleted': True}) == []
 
 
-def rest(ferry: Ferry, looks: Any) -> None:
+def rest(ferry: RegionMover, looks: Any) -> None:
     """Let a ferry look until it waits for activity."""
 
     def is_resting() -> bool:

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
-from celery_couchdb.parcels.inherited import PARCEL
 from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.parcels.origin_headers import PARCEL
 from celery_couchdb.parcels.receipts import Receipts
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client, Document

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.regions.ferry import Ferry
+from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
@@ -26,9 +26,9 @@ def regions(server: Server) -> Iterator[Regions]:
 
 
 @pytest.fixture
-def ferry() -> Iterator[Callable[[Celery], Ferry]]:
+def ferry() -> Iterator[Callable[[Celery], RegionMover]]:
     """A function that returns ferries, each with a connection of its own."""
-    with movers(Ferry) as make:
+    with movers(RegionMover) as make:
         yield make
 
 
@@ -41,7 +41,7 @@ def tasks(client: Client) -> list[str]:
     return sorted(item['message']['headers']['id'] for item in items(client))
 
 
-def test_task_for_another_region_is_published_there(regions: Regions, ferry: Callable[[Celery], Ferry]) -> None:
+def test_task_for_another_region_is_published_there(regions: Regions, ferry: Callable[[Celery], RegionMover]) -> None:
     us, eu = regions['us'], regions['eu']
     us.app.send_task('add', (1, 2), task_id='one', region='eu')
     us.app.send_task('add', ('x' * 40_000, 'y'), task_id='two', headers={'x-region': 'eu'}, queue='large')
@@ -78,7 +78,7 @@ def test_unknown_region_is_an_error_when_the_task_is_sent(regions: Regions, name
 
 
 def test_ferry_killed_between_its_two_writes(
-    regions: Regions, ferry: Callable[[Celery], Ferry], monkeypatch: pytest.MonkeyPatch
+    regions: Regions, ferry: Callable[[Celery], RegionMover], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eu = regions['eu']
     regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu')
@@ -110,7 +110,7 @@ def test_publisher_that_retries_stores_one_parcel(regions: Regions, monkeypatch:
 
 @pytest.mark.parametrize('members', [{}, {'message': 'x'}, {'type': 'Other', 'task': 'add'}])
 def test_malformed_parcel_is_refused_while_the_leader_waits(
-    regions: Regions, ferry: Callable[[Celery], Ferry], members: dict[str, object]
+    regions: Regions, ferry: Callable[[Celery], RegionMover], members: dict[str, object]
 ) -> None:
     eu = regions['eu']
     one = ferry(eu.app)
@@ -125,7 +125,7 @@ def test_malformed_parcel_is_refused_while_the_leader_waits(
 
 
 def test_malformed_parcels_are_refused_with_the_reason_and_stop_nobody(
-    regions: Regions, ferry: Callable[[Celery], Ferry]
+    regions: Regions, ferry: Callable[[Celery], RegionMover]
 ) -> None:
     eu = regions['eu']
     regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu')

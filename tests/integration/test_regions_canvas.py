@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, chain, chord, group
 
 from celery_couchdb.regions import everywhere
-from celery_couchdb.regions.ferry import Ferry
+from celery_couchdb.regions.region_mover import RegionMover
 from kombu_couchdb.errors import ConfigurationError
 from tests.regions import Regions
 from tests.support import items
@@ -73,7 +73,7 @@ def test_header_with_the_region_any_is_not_lent(regions: Regions, app: Celery, s
     chord([anywhere, anywhere]).apply_async(kwargs={'body': anywhere}, region='any')
     group([anywhere, anywhere]).apply_async()
     (anywhere | anywhere).apply_async()
-    sender: Any = Ferry(app, app.connection_for_write().connection, lambda: None)
+    sender: Any = RegionMover(app, app.connection_for_write().connection, lambda: None)
     try:
         kept = [
             doc for doc in items(regions['us'].broker) if sender._lender._parcel_of(doc, 'eu', is_marked=False) is None

@@ -1,7 +1,7 @@
 """Two regions in a model: ferries, the database of regions of each, and what may happen to parcels, in any order.
 
-The code of `Lender`, `Fallbacks`, `Mover` and `Ferry` runs as it is. Databases are dictionaries whose documents have
-the histories of their revisions, as CouchDB's have. A crash is an error before or after any request of a ferry.
+The code of `Lender`, `Fallbacks`, `Mover` and `RegionMover` runs as it is. Databases are dictionaries whose documents
+have the histories of their revisions, as CouchDB's have. A crash is an error before or after any request of a ferry.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from celery_couchdb.regions.fallbacks import Fallbacks
-from celery_couchdb.regions.ferry import Ferry
 from celery_couchdb.regions.lending import Lender
-from celery_couchdb.regions.looks import Looks
+from celery_couchdb.regions.polling import Looks
+from celery_couchdb.regions.region_mover import RegionMover
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents import parcel, region, workitem
 from kombu_couchdb.documents.types import Document
@@ -146,7 +146,7 @@ _VIEWS: dict[str, Callable[[Document], list[dict[str, Any]]]] = {
 }
 
 
-class ModelFerry(Ferry):
+class ModelFerry(RegionMover):
     """A ferry whose messages are stored in the model; every process believes that it is the leader."""
 
     def __init__(self, place: Place) -> None:

@@ -156,7 +156,7 @@ def test_transport_is_imported_only_by_its_folder() -> None:
     found = {(module, name) for module in FILES.keys() - inside for name in IMPORTS[module] if name in inside}
     assert {name for _, name in found} <= {'kombu_couchdb.transport', 'kombu_couchdb.transport.channel'}
     users = {module for module, name in found if name.endswith('.channel')}
-    assert users <= {'celery_couchdb.parcels.collecting'}
+    assert users <= {'celery_couchdb.parcels.mover'}
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from kombu.utils.json import dumps
 
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.check import Refused, call_in, checked
-from celery_couchdb.parcels.inherited import PARCEL
-from celery_couchdb.parcels.origin import parcel_of
+from celery_couchdb.parcels.origin_headers import PARCEL, parcel_of
 
 #: 100 MB of blanks, compressed to 100 kB.
 BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()

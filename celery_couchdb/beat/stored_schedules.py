@@ -103,9 +103,7 @@ class Schedules:
 
     def get(self, name: str) -> Item:
         """Return one entry; *raises* `NotFound` if there is none of this name."""
-        doc, state = self.client.find([self._names.entries + name, self._names.states + name])
-        if doc is None:
-            raise NoSuchEntry(f'there is no schedule entry {name!r:.220}')
+        doc, state = self._find(name)
         return Item(self._entry(name, doc), state_of(state))
 
     def add(self, name: str, task: str, schedule: Any, **members: Any) -> Item:
@@ -163,9 +161,7 @@ class Schedules:
 
         *Raises* `NotFound`; `ConfigurationError` for an entry in the code of the app, which would be written again.
         """
-        doc, state = self.client.find([self._names.entries + name, self._names.states + name])
-        if doc is None:
-            raise NoSuchEntry(f'there is no schedule entry {name!r:.220}')
+        doc, state = self._find(name)
         if doc.get('source') == 'app' and not doc.get('removed'):
             raise ConfigurationError(
                 f'schedule entry {name!r:.220} is in the code of the app: remove it there, or disable it'
@@ -188,12 +184,19 @@ class Schedules:
 
     # -- documents
 
+    def _find(self, name: str) -> tuple[Document, Document | None]:
+        """Return an entry and its state."""
+        doc, state = self.client.find([self._names.entries + name, self._names.states + name])
+        if doc is None:
+            raise NoSuchEntry(f'there is no schedule entry {name!r:.220}')
+        return doc, state
+
     def _entry(self, name: str, doc: Document) -> Entry:
         return Entry.of(name, doc, self.app, code_entries(self.app, {}).get(name))
 
     def _change(self, name: str, change: Callable[[Document], Document]) -> Item:
         for _ in range(_MAX_TRIES):
-            doc = self.get(name).entry.doc
+            doc, _ = self._find(name)
             changed = change(doc)
             if changed == doc:
                 return self.get(name)

@@ -1,4 +1,4 @@
-"""The times of looks (`celery_couchdb.regions.looks`)."""
+"""The times of looks (`celery_couchdb.regions.polling`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.regions.looks import Activity, Looks
+from celery_couchdb.regions.polling import Activity, Looks
 from kombu_couchdb.couchdb.conflicts import SYNC
 
 

@@ -1,11 +1,10 @@
-"""How many tasks a region asks for (`celery_couchdb.regions.wants`)."""
+"""How many tasks a region asks for (`celery_couchdb.regions.demand`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from celery_couchdb.regions.load import Load
-from celery_couchdb.regions.wants import wanted
+from celery_couchdb.regions.demand import Load, wanted
 from kombu_couchdb.documents.region import wants_of
 
 

@@ -1,7 +1,8 @@
-"""The Region document, in which a region says how many tasks of each queue it would run for other regions.
+"""The demand of a region: how many tasks of each queue it would run for other regions, as its Region document says.
 
 It is written only when a queue begins or ceases to have nothing to do, and after lent tasks have arrived. So a region
-that stays idle, or busy, writes nothing.
+that stays idle, or busy, writes nothing. It follows from the load of the queues: waiting and claimed messages, and how
+many tasks the workers can run at once.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.shapes import members, number
+from kombu_couchdb.design.rows import ClaimCount, QueueCount
 from kombu_couchdb.documents import region
+from kombu_couchdb.documents.ids import CONSUMER, PAUSE
+from kombu_couchdb.documents.workitem import HIGHEST
+from kombu_couchdb.leases.lease_expiry import ends_at
 from kombu_couchdb.log import get_logger
 
-from .load import Load, loads
-from .looks import Looks
+from .polling import Looks
 
-__all__ = ['Wants', 'wanted']
+__all__ = ['Demand', 'Load', 'wanted', 'waiting']
 
 logger = get_logger(__name__)
 
-#: The interval at which the load is read, unless nothing happens (`looks`); and for some time after lent tasks have
+#: The interval at which the load is read, unless nothing happens (`polling`); and for some time after lent tasks have
 #: arrived.
 _LOOK_SECONDS, _SOON_SECONDS, _LENT_SECONDS = 5.0, 1.0, 60.0
 
@@ -29,7 +36,23 @@ _LOOK_SECONDS, _SOON_SECONDS, _LENT_SECONDS = 5.0, 1.0, 60.0
 _MAX_TASKS, _MAX_FACTOR = 100, 32
 
 
-class Wants:
+#: The end of the names of the queues through which workers receive remote control (in kombu.pidbox).
+_MAILBOX = '.pidbox'
+
+_COUNT = members(value=number)
+_CLAIMS = members(value=members(count=number))
+
+
+class Load(NamedTuple):
+    """The load of one queue."""
+
+    #: How many tasks the workers of the queue can run at once.
+    capacity: int
+    #: How many messages wait or are claimed.
+    messages: int
+
+
+class Demand:
     """Writes the Region document of this region, for the leader."""
 
     def __init__(self, broker: Client, regions: Client, own: str, concurrency: int, looks: Looks) -> None:
@@ -104,3 +127,33 @@ def wanted(found: Mapping[str, Load], before: Mapping[str, int], factors: Mappin
         for queue, load in found.items()
         if load.messages < (load.capacity if queue in before else load.capacity / 2)
     }
+
+
+def loads(client: Client, concurrency: int) -> dict[str, Load]:
+    """Return the load of each queue of tasks that Celery workers serve and nobody has paused; three requests.
+
+    No document says how many tasks another worker runs at once: each worker counts as `concurrency`.
+    """
+    now, workers, paused = client.clock.now(), Counter[str](), set[str]()
+    for row in client.id_range(PAUSE, to=CONSUMER, docs=True):
+        doc = row['doc']
+        if doc.get('type') == 'Pause':
+            paused.add(str(doc.get('queue')))
+        elif 'worker' in doc and ends_at(doc) > now:
+            queues = map(str, doc.get('queues') or ())
+            workers.update(queue for queue in queues if not queue.endswith(_MAILBOX))
+    messages = waiting(client)
+    claims = client.view(design.NAME, 'leases', _CLAIMS, startkey=['claim'], endkey=['claim', {}], group_level=3)
+    for claim in map(ClaimCount.of, claims):
+        messages[str(claim.queue)] += claim.total
+    return {queue: Load(workers[queue] * concurrency, messages[queue]) for queue in workers.keys() - paused}
+
+
+def waiting(client: Client) -> Counter[str]:
+    """Return how many messages of each queue wait and are due at once; one request."""
+    counts = map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNT, group_level=2))
+    found = Counter[str]()
+    for count in counts:
+        if 0 <= count.rank <= HIGHEST:
+            found[str(count.queue)] += count.total
+    return found

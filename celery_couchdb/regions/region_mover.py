@@ -1,10 +1,10 @@
-"""The ferry of a region. One worker, the leader of the region, publishes the messages that arrive from other regions.
+"""The mover of a region. One worker, the leader of the region, publishes the messages that arrive from other regions.
 
 As the mover of parcels does, it stores each message under an id that is derived from the parcel's id, if that was never
 stored, and then deletes the parcel. CouchDB replicates the deletion to the region that sent the parcel.
 
-The leader also lends messages to other regions (`lending`), says how many the own region wants (`wants`), and withdraws
-parcels that another region has not taken in time (`fallbacks`).
+The leader also lends messages to other regions (`lending`), says how many the own region wants (`demand`), and
+withdraws parcels that another region has not taken in time (`fallbacks`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kombu_couchdb.options import Options
 
 from ..parcels.inbox import Batch
 from ..parcels.mover import Mover
-from .arrived import message_of
+from .demand import Demand
 from .fallbacks import Fallbacks
 from .lending import Lender
-from .looks import Activity, Looks
-from .wants import Wants
+from .message_checks import message_of
+from .polling import Activity, Looks
 
-__all__ = ['Ferry']
+__all__ = ['RegionMover']
 
 
-class Ferry(Mover):
+class RegionMover(Mover):
     """Publishes the messages that arrive from other regions. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`.
@@ -43,7 +43,7 @@ class Ferry(Mover):
         options, broker = transport.options, transport.couchdb
         others = sorted({*options.regions} - {self.region})
         self._activity = Activity(broker, wake)
-        self._wants = Wants(broker, self._client, self.region, concurrency, Looks(self._activity))
+        self._wants = Demand(broker, self._client, self.region, concurrency, Looks(self._activity))
         self._lender = Lender(
             broker,
             self._client,
