@@ -27,11 +27,11 @@ from ..queues.harmful import Harmful
 from ..queues.set_aside import set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .announced import Announced
 from .bodies import Bodies
 from .candidates import QueueCandidates
 from .claims import Claims
 from .commits import Commits
+from .coordination import Announced
 from .delivery import Delivery
 from .heartbeat import Heartbeat
 from .mailbox import Mailbox

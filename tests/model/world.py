@@ -75,7 +75,6 @@ TIMED = {
     'janitor',
     'lease',
     'pace',
-    'paging',
     'permits',
     'purge',
     'shelf',

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb import design
-from kombu_couchdb.consumer import candidates, paging
+from kombu_couchdb.consumer import candidates
 from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.consumer.claim_order import ClaimOrder
@@ -123,8 +123,7 @@ class Consumer:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     store = FakeStore()
-    for module in (paging, candidates):
-        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
+    monkeypatch.setattr(candidates, 'time', SimpleNamespace(monotonic=store.monotonic))
     return store
 
 
