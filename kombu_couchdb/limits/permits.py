@@ -322,13 +322,8 @@ class Starts:
         next_ = self._known[key].next
         if not rates.has_start(next_, now):
             return 0
-        if rate is None:
-            return 1
-        starts = 0
-        while starts < most and rates.has_start(next_, now + BURST_SECONDS):
-            starts += 1
-            next_ = rates.after(next_, rate, now)
-        return starts
+        later = int((now + 2 * BURST_SECONDS - max(next_, now)) / rate.interval) if rate else 0
+        return min(most, 1 + later)
 
     # -- messages to be claimed
 

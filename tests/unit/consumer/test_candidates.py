@@ -787,10 +787,12 @@ def test_known_messages_at_the_head_are_not_new(store: FakeStore) -> None:
     assert names(queue_candidates.take(4)) == ['item00000', 'item00001', 'item00002', 'item00101']
 
 
-def test_consumers_update_the_index_in_turn(store: FakeStore) -> None:
+def test_one_of_the_consumers_updates_the_index(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, 1000)
     queue_candidates = placed(store, 3)
     queue_candidates.refill()
+    dice = iter([0.1, 0.5, 0.9, 0.3, 0.4, 0.6])
+    monkeypatch.setattr(candidates, 'random', SimpleNamespace(random=lambda: next(dice)))
     for _ in range(6):
         store.passed += 1.01
         queue_candidates.refill()
