@@ -1,4 +1,4 @@
-"""The candidates of one queue (`candidates`, `candidate_reader`), with a server in memory and a clock that is set."""
+"""The candidates of one queue (`candidates`, `claims`), with a server in memory and a clock that is set."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from kombu_couchdb import design
 from kombu_couchdb.consumer import candidates
-from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.consumer.claim_order import ClaimOrder
+from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.unusable import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.queues.waiting import HORIZON_SECONDS
