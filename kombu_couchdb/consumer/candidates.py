@@ -3,6 +3,9 @@
 A message that is due in more than `HORIZON_SECONDS` is no candidate; only the due date of the next one is kept. If
 several consumers serve a queue, each message has one that may claim it first (see `claim_order`). The others wait, and
 read the document, or the head of the queue, again before they claim it.
+
+A long queue is read page by page: the messages at its head are claimed by now. Now and then a short *look* at the head
+finds new messages there.
 """
 
 from __future__ import annotations
@@ -19,11 +22,10 @@ from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..documents.rates import waits_for_slot
-from ..queues.waiting import HORIZON_SECONDS, Page
+from ..queues.waiting import BEGIN, HORIZON_SECONDS, Ask, Cursor, Page
 from .claim_order import ClaimOrder
-from .paging import Paging, Reading
 
-__all__ = ['Candidate', 'QueueCandidates']
+__all__ = ['Candidate', 'QueueCandidates', 'Reading']
 
 #: For how long a document that was read, or the head of a queue, counts as current if others may claim the same
 #: messages, in seconds.
@@ -32,6 +34,102 @@ _CURRENT_SECONDS = 0.1
 #: If other consumers serve the queue and its messages are all known, this consumer claims beyond its prefetch count
 #: only while it leaves this many that are its own share: the others have as many, and need none of these soon.
 _MIN_OWN_LEFT = 64
+
+#: A consumer that reads a long queue page by page looks at the head again after this time, in seconds. CouchDB responds
+#: from the index as it is, and updates it after that, if the look asks for it. So in a queue with one consumer a new
+#: message of a higher priority may be found only by the second look, after up to two seconds.
+_LOOK_SECONDS = 1.0
+
+#: Of the looks of all consumers of a queue, about one in a second also updates the index: if every look did so, that
+#: would cost as much as the claims. At most so many consumers are counted: some of the Consumer documents may have no
+#: consumer.
+_MAX_REFRESHING = 8
+
+#: For how many seconds a message of an earlier page does not count as new when a look finds it at the head: other
+#: consumers may not have claimed it yet, or the index may not show yet that it is claimed.
+_KNOWN_SECONDS = 5.0
+
+#: How many rows a look at the head reads.
+_LOOK_ROWS = 16
+
+#: How many rows a page has at least for each consumer, but not more than `read_ahead` in all. A consumer that claims
+#: many messages reads larger pages.
+_MIN_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A page to be read. `update` is CouchDB's option; `is_look`: only new messages at the head are of interest."""
+
+    ask: Ask
+    update: str
+    is_look: bool = False
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the page replaces everything that is known of the queue."""
+        return not self.is_look and self.ask.after == BEGIN
+
+
+class Paging:
+    """How far one queue was read. A long queue is read page by page: the messages at its head are claimed by now."""
+
+    def __init__(self, queue: str, read_ahead: int) -> None:
+        self._queue, self._read_ahead = queue, read_ahead
+        #: Where the next page starts; None: at the head.
+        self.last: Cursor | None = None
+        self._known: dict[str, float] = {}  # by id of a message: the monotonic time at which it was read
+        self._looked_at = -inf
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the head was last read more than `_LOOK_SECONDS` ago."""
+        return time.monotonic() - self._looked_at > _LOOK_SECONDS
+
+    def restart(self) -> None:
+        """Read from the head next."""
+        self.last, self._looked_at = None, -inf
+
+    def forget(self) -> None:
+        """Read from the head next, and count all messages there as new."""
+        self.last, self._known = None, {}
+
+    def next(self, consumers: int, claimed: int) -> Reading:
+        """Return what to read next.
+
+        `consumers` share the messages. `claimed` is how many messages of the last page this one claimed.
+        """
+        limit = min(self._read_ahead, max(_MIN_ROWS * consumers, 4 * claimed))
+        if self.last is not None and not self.is_old:
+            return Reading(Ask(self._queue, limit, self.last), 'false')
+        self._looked_at = time.monotonic()
+        if self.last is None:
+            return Reading(Ask(self._queue, limit), 'true')
+        refreshes = random.random() * min(consumers, _MAX_REFRESHING) < 1.0
+        return Reading(Ask(self._queue, _LOOK_ROWS), 'lazy' if refreshes else 'false', is_look=True)
+
+    def read(self, reading: Reading, page: Page) -> list[WaitingRow]:
+        """Note that a page was read; return its new rows."""
+        if reading.is_look:
+            self._remember(())
+            new = [row for row in page.rows if row.id not in self._known]
+        else:
+            # The index may not show yet that a scheduled message is claimed.
+            new = [row for row in page.rows if reading.is_head or not (row.planned and row.id in self._known)]
+            self.last = page.last
+            self._remember(row.id for row in page.rows)
+        return new
+
+    def is_flooded(self, new: int) -> bool:
+        """Tell whether a look found so many new messages that there may be more behind them."""
+        return new >= _LOOK_ROWS
+
+    def _remember(self, ids: Iterable[str]) -> None:
+        """Note that these messages were read just now, and forget those that count as new again."""
+        now = time.monotonic()
+        self._known = {
+            doc_id: since for doc_id, since in self._known.items() if now - since <= _KNOWN_SECONDS
+        } | dict.fromkeys(ids, now)
 
 
 @dataclass(eq=False)
@@ -65,7 +163,7 @@ class QueueCandidates:
     """The candidates of one queue, sorted by `Candidate.order`."""
 
     def __init__(self, clock: ServerClock, queue: str, read_ahead: int) -> None:
-        self._clock, self._paging, self._order = clock, Paging(clock, queue, read_ahead), ClaimOrder()
+        self._clock, self._paging, self._order = clock, Paging(queue, read_ahead), ClaimOrder()
         self._candidates: dict[str, Candidate] = {}
         #: `since` of the messages on the page of the head: other pages may be read before it is read again.
         self._at_head: dict[str, float] = {}
@@ -73,7 +171,8 @@ class QueueCandidates:
         self._claimed = 0  # how many messages of the last page were claimed
         self._verified_at = -inf  # when the head was read last
         self._verifying = False  # whether the next read of the head is to show which candidates still exist
-        self._stale = True
+        #: Whether the view may have messages that are no candidates yet.
+        self.is_stale = True
         #: Whether messages wait that no listener can take: then this consumer waits for nobody.
         self.hurries = False
         #: The due date of the next message that is scheduled for later, by the server's clock, or None.
@@ -85,31 +184,26 @@ class QueueCandidates:
     @property
     def is_outdated(self) -> bool:
         """Whether the view should be read before anything more is claimed."""
-        return self._stale and (not self._candidates or self._paging.is_old)
+        return self.is_stale and (not self._candidates or self._paging.is_old)
 
     @property
     def needs_page(self) -> bool:
         """Whether the view should be read now: it is outdated, or it is stale and no candidate can be claimed."""
-        return self.is_outdated or (self._stale and not self.has_claimable)
+        return self.is_outdated or (self.is_stale and not self.has_claimable)
 
     @property
     def reads_head_next(self) -> bool:
         """Whether the next read of the view is that of the head: after it, the candidates may be complete."""
-        return self._stale and self._paging.last is None
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the view may have messages that are no candidates yet."""
-        return self._stale
+        return self.is_stale and self._paging.last is None
 
     def mark_stale(self) -> None:
         """Note that the view may have messages that are no candidates yet."""
-        self._stale = True
+        self.is_stale = True
 
     def found_empty(self) -> None:
         """Note that the queue was read, and no message waits."""
         self._candidates, self._sorted, self.hurries = {}, None, False
-        self._stale = False
+        self.is_stale = False
 
     def first(self, count: int) -> list[str]:
         """Return the ids of up to `count` messages that are due, whoever may claim them first."""
@@ -118,7 +212,7 @@ class QueueCandidates:
 
     def due_at(self) -> float:
         """Return the monotonic time at which a message becomes due, whoever may claim it first; -inf: read the view."""
-        if self._stale and not self._candidates:
+        if self.is_stale and not self._candidates:
             return -inf
         now = time.monotonic()
         due = [now + self.next_due - self._clock.now()] if self.next_due is not None else []
@@ -129,7 +223,7 @@ class QueueCandidates:
     @property
     def is_contended(self) -> bool:
         """Whether all messages are known, and other consumers may need them."""
-        return self._order.consumers > 1 and not self._stale
+        return self._order.consumers > 1 and not self.is_stale
 
     def most_ahead(self, count: int) -> int:
         """Return how many of `count` messages may be claimed now if this consumer claims beyond its prefetch count."""
@@ -175,7 +269,7 @@ class QueueCandidates:
     def next_reading(self) -> Reading:
         """Return what to read next."""
         consumers = self._order.consumers if self._order.is_shared else 1
-        return self._paging.next(self._order.position, consumers, self._claimed)
+        return self._paging.next(consumers, self._claimed)
 
     def add_page(self, reading: Reading, page: Page) -> bool:
         """Add the messages of a page; return False if another page must be read."""
@@ -197,7 +291,7 @@ class QueueCandidates:
             # The page lacks some of the candidates: they were claimed, or this copy of the index does not have them
             # yet. The queue stays stale, so it is read again.
             gone = self._verifying and not self._candidates.keys() <= {row.id for row in page.rows}
-            self._stale, self._verifying, self.next_due = page.last is not None or gone, False, page.next_due
+            self.is_stale, self._verifying, self.next_due = page.last is not None or gone, False, page.next_due
             self._verified_at = now  # what others have claimed is gone
         before, self._candidates, self._sorted, self._claimed = self._candidates, {}, None, 0
         self._order.read(rows)
@@ -268,7 +362,7 @@ class QueueCandidates:
             eligible = list(self._eligible())
             if self._order.is_shared and eligible and now - self._verified_at >= _CURRENT_SECONDS:
                 # One read of the head is cheaper than a read of each document.
-                self._verifying = self._stale = True
+                self._verifying = self.is_stale = True
                 self._paging.restart()
                 return []
             chosen = eligible[:count] if self.hurries else eligible[: max(1, count // self._order.consumers)]
@@ -285,7 +379,7 @@ class QueueCandidates:
 
     def may_be_claimed(self, candidate: Candidate) -> bool:
         """Tell whether other consumers may have claimed a candidate since its document was read."""
-        alone = self._order.consumers == 1 or (self._order.is_shared and self._stale)
+        alone = self._order.consumers == 1 or (self._order.is_shared and self.is_stale)
         return not alone and time.monotonic() - candidate.seen > _CURRENT_SECONDS
 
     def claimable(self, chosen: Iterable[Candidate]) -> list[Document]:
@@ -330,7 +424,7 @@ class QueueCandidates:
 
     def clear(self) -> None:
         """Forget everything: the queue must be read again."""
-        self._candidates, self._sorted, self._stale, self.next_due = {}, [], True, None
+        self._candidates, self._sorted, self.is_stale, self.next_due = {}, [], True, None
         self._at_head, self.hurries = {}, False
         self._order.clear()
         self._paging.forget()

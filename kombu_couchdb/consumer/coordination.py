@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
 from collections.abc import Collection, Iterable
 
@@ -19,7 +20,7 @@ from ..queues.fanout import Listener
 from ..queues.routing import exchange_in, exchange_prefix
 from ..queues.topology import Topology
 
-__all__ = ['Coordination']
+__all__ = ['Announced', 'Coordination']
 
 #: How often the documents are read while a consumer does not follow the broadcasts database, in seconds; and how often
 #: the declarations of its queues are read with them, for changed limits.
@@ -145,3 +146,31 @@ class Coordination:
 
     def _pause(self, least: float, for_each: float) -> float:
         return max(least, for_each * len(self.peers))
+
+
+class Announced:
+    """The queues that the stored heartbeat names. The I/O thread sets them, and kombu's thread can wait for one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queues: frozenset[str] = frozenset()
+        self._closed = False
+
+    def set(self, queues: frozenset[str]) -> None:
+        """Set the queues that the stored heartbeat names now."""
+        if queues != self._queues:
+            with self._changed:
+                self._queues = queues
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all waits: no further heartbeat is written."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait_for(self, queue: str, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until the heartbeat names a queue; tell whether it does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or queue in self._queues, timeout)
+            return queue in self._queues

@@ -25,10 +25,10 @@ from ..queues import waiting
 from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .announced import Announced
 from .bodies import Bodies
 from .candidates import QueueCandidates
 from .claims import Claims
+from .coordination import Announced
 from .delivery import Delivery
 from .heartbeat import Heartbeat
 from .mailbox import Mailbox

@@ -33,7 +33,7 @@ __all__ = ['Notifier']
 #: How long a listener that was busy waits before it follows the feed again, in seconds.
 _LINGER_SECONDS = 1.0
 
-#: How long a resting consumer keeps what it knows of a queue after the last credit for it is used, in seconds.
+#: How long a resting consumer keeps what it knows of its queues after its last credit is used, in seconds.
 _KEEP_SECONDS = 10.0
 
 
@@ -61,8 +61,6 @@ class Notifier:
         self._checkpoint: Any = None
         #: The monotonic times at which it read its queues without a break: first and last.
         self._busy_since = self._busy_at = -math.inf
-        #: By queue: the monotonic time at which there was last credit for it.
-        self._credit_at: dict[str, float] = {}
 
     def start(self, on_change: Callable[[], None]) -> None:
         """Start the feeds' threads; they call `on_change()` when `take` has something to return."""
@@ -170,10 +168,7 @@ class Notifier:
             for queue in unread:
                 candidates[queue].mark_stale()
             return
-        now = time.monotonic()
-        self._credit_at = {
-            queue: now if queue in with_credit else self._credit_at.get(queue, now) for queue in candidates
-        }
+        keeps = time.monotonic() - self.attention.credit_at <= _KEEP_SECONDS
         for queue, queue_candidates in candidates.items():
             queue_candidates.next_due = None  # the listeners wait for that date
             if queue in unread and self.attention.hurries(queue):
@@ -182,7 +177,7 @@ class Notifier:
                 unread = unread - {queue}
             elif queue in unread and len(queue_candidates):
                 queue_candidates.mark_stale()  # first claim what is known to wait
-            elif now - self._credit_at[queue] > _KEEP_SECONDS:
+            elif not keeps and queue not in with_credit:
                 queue_candidates.clear()
         if unread := {queue for queue in unread if not len(candidates[queue])}:
             until = self._client.clock.now() + waiting.HORIZON_SECONDS

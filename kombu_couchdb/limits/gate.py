@@ -32,7 +32,7 @@ from ..log import get_logger
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from .parked import ParkedMessages
-from .permits import Slot, Slots, Starts
+from .permits import HeldSlot, Slots, Starts
 
 __all__ = ['Gate']
 
@@ -246,7 +246,7 @@ class Gate:
 
         return woken, on_result
 
-    def _free(self, slot: Slot) -> Write:
+    def _free(self, slot: HeldSlot) -> Write:
         def on_result(result: WriteResult) -> None:
             self._slots.freed(slot)
             if result.is_unproven:  # other nodes may show the slot as taken until then

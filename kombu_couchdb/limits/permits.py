@@ -28,7 +28,7 @@ from ..leases.peers import Peers
 from ..log import get_logger
 from ..queues.store import LeaseStats
 
-__all__ = ['REFUSED_SECONDS', 'Slot', 'Slots', 'Starts']
+__all__ = ['REFUSED_SECONDS', 'HeldSlot', 'Slots', 'Starts']
 
 logger = get_logger(__name__)
 
@@ -96,7 +96,7 @@ _Limited = Mapping[str, tuple[Document, Concurrency]]
 
 
 @dataclass
-class Slot:
+class HeldSlot:
     """A slot that this consumer holds, or may hold: its creation may be unproven."""
 
     id: str
@@ -114,7 +114,7 @@ class Slots:
 
     def __init__(self, client: Client, lease: Lease) -> None:
         self._client, self._lease = client, lease
-        self._slots: dict[str, Slot] = {}  # by id
+        self._slots: dict[str, HeldSlot] = {}  # by id
         #: The ids of the messages that use slots since the cycle began, and of those that get a claim in it.
         self._in_use: set[str] = set()
         self._claiming: set[str] = set()
@@ -140,7 +140,7 @@ class Slots:
         """Return the monotonic time to look for a free slot for a message that is parked now."""
         return max(time.monotonic() + self.pause, self._refusals.until(key))
 
-    def spare(self) -> list[Slot]:
+    def spare(self) -> list[HeldSlot]:
         """Return the slots that no message of this consumer uses any more."""
         in_use = self._in_use | self._claiming
         return [each for each in self._slots.values() if each.item not in in_use]
@@ -183,7 +183,7 @@ class Slots:
         """Note that these messages get no claim in this cycle although they got a slot."""
         self._claiming.difference_update(ids)
 
-    def _reuse(self, spare: list[Slot], doc_id: str, limit: Concurrency) -> bool:
+    def _reuse(self, spare: list[HeldSlot], doc_id: str, limit: Concurrency) -> bool:
         for each in spare:
             usable = each.item is not None and each.lease == self._lease.id
             if usable and each.key == limit.key and each.number < limit.limit:
@@ -216,12 +216,12 @@ class Slots:
             if result.is_stored:
                 # Another consumer may hold a slot whose creation is unproven: it is freed in this cycle.
                 item = doc_id if result.is_proven else None
-                self._slots[result.id] = Slot(result.id, result.rev, key, number, self._lease.id, item)
+                self._slots[result.id] = HeldSlot(result.id, result.rev, key, number, self._lease.id, item)
             if result.is_proven:
                 without.remove(doc_id)
         return without
 
-    def freed(self, slot: Slot) -> None:
+    def freed(self, slot: HeldSlot) -> None:
         """Note that a slot was freed, or may have been."""
         # Without a response the sweep finds the slot, if it still exists.
         if self._slots.get(slot.id) is slot:
@@ -322,13 +322,8 @@ class Starts:
         next_ = self._known[key].next
         if not rates.has_start(next_, now):
             return 0
-        if rate is None:
-            return 1
-        starts = 0
-        while starts < most and rates.has_start(next_, now + BURST_SECONDS):
-            starts += 1
-            next_ = rates.after(next_, rate, now)
-        return starts
+        later = int((now + 2 * BURST_SECONDS - max(next_, now)) / rate.interval) if rate else 0
+        return min(most, 1 + later)
 
     # -- messages to be claimed
 

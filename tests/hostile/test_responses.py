@@ -19,8 +19,8 @@ from kombu_couchdb.admin import cluster, dead, indexes, jobs, queues, vacuum
 from kombu_couchdb.admin import listing as history
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
-from kombu_couchdb.consumer.candidate_reader import CandidateReader
 from kombu_couchdb.consumer.candidates import QueueCandidates
+from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client

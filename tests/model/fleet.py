@@ -24,7 +24,6 @@ from unittest import mock
 from kombu_couchdb import errors
 from kombu_couchdb.consumer import (
     attention,
-    bell,
     broadcast_feed,
     claim_order,
     io_thread,
@@ -539,7 +538,7 @@ class Fleet:
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{self.dice.getrandbits(64):016x}'))),
             *(
                 (module, 'random', self.dice)
-                for module in (attention, bell, claim_order, permits, quarantine, sweeper, conflicts)
+                for module in (attention, claim_order, permits, quarantine, sweeper, conflicts)
             ),
             *((module, 'time', clock) for module in product_modules()),
         ]

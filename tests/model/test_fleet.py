@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kombu_couchdb.consumer.attention import Attention
-from kombu_couchdb.consumer.bell import Bell
+from kombu_couchdb.consumer.attention import Attention, Bell
 from kombu_couchdb.consumer.broadcast_feed import BroadcastFeed
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.notifier import Notifier

@@ -65,7 +65,6 @@ _KEPT = 1e8
 #: The modules of the product whose clocks must be the world's: with one that is not, the model would prove nothing.
 TIMED = {
     'attention',
-    'bell',
     'candidates',
     'conflicts',
     'credit',
@@ -77,7 +76,6 @@ TIMED = {
     'lease',
     'lease_expiry',
     'pace',
-    'paging',
     'permits',
     'purge',
     'store',

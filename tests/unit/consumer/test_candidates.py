@@ -1,4 +1,4 @@
-"""The candidates of one queue (`candidates`, `candidate_reader`), with a server in memory and a clock that is set."""
+"""The candidates of one queue (`candidates`, `claims`), with a server in memory and a clock that is set."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kombu_couchdb import design
-from kombu_couchdb.consumer import candidates, paging
-from kombu_couchdb.consumer.candidate_reader import CandidateReader
+from kombu_couchdb.consumer import candidates
 from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.consumer.claim_order import ClaimOrder
+from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.responses import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.queues.waiting import HORIZON_SECONDS
@@ -121,8 +121,7 @@ class Consumer:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     store = FakeStore()
-    for module in (paging, candidates):
-        monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=store.monotonic))
+    monkeypatch.setattr(candidates, 'time', SimpleNamespace(monotonic=store.monotonic))
     return store
 
 
@@ -786,10 +785,12 @@ def test_known_messages_at_the_head_are_not_new(store: FakeStore) -> None:
     assert names(queue_candidates.take(4)) == ['item00000', 'item00001', 'item00002', 'item00101']
 
 
-def test_consumers_update_the_index_in_turn(store: FakeStore) -> None:
+def test_one_of_the_consumers_updates_the_index(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, 1000)
     queue_candidates = placed(store, 3)
     queue_candidates.refill()
+    dice = iter([0.1, 0.5, 0.9, 0.3, 0.4, 0.6])
+    monkeypatch.setattr(candidates, 'random', SimpleNamespace(random=lambda: next(dice)))
     for _ in range(6):
         store.passed += 1.01
         queue_candidates.refill()

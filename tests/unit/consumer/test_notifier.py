@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.consumer import attention, bell, coordination
+from kombu_couchdb.consumer import attention, coordination
 from kombu_couchdb.consumer import notifier as module
 from kombu_couchdb.consumer.notifier import Notifier
 from kombu_couchdb.couchdb.changes import LIMIT
@@ -141,7 +141,7 @@ class Now:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Now:
     now = Now()
-    for timed in (module, attention, bell, coordination):
+    for timed in (module, attention, coordination):
         monkeypatch.setattr(timed, 'time', now)
     return now
 
