@@ -99,7 +99,7 @@ class CouchDBScheduler(Scheduler):
         def duty(connection: Any, wake: Callable[[], None]) -> DueTasks:
             return DueTasks(self.app, connection, self.code, wake)
 
-        return Led(connection, duty, 'no tasks are scheduled just now', _RETRY_SECONDS)
+        return Led(connection, duty, 'no tasks are scheduled', _RETRY_SECONDS)
 
 
 @signals.beat_embedded_init.connect

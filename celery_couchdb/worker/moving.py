@@ -42,7 +42,7 @@ def _started(app: Any, kind: Callable[..., Mover]) -> Led:
     led = Led(
         app.connection_for_write(),
         lambda connection, wake: kind(app, connection.connection, wake),
-        'parcels are not moved just now',
+        'parcels are not moved',
     )
     led.start('celery-couchdb-parcels')
     return led

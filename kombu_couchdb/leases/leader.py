@@ -241,8 +241,8 @@ class Led:
     ) -> None:
         """`duty(connection, wake)` makes the duty; any thread may call `wake()` when there is something to do.
 
-        `connection` is a connection of kombu, which is released at the end. Log lines about errors begin with `failed`;
-        after an error it pauses for `retry_seconds`.
+        `connection` is a connection of kombu, which is released at the end. Log lines about errors say that `failed` *just
+        now*, and why; after an error it pauses for `retry_seconds`.
         """
         self._connection, self._make_duty, self._failed, self._retry_seconds = connection, duty, failed, retry_seconds
         #: None until CouchDB was reached first. After an outage the connection reaches it again by itself.
@@ -304,8 +304,8 @@ class Led:
         # If kombu cannot connect, it raises an error of its own, which ours has caused.
         cause = exc if isinstance(exc, CouchDBError) else exc.__cause__
         if not isinstance(cause, CouchDBError):
-            logger.error('%s, because of an unexpected error', self._failed, exc_info=exc)
+            logger.error('%s just now, because of an unexpected error', self._failed, exc_info=exc)
             return
         hint = '; run "celery -A your_app couchdb setup"' if isinstance(cause, (DatabaseMissing, NotFound)) else ''
         level = logging.WARNING if isinstance(cause, RETRIED) and not hint else logging.ERROR
-        logger.log(level, '%s: %s%s', self._failed, exc, hint)
+        logger.log(level, '%s just now: %s%s', self._failed, exc, hint)

@@ -77,7 +77,6 @@ TIMED = {
     'lease_expiry',
     'pace',
     'permits',
-    'purge',
     'store',
     'sweeper',
     'unacked',
