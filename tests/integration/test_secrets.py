@@ -112,7 +112,7 @@ def test_no_object_of_these_packages_shows_the_password(
             for thing in gc.get_objects()
             if str(type(thing).__module__).startswith(('kombu_couchdb', 'celery_couchdb'))
         ]
-        assert {'Address', 'Auth', 'Client', 'Options', 'Transport', 'Consumer', 'CouchDBBackend', 'Subscriber'} <= {
+        assert {'Address', 'Auth', 'Client', 'Options', 'Transport', 'IOThread', 'CouchDBBackend', 'Subscriber'} <= {
             type(thing).__name__ for thing in ours
         }
         told = capfd.readouterr()
