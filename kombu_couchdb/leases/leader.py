@@ -241,7 +241,7 @@ class Led:
     ) -> None:
         """`duty(connection, wake)` makes the duty; any thread may call `wake()` when there is something to do.
 
-        `connection` is a connection of kombu, which is released at the end. Log lines about errors say that `failed` *just
+        `connection` is a connection of kombu, which is released at the end. Log lines about errors say `failed`, *just
         now*, and why; after an error it pauses for `retry_seconds`.
         """
         self._connection, self._make_duty, self._failed, self._retry_seconds = connection, duty, failed, retry_seconds
