@@ -20,4 +20,5 @@ autodoc_member_order = 'bysource'
 autodoc_default_options = {'members': True}
 #: All that is ours must be found; what Python, kombu and Celery document is elsewhere.
 nitpicky = True
-nitpick_ignore_regex = [('py:.*', r'(?!kombu_couchdb|celery_couchdb).*')]
+# Other projects' names, and type variables, have no page.
+nitpick_ignore_regex = [('py:.*', r'(?!kombu_couchdb|celery_couchdb).*'), ('py:class', r'.*\._\w+')]
