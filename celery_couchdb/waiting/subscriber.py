@@ -26,7 +26,15 @@ from kombu_couchdb.couchdb.bounds import time_limit
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared, reset_in_child
-from kombu_couchdb.errors import RETRIED, AccessDenied, AnswerTooLarge, ConfigurationError, CouchDBError, NotCouchDB
+from kombu_couchdb.errors import (
+    RETRIED,
+    AccessDenied,
+    AnswerTooLarge,
+    ConfigurationError,
+    CouchDBError,
+    NestedTooDeeply,
+    NotCouchDB,
+)
 from kombu_couchdb.log import get_logger
 
 from ..options import Options
@@ -248,8 +256,13 @@ class Subscriber:
         )
 
     def _process(self, response: Document, watched: set[str]) -> int:
-        """Deliver the documents in a response of the changes feed; return the number of watched ones."""
+        """Deliver the documents in a response of the changes feed; return the number of watched ones.
+
+        *Raises* `NestedTooDeeply` if one of them cannot be decoded, so that `_fail` finds out whose it is.
+        """
         rows = [row for row in response['results'] if row['id'] in watched]
+        if any(row.get('doc') is None and not row.get('deleted') for row in rows):
+            raise NestedTooDeeply(f'{self.store.client.address.url}: a result is nested too deeply to be read')
         self._watched.deliver((row['id'], None if row.get('deleted') else row.get('doc')) for row in rows)
         count = sum(not row.get('deleted') for row in rows)
         self._since = response['last_seq']
