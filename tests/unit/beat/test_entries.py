@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from celery import Celery
-from kombu.utils.json import dumps, loads
 
-from celery_couchdb.beat.entries import Entry, Names, task_id_of
+from celery_couchdb.beat.entries import Names, task_id_of
 from kombu_couchdb.errors import ConfigurationError
 
 from .conftest import STATE, Make
-
-
-def test_least_that_an_entry_needs(entry: Make) -> None:
-    found = entry()
-    assert (found.error, found.enabled, found.missed, found.grace) == (None, True, 'once', 60.0)
-    assert (found.args, found.kwargs, found.options) == ([], {}, {})
 
 
 @pytest.mark.parametrize(
@@ -55,25 +46,6 @@ def test_malformed_entries_have_a_sentence(entry: Make, members: dict[str, Any],
     assert words in found.error
     assert not found.enabled
     assert found.plan == 'error'
-
-
-@pytest.mark.parametrize('missing', ['task', 'schedule'])
-def test_missing_members(app: Celery, missing: str) -> None:
-    doc = {'type': 'Schedule', 'task': 't', 'schedule': {'every': 5}}
-    del doc[missing]
-    assert Entry.of('x', doc, app).error == f'{missing} is missing'
-
-
-def test_names_have_a_length(app: Celery) -> None:
-    for name in ('', 'x' * 201):
-        assert 'name of an entry must have 1 to 200' in str(Entry.of(name, {}, app).error)
-
-
-def test_values_are_those_of_messages(entry: Make) -> None:
-    date = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    assert entry(
-        args=loads(dumps([1])), kwargs={'at': {'__type__': 'datetime', '__value__': date.isoformat()}}
-    ).kwargs == {'at': date}
 
 
 def test_names() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
-from kombu import Producer, serialization
+from kombu import Producer
 from kombu.utils.json import dumps
 
 from celery_couchdb.parcels.accept import Accept
@@ -148,29 +148,6 @@ def test_nothing_is_accepted_by_default() -> None:
     assert Accept((), {'celery'}).refusal('add', None) == "task 'add' is not in parcels_accept"
 
 
-def test_parcel_of_a_plain_call() -> None:
-    call = call_in(
-        {
-            '_id': 'a',
-            'task': 'add',
-            'args': [1],
-            'kwargs': {'y': 2},
-            'queue': 'mail',
-            'date': 5,
-            'priority': 3,
-            'customer': "a member of the publisher's own",
-        },
-        ACCEPT,
-    )
-    assert (call.task, call.args, call.kwargs) == ('add', [1], {'y': 2})
-    assert (call.options['queue'], call.options['eta'].timestamp(), call.options['priority']) == ('mail', 5.0, 3)
-
-
-def test_missing_task_id_is_derived_from_the_document_id() -> None:
-    ids = [call_in({'_id': doc_id, 'task': 'add'}, ACCEPT).options['task_id'] for doc_id in ('a', 'a', 'b')]
-    assert ids[0] == ids[1] != ids[2]
-
-
 def body(args: str = '[1, 2]', kwargs: str = '{}', **embedded: Any) -> str:
     """Return the body of a task as Celery writes it."""
     empty = dict.fromkeys(('callbacks', 'errbacks', 'chain', 'chord'))
@@ -206,11 +183,6 @@ def test_message_cannot_say_where_its_result_goes() -> None:
 def test_result_of_another_task_names_no_parcel(header: Any) -> None:
     """All tasks that a task sends have its header."""
     assert parcel_of(Context({'task': 'add', 'id': 'a', 'headers': {PARCEL: header}}), 'a') is None
-
-
-def test_long_document_id_is_refused() -> None:
-    with pytest.raises(Refused, match='the id of the document has more than 255 characters'):
-        call_in({'_id': 'a' * 256, 'task': 'add'}, ACCEPT)
 
 
 @pytest.mark.parametrize(
@@ -334,13 +306,6 @@ def test_content_type_that_nobody_accepts_is_not_decoded(content: str | None, mo
         changed = message(**{'content-type': content, 'content-encoding': encoding})
         with pytest.raises(Refused, match='content'):
             checked({'message': changed}, None, ACCEPT, ['json', 'yaml', 'pickle'])
-
-
-def test_map_of_three_members_is_no_body() -> None:
-    _, _, packed = serialization.dumps({'a': 1, 'b': 2, 'c': {}}, 'msgpack')
-    changed = message(body=base64.b64encode(packed).decode(), properties={'body_encoding': 'base64'})
-    with pytest.raises(Refused, match='its body must be a list'):
-        checked({'message': {**changed, 'content-type': 'application/x-msgpack'}}, None, ACCEPT, ['msgpack'])
 
 
 def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:

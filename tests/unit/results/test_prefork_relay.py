@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import select
 import signal
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from celery_couchdb.results.prefork_relay import Received, Relay
 from celery_couchdb.results.result_queue import MAX_BYTES, ResultQueue
 from tests.conftest import PATIENCE, wait_for
 
@@ -48,14 +45,6 @@ def hand(queue: ResultQueue, *ids: str) -> bool:
     return all(taken)
 
 
-def test_child_hands_over_to_its_parent(queue: ResultQueue, recorder: Recorder) -> None:
-    queue.open(serve_children=True)
-    child = start(lambda: hand(queue, 'a', 'b', 'c'))
-    assert ended(child) == 0
-    queue.wait()
-    assert recorder.written == ['a', 'b', 'c']
-
-
 def test_everything_that_an_ended_child_has_sent_is_before_the_next_mark(
     queue: ResultQueue, recorder: Recorder
 ) -> None:
@@ -82,29 +71,6 @@ def test_several_concurrent_children(queue: ResultQueue, recorder: Recorder) -> 
     assert sorted(recorder.written) == sorted(name for own in names for name in own)
 
 
-def test_child_reads_its_own_result_only_when_it_is_stored(queue: ResultQueue, recorder: Recorder) -> None:
-    queue.open(serve_children=True)
-    recorder.gate.clear()
-    seen, see = os.pipe()
-
-    def check() -> bool:
-        hand(queue, 'a')
-        queue.settle(['another'])
-        os.write(see, b'1')
-        queue.settle(['a'])
-        os.write(see, b'2')
-        return True
-
-    child = start(check)
-    wait_for(lambda: recorder.tried, 'the write to begin')
-    assert os.read(seen, 2) == b'1'
-    recorder.gate.set()
-    assert ended(child) == 0
-    assert os.read(seen, 2) == b'2'
-    os.close(seen)
-    os.close(see)
-
-
 def test_child_without_a_parent_that_serves_it_stores_results_itself(queue: ResultQueue) -> None:
     queue.open(serve_children=False)
     assert ended(start(lambda: not queue.is_open and not hand(queue, 'a'))) == 0
@@ -117,45 +83,11 @@ def test_large_result_is_not_handed_over(queue: ResultQueue) -> None:
     assert not queue.hand_over(large)
 
 
-def test_relay_leaves_no_files(queue: ResultQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A killed process could not delete its files."""
-    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-    queue.open(serve_children=True)
-    assert ended(start(lambda: hand(queue, 'a') and not [*tmp_path.iterdir()])) == 0
-    assert not [*tmp_path.iterdir()]
-
-
 def test_other_processes_cannot_reach_the_parent(queue: ResultQueue) -> None:
     """The sockets have no name: a path would need access rights, and an abstract name has none."""
     queue.open(serve_children=True)
     ends = queue._relay._parent_end, queue._relay._child_end
     assert all(end is not None and (end.getsockname(), end.getpeername()) == ('', '') for end in ends)
-
-
-def test_child_does_not_wait_if_the_parent_has_too_many_open_files(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receive = Relay.receive
-
-    def too_many(relay: Relay) -> list[Received]:
-        found = receive(relay)
-        for end in (end for received in found for end in received.waiting):
-            end.close()  # as the system does
-        return [received._replace(waiting=[]) for received in found]
-
-    monkeypatch.setattr(Relay, 'receive', too_many)
-    queue.open(serve_children=True)
-    recorder.gate.clear()
-
-    def check() -> bool:
-        hand(queue, 'a')
-        queue.settle(['a'])
-        return hand(queue, 'b')
-
-    assert ended(start(check)) == 0
-    recorder.gate.set()
-    queue.wait()
-    assert recorder.written == ['a', 'b']
 
 
 def test_child_stores_results_itself_if_the_parent_does_not_receive_them(recorder: Recorder) -> None:
@@ -168,45 +100,6 @@ def test_child_stores_results_itself_if_the_parent_does_not_receive_them(recorde
     assert ended(start(lambda: not all(hand(queue, str(number)) for number in range(5000)))) == 0
     recorder.gate.set()
     queue.close()
-
-
-def test_child_does_not_wait_longer_than_the_timeout_for_its_results(recorder: Recorder) -> None:
-    queue = recorder.queue(timeout=0.2)
-    queue.open(serve_children=True)
-    recorder.gate.clear()
-
-    def check() -> bool:
-        taken = hand(queue, 'a')
-        queue.settle(['a'])
-        return taken and recorder.written == []
-
-    assert ended(start(check)) == 0
-    recorder.gate.set()
-    queue.close()
-
-
-def test_child_stores_results_itself_after_its_parent_ended(recorder: Recorder) -> None:
-    queue = recorder.queue()
-    results, report = os.pipe()
-    parent = os.fork()
-    if not parent:
-        queue.open(serve_children=True)
-        killed = os.getpid()
-
-        def orphaned(before: bool) -> bool:
-            if before:
-                hand(queue, 'before')
-            wait_for(lambda: os.getppid() != killed, 'the parent to end')
-            return os.write(report, b'-' if hand(queue, 'a') else b'+') > 0
-
-        for number in range(4):
-            start(lambda number=number: orphaned(number % 2 == 0))  # type: ignore[misc]
-        queue.wait()
-        os.kill(killed, signal.SIGKILL)
-    assert ended(parent) == -signal.SIGKILL
-    os.close(report)
-    with os.fdopen(results, 'rb') as answers:
-        assert answers.read() == b'++++'  # the pipe ends when the last child ends
 
 
 def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(recorder: Recorder) -> None:
