@@ -130,15 +130,6 @@ def test_task_reads_the_state_that_it_has_stored(site: Site, pool: str) -> None:
     assert site.send('own_states').get(timeout=PATIENCE) == ['STARTED', 'HALF', 'HALF']
 
 
-@pytest.mark.parametrize('pool', ['prefork', 'threads'])
-@pytest.mark.parametrize('confirm', [True, False])
-def test_chord_is_counted_with_the_results(site: Site, pool: str, confirm: bool) -> None:
-    site.worker(pool=pool, result_backend_transport_options={'confirm_results': confirm})
-    header = [site.app.signature('add', (number, 1)) for number in range(60)]
-    body = chord(header, app=site.app)(site.app.signature('total'))
-    assert body.get(timeout=PATIENCE) == sum(range(1, 61))
-
-
 def test_body_of_a_chord_knows_its_parent(site: Site) -> None:
     """As if the last part had sent it."""
     site.worker(pool='prefork', task_inherit_parent_priority=True)

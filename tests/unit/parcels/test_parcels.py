@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
-from kombu import Producer
+from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
 from celery_couchdb.parcels.accept import Accept
@@ -358,3 +358,10 @@ def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
 def test_refused_message(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         checked({'message': message(**changes)}, None, ACCEPT, ['json', 'pickle'])
+
+
+def test_map_of_three_members_is_no_body() -> None:
+    _, _, packed = serialization.dumps({'a': 1, 'b': 2, 'c': {}}, 'msgpack')
+    changed = message(body=base64.b64encode(packed).decode(), properties={'body_encoding': 'base64'})
+    with pytest.raises(Refused, match='its body must be a list'):
+        checked({'message': {**changed, 'content-type': 'application/x-msgpack'}}, None, ACCEPT, ['msgpack'])
