@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,10 @@ LEASE = {'broker_transport_options': SHORT_LEASE}
 
 
 @pytest.fixture
-def proxy(site: Site) -> Iterator[Proxy]:
+def proxy(site: Site, proxy: Proxy) -> Proxy:
     """A proxy for the results of workers. The broker and the test itself do not use it."""
-    address = site.server.client('any').address
-    with Proxy(address.host, address.port) as proxy:
-        site.environment['RESULT_URL'] = site.environment['RESULT_URL'].replace(f':{address.port}/', f':{proxy.port}/')
-        yield proxy
+    site.reroute(proxy, 'RESULT_URL')
+    return proxy
 
 
 def ended(site: Site, count: int) -> bool:

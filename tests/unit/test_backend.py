@@ -14,9 +14,7 @@ import pytest
 from celery import Celery
 from kombu.serialization import dumps, loads
 
-from celery_couchdb.results.database import address_of
 from celery_couchdb.results.documents import pack, unpack
-from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.errors import (
     AccessDenied,
     ConfigurationError,
@@ -27,9 +25,6 @@ from kombu_couchdb.errors import (
     ServerUnavailable,
 )
 
-ODD = 'p@:/?#[]%&=+ ;ü"\\'
-QUOTED = 'p%40%3A%2F%3F%23%5B%5D%25%26%3D%2B%20%3B%C3%BC%22%5C'
-
 
 def app_of(url: str, **conf: Any) -> Celery:
     app = Celery('test', set_as_current=False, broker='memory://', backend=url)
@@ -38,26 +33,6 @@ def app_of(url: str, **conf: Any) -> Celery:
 
 
 # -- URLs
-
-
-@pytest.mark.parametrize(
-    ('url', 'address'),
-    [
-        ('couchdb://', Address('localhost', 5984, 'celery_results')),
-        ('couchdb://host', Address('host', 5984, 'celery_results')),
-        ('couchdb://host/', Address('host', 5984, 'celery_results')),
-        ('couchdb://user@host:1/db', Address('host', 1, 'db', 'user')),
-        ('couchdb://user:pw@host:1/a%2Fb', Address('host', 1, 'a/b', 'user', 'pw')),
-        ('couchdb://user:pw@[::1]/db', Address('::1', 5984, 'db', 'user', 'pw')),
-        ('couchdbs://host', Address('host', 6984, 'celery_results', tls=True)),
-        ('couchdbs://host:443/db', Address('host', 443, 'db', tls=True)),
-        ('couchdbs://host/db?ssl_ca_certs=/ca.pem', Address('host', 6984, 'db', tls=True, verify='/ca.pem')),
-        ('couchdbs://host/db?ssl_cert_reqs=none', Address('host', 6984, 'db', tls=True, verify=False)),
-        (f'couchdb://{QUOTED}:{QUOTED}@host/db', Address('host', 5984, 'db', ODD, ODD)),
-    ],
-)
-def test_url_of_the_server(url: str, address: Address) -> None:
-    assert address_of(url) == address
 
 
 def test_couchdb_plus_https_does_not_become_plain_http() -> None:

@@ -18,7 +18,6 @@ from benchmarks.counting import Count, counting, written
 from benchmarks.report import Run, inserted, page, write
 from benchmarks.run import run
 from benchmarks.systems import reachable
-from benchmarks.table import table_of
 from kombu_couchdb.couchdb.bounds import Upload
 
 SPEED = Row('publish', 'one thread', 'messages/s', True)
@@ -27,7 +26,6 @@ VALUES = {
     SPEED: {'couchdb': [100.0, 900.0, 200.0], 'raw': [400.0], 'redis': [1000.0, 3000.0]},
     DELAY: {'couchdb': [10.0], 'raw': [], 'redis': [2.5]},
 }
-SYSTEMS = ['couchdb', 'raw', 'redis']
 
 
 class Named:
@@ -49,24 +47,6 @@ def a_run(**changes: Any) -> Run:
         **changes,
     }
     return Run(**given)
-
-
-def test_a_table_has_medians_and_their_ratios_to_ours_and_to_raw() -> None:
-    lines = table_of(VALUES, SYSTEMS).splitlines()
-    assert lines[1].split() == ['\\', 'Unit', 'couchdb', 'raw', 'redis']
-    assert lines[3].split() == [
-        'one',
-        'thread',
-        'messages/s',
-        '200',
-        '(×0.50)',
-        '400',
-        '×2.0',
-        '2,000',
-        '×10',
-        '(×5.0)',
-    ]
-    assert lines[4].split() == ['idle,', 'p50', 'ms', '10.0', '–', '2.50', '×0.25']
 
 
 def test_the_page_names_versions_and_missing_measures() -> None:

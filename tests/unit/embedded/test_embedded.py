@@ -11,7 +11,6 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -304,34 +303,6 @@ def test_without_a_password_only_get_and_head_are_allowed(shared: EmbeddedServer
     connection.close()
 
 
-def test_longpoll_returns_only_selected_changes(shared: EmbeddedServer) -> None:
-    path = f'/shared/_changes?feed=longpoll&filter=_selector&since=now&timeout={PATIENCE * 1000:.0f}'
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(request, shared, 'POST', path, {'selector': {'kind': 'wanted'}})
-        numbers = iter(range(1000))
-
-        def answered() -> bool:  # nobody sees from outside whether the feed waits yet: write until it wakes
-            for kind in ('other', 'wanted'):
-                request(shared, 'PUT', f'/shared/{kind}-{next(numbers)}', {'kind': kind})
-            return answer.done()
-
-        wait_until(answered)
-    status, changes = answer.result()
-    assert status == 200
-    assert [change['id'].partition('-')[0] for change in changes['results']] == ['wanted']
-
-
-def test_longpoll_ends_at_its_timeout(shared: EmbeddedServer) -> None:
-    status, changes = request(shared, 'GET', '/shared/_changes?feed=longpoll&since=now&timeout=50')
-    assert (status, changes['results']) == (200, [])
-    again = request(shared, 'GET', f'/shared/_changes?since={changes["last_seq"]}')[1]
-    assert again['results'] == []
-
-
-def test_nothing_is_written_to_the_disk(installed: Path, shared: EmbeddedServer) -> None:
-    assert {path.name for path in installed.iterdir()} == {*embedded._FILES, 'node_modules'}
-
-
 def test_restart_keeps_the_address_and_loses_the_data(own: EmbeddedServer) -> None:
     url = own.url
     assert request(own, 'PUT', '/db')[0] == 201
@@ -370,24 +341,6 @@ def test_port_in_use_is_one_sentence(shared: EmbeddedServer) -> None:
     with pytest.raises(EmbeddedServerError, match=f'address already in use 127.0.0.1:{shared.port}.$'):
         second.start()
     assert second.process is None
-
-
-def test_uncaught_exception_is_printed_and_ends_the_process(installed: Path) -> None:
-    run = run_server(installed, 'no json')
-    assert (run.returncode, run.stdout) == (1, '')
-    assert 'SyntaxError' in run.stderr
-
-
-def test_server_ends_when_its_stdin_is_closed(installed: Path) -> None:
-    run = run_server(installed, '{"port": 0, "user": "me", "password": "secret"}')
-    assert (run.returncode, run.stderr) == (0, '')
-
-
-def run_server(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
-    node, _ = embedded._find_node()
-    return subprocess.run(
-        [node, 'server.js'], cwd=folder, input=line + '\n', capture_output=True, text=True, timeout=PATIENCE
-    )
 
 
 def test_server_ends_with_its_parent(installed: Path) -> None:

@@ -131,21 +131,6 @@ def test_table_without_a_changes_feed_is_trusted_for_50_ms(time: SimpleNamespace
     assert not routes.known('ex')
 
 
-def test_followed_table_is_trusted_for_the_exchanges_that_were_read(time: SimpleNamespace) -> None:
-    routes = Routes()
-    routes.follow(1.0, ['ex'])
-    time.now += 0.99
-    assert routes.known('ex')
-    assert not routes.known('other')
-    time.now += 0.02
-    assert not routes.known('ex')
-    routes.follow(float('inf'))
-    time.now += 1e9
-    assert routes.known('ex')
-    routes.follow(0.0)
-    assert not routes.known('ex')
-
-
 # -- declarations
 
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 import pytest
-from celery.worker import state
 
 from celery_couchdb.results import result_queue
 from celery_couchdb.results.batch_writer import Refusal
@@ -16,7 +15,6 @@ from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents.ids import JOB
-from kombu_couchdb.errors import NotCouchDB
 from tests.conftest import wait_for
 
 from .conftest import Recorder, item
@@ -86,16 +84,6 @@ def test_result_is_not_done_before_its_chord_is_counted(queue: ResultQueue, reco
     assert queue.is_stored(mark)
 
 
-def test_page_of_a_proxy_is_an_outage(queue: ResultQueue, recorder: Recorder) -> None:
-    recorder.error = NotCouchDB('a page of a proxy')
-    recorder.outages = 1
-    queue.hand_over(item('a'))
-    mark = queue.mark()
-    assert mark == 1
-    queue.wait()
-    assert (recorder.written, recorder.tried) == (['a'], [['a'], ['a']])
-
-
 def test_unexpected_error_loses_only_the_result_that_causes_it(
     queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,17 +116,6 @@ def test_full_queue_lets_tasks_wait(queue: ResultQueue, recorder: Recorder, monk
     thread.join()
     queue.wait()
     assert recorder.written == ['held', '1', '2', '3']
-
-
-def test_worker_that_must_stop_at_once_does_not_wait_for_room(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 1)
-    monkeypatch.setattr(result_queue, '_COLD_SECONDS', 0.1)
-    hold(queue, recorder)
-    monkeypatch.setattr(state, 'should_terminate', 0)
-    queue.hand_over(item('1'))
-    recorder.gate.set()
 
 
 def test_stored_parts_leave_room_for_what_completes_their_chord(
@@ -192,15 +169,3 @@ def test_acknowledgement_of_a_unique_job_with_a_successor_waits(queue: ResultQue
     assert decisions.order.writable([job]) == []
     recorder.gate.set()
     wait_for(lambda: decisions.order.writable([]) == [job], 'the acknowledgement to be writable')
-
-
-def test_decision_waits_while_there_is_no_room_for_the_results(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 1)
-    decisions = Decisions()
-    hold(queue, recorder)
-    assert decisions.writable('ack') == []
-    recorder.gate.set()
-    wait_for(decisions.woken.is_set, 'the consumer to be woken')
-    assert decisions.writable() == ['ack']

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -114,24 +113,6 @@ def test_results_of_a_group_take_precedence_over_publish_order(store: FakeStore)
     group = [f'member{n}' for n in range(50)]
     ask(store, reading(store, IDS, following=group), group, 0.0001)
     assert store.requests == [1, 1, 1, 8, 16, 23]
-
-
-def test_another_thread_may_send_tasks_meanwhile(store: FakeStore) -> None:
-    """Before Python 3.12, a garbage collection may let other threads run within a single call."""
-    ahead = reading(store, IDS)
-    more = iter(range(1_000_000))
-
-    def send(phase: str, info: Any) -> None:
-        ahead.sent(f'another{next(more)}')
-
-    gc.callbacks.append(send)
-    threshold = gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        assert ahead.to_watch(IDS[0]) == IDS[1:9]
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(send)
 
 
 # -- Cache
