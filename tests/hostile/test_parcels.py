@@ -63,3 +63,12 @@ def test_parcels_with_conflicts_run_once(mover: Callable[[], Mover], client: Cli
     mover().step()
     assert len(items(client)) == 3
     assert [doc and doc['type'] for doc in parcels.find(['a', 'b', 'c'])] == ['Receipt', None, None]
+
+
+def test_parcel_for_a_queue_that_is_not_for_publishers(
+    mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    store(parcels, [{**GOOD, '_id': 'a', 'routing_key': 'celery@host.celery.pidbox'}, {**GOOD, '_id': 'b'}])
+    mover().step()
+    assert len(items(client)) == 1
+    assert 'is not in task_queues' in parcels.get('a')['reason']

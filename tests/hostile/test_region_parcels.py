@@ -15,7 +15,7 @@ from tests.parcels import movers, store_nested
 from tests.regions import Regions, regions_on
 from tests.support import items
 
-from .parcels import GOOD, MESSAGE, store
+from .parcels import GOOD, MESSAGE, check_refusals, store
 
 
 @pytest.fixture
@@ -32,6 +32,12 @@ def ferry(regions: Regions) -> Iterator[RegionMover]:
 
 def waiting(client: Client) -> list[str]:
     return [row['id'] for row in client.id_range('p:', docs=True) if not row['doc'].get('status')]
+
+
+def test_hostile_parcels_are_refused_and_the_others_arrive(regions: Regions, ferry: RegionMover) -> None:
+    eu = regions['eu']
+    check_refusals(eu.regions, 'p:eu:us:', ferry.step)
+    assert len(items(eu.broker)) == 3
 
 
 def test_foreign_ids_are_left_alone(regions: Regions, ferry: RegionMover) -> None:

@@ -176,7 +176,6 @@ FRAGILE: list[Any] = [
     '\ud800',
     b'bytes',
     {'__proto__': 1},
-    {'__type__': 'no', '__value__': 1},
 ]
 
 #: More that each serializer can encode, or refuses.
@@ -234,7 +233,7 @@ def test_plain_results_are_stored_as_json(result: Any) -> None:
     assert pack(payload, 'application/json') == {'value': {'status': 'SUCCESS', 'result': result}}
 
 
-@pytest.mark.parametrize('result', FRAGILE)
+@pytest.mark.parametrize('result', [*FRAGILE, {'__type__': 'no', '__value__': 1}])
 def test_values_that_a_server_might_change_are_stored_as_text(result: Any) -> None:
     _, _, payload = dumps({'result': [result]}, serializer='json')
     assert pack(payload, 'application/json') == {'value': payload, 'content_type': 'application/json'}

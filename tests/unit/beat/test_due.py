@@ -252,6 +252,20 @@ def test_class_that_raises_an_error_makes_its_entry_malformed(app: Celery, kind:
     assert planned(in_code(app, Hourly(app=app)), noticed, 'i', None, 5000.0)['due'] == 5001.0
 
 
+def test_schedule_that_cannot_be_computed_makes_its_entry_malformed(
+    entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError('no table')
+
+    daily = entry(schedule={'every': 86400})
+    monkeypatch.setattr(daily.rule, 'next', fail)
+    fresh = planned(daily, None, 'i', None, 1000.0)
+    assert (fresh['plan'], fresh['due']) == (MALFORMED, None)
+    # The stored date was due, whatever comes after it.
+    assert decide(daily, state(due=4600.0), 4605.0, 500)[:3] == ([4600.0], 0, None)
+
+
 class Weekdays(schedule):
     """A class with an `is_due` of its own, the usual way in Celery."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from celery import Celery
 
-from celery_couchdb.beat.entries import Names, task_id_of
+from celery_couchdb.beat.entries import Entry, Names, task_id_of
 from kombu_couchdb.errors import ConfigurationError
 
 from .conftest import STATE, Make
@@ -46,6 +47,18 @@ def test_malformed_entries_have_a_sentence(entry: Make, members: dict[str, Any],
     assert words in found.error
     assert not found.enabled
     assert found.plan == 'error'
+
+
+@pytest.mark.parametrize('missing', ['task', 'schedule'])
+def test_missing_members(app: Celery, missing: str) -> None:
+    doc = {'type': 'Schedule', 'task': 't', 'schedule': {'every': 5}}
+    del doc[missing]
+    assert Entry.of('x', doc, app).error == f'{missing} is missing'
+
+
+def test_names_have_a_length(app: Celery) -> None:
+    for name in ('', 'x' * 201):
+        assert 'name of an entry must have 1 to 200' in str(Entry.of(name, {}, app).error)
 
 
 def test_names() -> None:

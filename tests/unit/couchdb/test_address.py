@@ -88,6 +88,13 @@ def test_credentials_beside_user_or_password_are_refused(given: dict[str, str]) 
     assert SECRET not in str(caught.value)
 
 
+def test_the_error_for_an_unquoted_password_does_not_contain_it() -> None:
+    # couchdb://me:12/tell-nobody@host/db: to kombu, the database name starts after the slash.
+    with pytest.raises(ConfigurationError, match='percent-encode') as caught:
+        of(user=None, database=f'{SECRET}@host/db')
+    assert SECRET not in str(caught.value)
+
+
 # -- TLS
 
 
@@ -125,3 +132,8 @@ def test_only_cert_none_turns_verification_off(name: str) -> None:
 def test_an_unknown_tls_option_is_named(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f'unknown TLS option {name.removeprefix("ssl_")!r}'):
         of(tls={'ca_certs': 'ca.pem', name: True})
+
+
+def test_a_key_needs_its_certificate() -> None:
+    with pytest.raises(ConfigurationError, match='keyfile needs the option certfile'):
+        of(tls={'keyfile': 'me.key'})

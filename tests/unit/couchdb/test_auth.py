@@ -294,6 +294,11 @@ def test_the_source_is_asked_at_the_first_request(source: str) -> None:
     assert len(asked) == 1
 
 
+def test_the_user_is_known_before_the_first_request(source: str) -> None:
+    given[:] = [('me', 'old')]
+    assert Auth(Address(credentials=source)).user == 'me'
+
+
 @pytest.mark.parametrize('scheme', ['basic', 'cookie'])
 def test_after_a_refusal_the_source_is_asked_again(source: str, scheme: str) -> None:
     given[:] = [('me', 'old'), ('you', 'new')]

@@ -94,3 +94,10 @@ def test_free_slots_are_given_to_the_first_messages_that_can_use_them(
     limits: dict[str, int], free: set[int], expected: list[tuple[int, str]]
 ) -> None:
     assert [(number, doc['_id']) for number, doc in concurrency.assign(waiting(**limits), free)] == expected
+
+
+def test_a_changed_message_goes_on_without_a_slot() -> None:
+    without_limit, of_another_key = waiting(a=1, b=1)
+    without_limit['message']['headers']['concurrency_limit'] = 0
+    of_another_key['message']['headers']['concurrency_key'] = 'other'
+    assert concurrency.assign([without_limit, of_another_key], {0}) == [(None, without_limit), (None, of_another_key)]

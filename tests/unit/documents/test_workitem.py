@@ -13,6 +13,7 @@ import pytest
 from kombu_couchdb.documents import dead_letter, validation, workitem
 from kombu_couchdb.documents.body import MAX_INLINE
 from kombu_couchdb.documents.task_message import due_date
+from kombu_couchdb.errors import Unstorable
 
 NOW = 1_763_709_000.25
 
@@ -178,6 +179,11 @@ def test_large_body_is_an_attachment() -> None:
     assert '_attachments' not in workitem.new('id', 'q', message('x' * MAX_INLINE), NOW)
 
 
+def test_large_body_that_is_not_text_is_refused() -> None:
+    with pytest.raises(Unstorable, match='surrogate'):
+        workitem.new('id', 'q', message('\ud800' * (MAX_INLINE + 1)), NOW)
+
+
 # -- dead letters and states
 
 
@@ -222,6 +228,10 @@ def nested(levels: int) -> Any:
     for _ in range(levels):
         value = [value]
     return value
+
+
+def test_deeply_nested_dead_letter_can_be_copied() -> None:
+    assert dead_letter.copy(item(status='fail', message=nested(5000)))['status'] == 'fail'
 
 
 @pytest.mark.parametrize('removed', ['yes', None, [], {}])

@@ -308,6 +308,8 @@ def test_restart_keeps_the_address_and_loses_the_data(own: EmbeddedServer) -> No
     assert request(own, 'PUT', '/db')[0] == 201
     own.stop(kill=True)
     assert not listens(own.port)
+    with pytest.raises(EmbeddedServerError, match='is not running'):
+        own.pid  # noqa: B018
     own.start()
     assert own.url == url
     assert request(own, 'GET', '/_all_dbs') == (200, [])
@@ -341,6 +343,11 @@ def test_port_in_use_is_one_sentence(shared: EmbeddedServer) -> None:
     with pytest.raises(EmbeddedServerError, match=f'address already in use 127.0.0.1:{shared.port}.$'):
         second.start()
     assert second.process is None
+
+
+def test_server_is_started_once(shared: EmbeddedServer) -> None:
+    with pytest.raises(EmbeddedServerError, match='already started'):
+        shared.start()
 
 
 def test_server_ends_with_its_parent(installed: Path) -> None:

@@ -148,6 +148,24 @@ def test_nothing_is_accepted_by_default() -> None:
     assert Accept((), {'celery'}).refusal('add', None) == "task 'add' is not in parcels_accept"
 
 
+def test_parcel_of_a_plain_call() -> None:
+    call = call_in(
+        {
+            '_id': 'a',
+            'task': 'add',
+            'args': [1],
+            'kwargs': {'y': 2},
+            'queue': 'mail',
+            'date': 5,
+            'priority': 3,
+            'customer': "a member of the publisher's own",
+        },
+        ACCEPT,
+    )
+    assert (call.task, call.args, call.kwargs) == ('add', [1], {'y': 2})
+    assert (call.options['queue'], call.options['eta'].timestamp(), call.options['priority']) == ('mail', 5.0, 3)
+
+
 def body(args: str = '[1, 2]', kwargs: str = '{}', **embedded: Any) -> str:
     """Return the body of a task as Celery writes it."""
     empty = dict.fromkeys(('callbacks', 'errbacks', 'chain', 'chord'))
@@ -183,6 +201,11 @@ def test_message_cannot_say_where_its_result_goes() -> None:
 def test_result_of_another_task_names_no_parcel(header: Any) -> None:
     """All tasks that a task sends have its header."""
     assert parcel_of(Context({'task': 'add', 'id': 'a', 'headers': {PARCEL: header}}), 'a') is None
+
+
+def test_long_document_id_is_refused() -> None:
+    with pytest.raises(Refused, match='the id of the document has more than 255 characters'):
+        call_in({'_id': 'a' * 256, 'task': 'add'}, ACCEPT)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +331,13 @@ def test_content_type_that_nobody_accepts_is_not_decoded(content: str | None, mo
             checked({'message': changed}, None, ACCEPT, ['json', 'yaml', 'pickle'])
 
 
+def test_map_of_three_members_is_no_body() -> None:
+    _, _, packed = serialization.dumps({'a': 1, 'b': 2, 'c': {}}, 'msgpack')
+    changed = message(body=base64.b64encode(packed).decode(), properties={'body_encoding': 'base64'})
+    with pytest.raises(Refused, match='its body must be a list'):
+        checked({'message': {**changed, 'content-type': 'application/x-msgpack'}}, None, ACCEPT, ['msgpack'])
+
+
 def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
     taken = call_in({'_id': 'order-17', 'task': 'add'}, ACCEPT).options['task_id']
     with pytest.raises(Refused, match='id must be printable'):
@@ -358,10 +388,3 @@ def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
 def test_refused_message(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         checked({'message': message(**changes)}, None, ACCEPT, ['json', 'pickle'])
-
-
-def test_map_of_three_members_is_no_body() -> None:
-    _, _, packed = serialization.dumps({'a': 1, 'b': 2, 'c': {}}, 'msgpack')
-    changed = message(body=base64.b64encode(packed).decode(), properties={'body_encoding': 'base64'})
-    with pytest.raises(Refused, match='its body must be a list'):
-        checked({'message': {**changed, 'content-type': 'application/x-msgpack'}}, None, ACCEPT, ['msgpack'])

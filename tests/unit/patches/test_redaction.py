@@ -146,3 +146,9 @@ def test_pickled_connection_keeps_the_password() -> None:
         copy = pickle.loads(pickle.dumps(connection))
         assert copy.transport.address.password == SECRET
         assert copy.transport.address.others == ()
+
+
+def test_backend_url_is_shown_without_passwords() -> None:
+    backend = app_of({'result_backend': SAME}).backend
+    assert backend.as_uri() == 'couchdb://me:**@a:1/db;couchdb://you:**@b:2/db'
+    assert backend.as_uri(include_password=True) == SAME

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
 import pytest
+from celery.worker import state
 
 from celery_couchdb.results import result_queue
 from celery_couchdb.results.batch_writer import Refusal
@@ -15,6 +17,7 @@ from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents.ids import JOB
+from kombu_couchdb.errors import AccessDenied
 from tests.conftest import wait_for
 
 from .conftest import Recorder, item
@@ -84,6 +87,26 @@ def test_result_is_not_done_before_its_chord_is_counted(queue: ResultQueue, reco
     assert queue.is_stored(mark)
 
 
+def test_outage(queue: ResultQueue, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    recorder.outages = 3
+    queue.hand_over(item('a'))
+    queue.hand_over(item('b'))
+    queue.wait()
+    assert recorder.written == ['a', 'b']
+    assert [record.message for record in caplog.records] == [
+        'results are not stored: no response; they wait until CouchDB responds'
+    ]
+
+
+def test_wrong_password_loses_results_as_it_does_without_a_queue(queue: ResultQueue, recorder: Recorder) -> None:
+    recorder.error = AccessDenied('wrong password')
+    recorder.outages = 1
+    queue.hand_over(item('a'))
+    queue.wait()
+    assert recorder.lost == ['a: wrong password']
+
+
 def test_unexpected_error_loses_only_the_result_that_causes_it(
     queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +124,19 @@ def test_unexpected_error_loses_only_the_result_that_causes_it(
     recorder.gate.set()
     queue.wait()
     assert recorder.written == ['held', 'a', 'b']
+
+
+@pytest.mark.parametrize('hook', ['on_stored', 'on_refused'])
+def test_error_in_a_hook_does_not_end_the_thread(queue: ResultQueue, recorder: Recorder, hook: str) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    setattr(recorder, hook, fails)
+    recorder.refused.add('a')
+    queue.hand_over(item('a'))
+    queue.hand_over(item('b'))
+    queue.wait()
+    assert recorder.written == ['b']
 
 
 def test_full_queue_lets_tasks_wait(queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +172,18 @@ def test_stored_parts_leave_room_for_what_completes_their_chord(
     queue.wait()
     queue.wait()
     assert recorder.written == ['held', 'a', 'failure of the body', 'failure of the next step']
+
+
+def test_worker_that_must_stop_at_once_names_what_it_could_not_store(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(result_queue, '_COLD_SECONDS', 0.2)
+    recorder.outages = 1_000_000
+    queue.hand_over(item('a'))
+    queue.hand_over(item('b'))
+    monkeypatch.setattr(state, 'should_terminate', 0)
+    queue.close()
+    assert '2 results could not be stored before the worker ended: a, b' in caplog.messages
 
 
 # -- acknowledgements

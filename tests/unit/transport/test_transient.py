@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.errors import ServerUnavailable, Unstorable
 from kombu_couchdb.transport import transient
 from kombu_couchdb.transport.transient import TransientMessages, is_transient
 from tests.conftest import PATIENCE, wait_for
@@ -76,6 +76,17 @@ def test_publisher_waits_for_room_once_in_an_outage(
     assert time.monotonic() - began < PATIENCE
     server.responds.set()
     wait_for(lambda: server.stored[-1:] == [2999], 'the last messages to be stored')
+
+
+def test_refused_messages_are_dropped_and_logged(
+    messages: TransientMessages, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.error = Unstorable('no')
+    messages.add(0)
+    wait_for(lambda: '1 events or replies are lost' in caplog.text, 'the log line')
+    server.error = None
+    messages.add(1)
+    wait_for(lambda: server.stored == [1], 'the next message to be stored')
 
 
 def test_close_does_not_wait_for_an_outage_to_end(messages: TransientMessages, server: Server) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.results.store import Store
+from celery_couchdb.results.store import Recent, Store
 from celery_couchdb.waiting import read_ahead as module
 from celery_couchdb.waiting.read_ahead import Cache, ReadAhead
 
@@ -113,6 +113,15 @@ def test_results_of_a_group_take_precedence_over_publish_order(store: FakeStore)
     group = [f'member{n}' for n in range(50)]
     ask(store, reading(store, IDS, following=group), group, 0.0001)
     assert store.requests == [1, 1, 1, 8, 16, 23]
+
+
+def test_recent_keeps_only_the_last_entries() -> None:
+    recent: Recent[int] = Recent(100)
+    for number in range(1000):
+        recent[str(number)] = number
+        assert len(recent) <= 100
+    assert list(recent)[-1] == '999'
+    assert len(recent) >= 90
 
 
 # -- Cache

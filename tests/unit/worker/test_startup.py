@@ -11,7 +11,7 @@ from celery.app.task import Context
 from celery.exceptions import WorkerShutdown
 
 from celery_couchdb.worker import startup
-from kombu_couchdb.errors import AccessDenied, NotCouchDB
+from kombu_couchdb.errors import AccessDenied, BrokenAnswer, NotCouchDB, ServerUnavailable
 
 
 class Server:
@@ -44,6 +44,19 @@ def test_refused_result_ends_the_worker_with_one_sentence(error: Exception, capl
     [record] = caplog.records
     assert (record.levelno, record.getMessage()) == (logging.CRITICAL, f'results cannot be stored: {error}')
     assert record.exc_info is None
+
+
+@pytest.mark.parametrize('error', [ServerUnavailable('answered 507: insufficient_storage'), BrokenAnswer('cut')])
+def test_outage_does_not_end_the_worker(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(error)
+    startup.check(backend_of(server))
+    assert len(server.written) == 1  # the write is not retried, so that the worker does not wait
+    assert caplog.messages == [f'results cannot be stored just now: {error}']
+
+
+def test_refused_deletion_does_not_end_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    startup.check(backend_of(Server(AccessDenied('no deletions'), after=1)))
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
