@@ -94,21 +94,6 @@ def test_documents_that_are_replaced_while_they_are_read_are_not_kept(store: Fak
     assert store.requests == [10, 1, 1, 1]
 
 
-def test_window_grows_while_the_thread_goes_on_waiting(store: FakeStore) -> None:
-    ahead = reading(store, IDS)
-    assert ahead.to_watch(IDS[0]) == IDS[1:9]
-    assert ahead.to_watch(IDS[9]) == IDS[10:26]
-    assert ahead.to_watch(IDS[590]) == IDS[591:]
-    store.now += 100.0
-    assert ahead.to_watch(IDS[0]) == IDS[1:9]
-
-
-def test_reading_in_another_order_takes_one_request_each(store: FakeStore) -> None:
-    ahead = reading(store, IDS)
-    ask(store, ahead, reversed(IDS[:100]), 0.0001)
-    assert len(store.requests) == 100
-
-
 def test_results_of_a_group_take_precedence_over_publish_order(store: FakeStore) -> None:
     group = [f'member{n}' for n in range(50)]
     ask(store, reading(store, IDS, following=group), group, 0.0001)
