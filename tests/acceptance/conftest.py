@@ -14,6 +14,7 @@ from pytest_celery import CeleryTestWorker
 
 import celery_couchdb.design
 from celery_couchdb.testing import Server
+from chaos.proxy import Proxy
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
@@ -99,6 +100,15 @@ class Site:
         """Send a task and return its result."""
         return self.app.send_task(name, args, **options)
 
+    def through(self, proxy: Proxy, url: str) -> str:
+        """Return the URL that leads through the proxy."""
+        return url.replace(f':{self.server.port}/', f':{proxy.port}/')
+
+    def reroute(self, proxy: Proxy, *variables: str) -> None:
+        """Let new workers use the proxy for these URLs."""
+        for variable in variables:
+            self.environment[variable] = self.through(proxy, self.environment[variable])
+
     def go_on(self) -> None:
         """Let the tasks end that wait for the file `go on`."""
         self.journal.with_name('go on').touch()
@@ -130,6 +140,14 @@ def site(server: Server, database: str, tmp_path: Path) -> Iterator[Site]:
         site = Site(server, database, results, tmp_path)
         yield site
         site.close()
+
+
+@pytest.fixture
+def proxy(site: Site) -> Iterator[Proxy]:
+    """A proxy in front of the server, which nobody uses yet."""
+    with Proxy(site.server.host, site.server.port) as proxy:
+        yield proxy
+        proxy.go_on()
 
 
 @pytest.fixture

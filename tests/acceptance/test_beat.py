@@ -169,27 +169,6 @@ def test_standby_takes_over(site: Site, start: Start, inbox: Inbox) -> None:
     inbox.drain_until(lambda: len(ids(inbox)) > count, 'a task of the third leader')
 
 
-def test_paused_leader_sends_nothing_when_it_resumes(
-    site: Site, start: Start, inbox: Inbox, schedules: Schedules
-) -> None:
-    entries = {'a': entry(0.5, 1, 1, missed='all')}
-    beats = [start(entries, **SHORT_LEASE) for _ in range(2)]
-    first = leading(site, *beats)
-    inbox.wait(2)
-    first.container.kill('SIGSTOP')
-    [second] = [beat for beat in beats if beat is not first]
-    leading(site, second)
-    count = len(inbox.wait(len(inbox.messages) + 5))
-    before = first.logs()
-    first.container.kill('SIGCONT')
-    wait_for(lambda: 'does not lead any more' in first.logs(), 'the paused beat to notice')
-    inbox.wait(count + 5)
-    said = first.logs().removeprefix(before)
-    assert 'sent task' not in said
-    assert leader(site) == str(second.container.pid)
-    check_each_was_sent_once(['a'], 0.5, schedules, inbox)
-
-
 def test_edits_act_at_once(site: Site, start: Start, inbox: Inbox, schedules: Schedules) -> None:
     leading(site, start({'in code': entry(3600, 1, 1)}))
 
@@ -236,33 +215,6 @@ def test_edits_act_at_once(site: Site, start: Start, inbox: Inbox, schedules: Sc
     seconds['edit'] = planned('in code')
     inbox.drain_until(lambda: inbox.bodies[-1][0] == [7, 8], 'the edited entry')
     print(f'planned after {seconds}')
-
-
-def test_edits_and_code_do_not_overwrite_each_other(site: Site, start: Start, schedules: Schedules) -> None:
-    def restart(**entries: dict[str, Any]) -> None:
-        beat = start(entries)
-        leading(site, beat)
-        assert beat.container.terminate() == 0
-
-    restart(a=entry(3600, 1, 1), b=entry(3600, 1, 1))
-    schedules.edit('a', args=(5, 5))
-    schedules.disable('b')
-    restart(a=entry(3600, 1, 1), b=entry(3600, 1, 1))
-    assert schedules.get('a').entry.args == [5, 5]
-    assert not schedules.get('b').entry.enabled
-    restart(a=entry(3600, 2, 2))
-    assert schedules.get('a').entry.args == [2, 2]
-    assert schedules.get('b').entry.doc['removed']
-
-
-def test_malformed_entry_stops_nobody(site: Site, start: Start, inbox: Inbox, schedules: Schedules) -> None:
-    site.client.put({'_id': 'beat:entry:bad', 'type': 'Schedule', 'task': 'add', 'schedule': {'crontab': '* *'}})
-    beat = start({'good': entry(0.2, 1, 1)})
-    inbox.wait(2)
-    assert 'schedule.crontab must be text with five fields' in str(schedules.get('bad').error)
-    assert 'schedule entry bad is not sent' in beat.logs()
-    site.client.put({**schedules.get('bad').entry.doc, 'schedule': {'every': 0.2}, 'args': [3, 4]})
-    inbox.drain_until(lambda: [3, 4] in [body[0] for body in inbox.bodies], 'the corrected entry')
 
 
 def test_beat_inside_of_workers(site: Site, schedules: Schedules) -> None:

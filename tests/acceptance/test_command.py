@@ -8,17 +8,14 @@ import pty
 import signal
 import subprocess
 import sys
-import time
-from datetime import datetime, timezone
 from typing import Any
 
 import click
 import pytest
 
-from kombu_couchdb import design
 from kombu_couchdb.errors import AccessDenied
 from tests.conftest import PATIENCE, wait_for
-from tests.support import ROOT, items
+from tests.support import ROOT
 
 from .conftest import Site
 
@@ -133,18 +130,6 @@ def test_setup_with_another_broker(site: Site) -> None:
     assert 'the broker of this app is memory, not CouchDB' in sentence(couchdb(site, 'status'))
 
 
-@pytest.mark.parametrize(
-    ('setting', 'said'),
-    [
-        ('BROKER_URL', 'broker_url: write couchdb:// instead of http://'),
-        ('RESULT_URL', 'result_backend: write couchdb:// '),
-    ],
-)
-def test_http_url_is_refused_with_one_sentence(site: Site, setting: str, said: str) -> None:
-    site.environment[setting] = site.environment[setting].replace('couchdb', 'http')
-    assert said in sentence(couchdb(site, 'status'))
-
-
 # -- status
 
 
@@ -248,61 +233,7 @@ def test_colours_on_terminals_can_be_switched_off(site: Site, more: dict[str, st
         assert ('\x1b[' in on_a_terminal(site, command, **more)) is coloured
 
 
-def test_problems_are_coloured(site: Site) -> None:
-    succeeded(couchdb(site, 'setup'))
-    long_ago = datetime.fromtimestamp(time.time() - 7505, timezone.utc)
-    site.send('add', 1, 2, eta=long_ago, queue='late')
-    site.client.put(
-        {
-            '_id': 'broker:consumer:here:5:1',
-            'type': 'Consumer',
-            'layout': design.NAME,
-            'host': 'here',
-            'pid': 5,
-            'queues': ['late'],
-            'beats': 1,
-            'date': time.time() - 185,
-            'expires': time.time() - 140,
-            'rates': {},
-        }
-    )
-    [item] = items(site.client)
-    site.client.put(
-        {
-            **{k: v for k, v in item.items() if k != '_rev'},
-            '_id': 'dead',
-            'status': 'fail',
-            'reason': 'test',
-            'failed': time.time(),
-        }
-    )
-    shown = on_a_terminal(site, 'status')
-    for text in ('\x1b[33m2 h 5 m', '\x1b[31moverdue: 3 m ', '\x1b[31m1\x1b', '\x1b[2m0\x1b'):
-        assert text in shown
-
-
 # -- errors
-
-
-@pytest.mark.parametrize(
-    'given',
-    [
-        ['status', '--watch', 'often'],
-        ['status', '--watch', '0'],
-        ['status', 'now'],
-        ['setup', '--bogus'],
-        ['setup', '--member'],
-    ],
-)
-def test_wrong_usage_exits_with_status_2(site: Site, given: list[str]) -> None:
-    done = couchdb(site, *given)
-    assert done.returncode == 2
-    assert 'Error: ' in done.stderr
-
-
-@pytest.mark.parametrize('command', ['status', 'setup'])
-def test_help(site: Site, command: str) -> None:
-    assert '--admin USER' in succeeded(couchdb(site, command, '--help'))
 
 
 @pytest.mark.parametrize('command', ['status', 'setup'])

@@ -17,7 +17,7 @@ import pytest
 from celery_couchdb.limits import LimitedTask
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.errors import ConfigurationError
-from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
+from tests.conftest import SHORT_LEASE, wait_for
 from tests.support import items
 
 from .conftest import Site
@@ -113,27 +113,6 @@ def test_shutdown(site: Site, how: str) -> None:
     wait_for(lambda: not items(site.client), 'all tasks to run')
     wait_for(lambda: not site.client.id_range('slot:'), 'the slots to be freed')
     assert most_at_once(site.journalled(), killed)['k'] == LIMIT
-
-
-def test_failing_tasks_and_chains(site: Site) -> None:
-    """A task that fails, a task in a chain and a revoked task free their slots."""
-    limited = task_of(site, concurrency_limit=1)
-    worker = site.worker(concurrency=4)
-    failing = limited.apply_async((str(site.journal), 'k', 'failing', 'not a number'))
-    holder = limited.apply_async((str(site.journal), 'k', 'holder', None))
-    wait_for(lambda: any('holder' in line for line in site.journalled()), 'the slot to be taken')
-    revoked = limited.apply_async((str(site.journal), 'k', 'revoked', 0))
-    revoked.revoke()
-    wait_for(lambda: 'flagged as revoked' in worker.logs(), 'the worker to know')
-    site.go_on()
-    chain = (
-        limited.si(str(site.journal), 'k', 'one', 0.1) | limited.si(str(site.journal), 'k', 'two', 0.1)
-    ).apply_async()
-    assert chain.get(timeout=PATIENCE) == 'two'
-    assert isinstance(failing.get(propagate=False), TypeError)
-    assert holder.get(timeout=PATIENCE) == 'holder'
-    assert revoked.state == 'REVOKED'
-    wait_for(lambda: not items(site.client) and not site.client.id_range('slot:'))
 
 
 def test_options_of_the_task(site: Site) -> None:

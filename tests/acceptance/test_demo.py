@@ -127,23 +127,3 @@ def test_interrupted_demo_cleans_up(start: Callable[[str], Demo], server: Server
     assert 'Traceback' not in demo.output
     wait_for(lambda: not any(runs(process) for process in workers), 'the processes to end')
     assert_nothing_left(demo, server)
-
-
-def test_worker_that_ends_is_a_failure(start: Callable[[str], Demo], server: Server) -> None:
-    demo = start(server.url)
-    wait_for(lambda: 'workers w1 and w2 are ready' in demo.output, 'the workers to be ready', WHOLE)
-    for process in psutil.Process(demo.process.pid).children():
-        process.kill()
-    assert demo.process.wait(WHOLE) == 1
-    assert re.search(r'^- w\d ended unexpectedly, with status -9$', demo.output, re.M), demo.output
-    assert 'The end of the log of w1:' in demo.output
-    assert_nothing_left(demo, server)
-
-
-@pytest.mark.parametrize('url', ['couchdb.example', 'http://u:se#cret@127.0.0.1:5984', 'http://u:secret@127.0.0.1:1'])
-def test_unusable_server_is_one_sentence(start: Callable[[str], Demo], url: str) -> None:
-    demo = start(url)
-    assert demo.process.wait(PATIENCE) == 1
-    assert demo.output.startswith('The demo cannot run: ')
-    assert len(demo.output.splitlines()) == 1
-    assert 'cret' not in demo.output

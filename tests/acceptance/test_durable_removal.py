@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from celery_couchdb.jobs import Jobs
@@ -14,23 +12,11 @@ from tests.support import items
 from .conftest import Site
 
 
-@pytest.fixture
-def proxy(site: Site) -> Iterator[Proxy]:
-    """A proxy between the worker and the broker. Other workers and the test itself do not use it."""
-    address = site.server.client('any').address
-    with Proxy(address.host, address.port) as proxy:
-        yield proxy
-
-
-def through(proxy: Proxy, site: Site, url: str) -> str:
-    return url.replace(f':{site.server.client("any").address.port}/', f':{proxy.port}/')
-
-
 @pytest.mark.parametrize('lease_ends', [False, True], ids=['lease continues', 'lease ends'])
 def test_claimed_job_that_is_removed_meanwhile_is_not_started(site: Site, proxy: Proxy, lease_ends: bool) -> None:
     lease = {'broker_transport_options': SHORT_LEASE} if lease_ends else {}
     direct = site.environment['BROKER_URL']
-    site.environment['BROKER_URL'] = through(proxy, site, direct)
+    site.environment['BROKER_URL'] = site.through(proxy, direct)
     worker = site.worker(pool='prefork', concurrency=1, worker_prefetch_multiplier=4, **lease)
     site.environment['BROKER_URL'] = direct
     site.app.conf.broker_transport_options = {**site.app.conf.broker_transport_options, 'fanout_retention': 0.5}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -95,10 +94,6 @@ def test_django(site: Site) -> None:
     assert 'No changes detected' in example.run('manage.py', 'makemigrations', '--check', '--dry-run')
     example.worker()
     assert 'Ran 2 tests' in example.run('manage.py', 'test', '--noinput')
-
-
-def test_django_does_not_set_the_time_zone_of_chicago() -> None:
-    assert runpy.run_path(str(ROOT / 'examples/django/shop/settings.py'))['TIME_ZONE'] == 'UTC'
 
 
 def test_periodic(site: Site) -> None:

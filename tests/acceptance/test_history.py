@@ -83,11 +83,12 @@ def test_waiting_job_is_moved_and_edited_by_commands(site: Site) -> None:
     assert "'add' does not take" not in succeeded(couchdb(site, 'jobs', 'edit', result.id[:8], '--args', '[3, 4]'))
     assert 'priority   7' in succeeded(couchdb(site, 'jobs', 'move', result.id, '--eta', 'now', '--priority', '7'))
     assert 'does not take these arguments' in sentence(couchdb(site, 'jobs', 'edit', result.id, '--args', '[3]'))
-    assert 'it must be a list in JSON' in couchdb(site, 'jobs', 'edit', result.id, '--args', '{}').stderr
+    assert "'--args': it must be a list in JSON" in couchdb(site, 'jobs', 'edit', result.id, '--args', '{}').stderr
     assert '--eta must be a date' in couchdb(site, 'jobs', 'move', result.id, '--eta', 'soon').stderr
     assert "there is no queue 'typo'" in sentence(couchdb(site, 'jobs', 'move', result.id, '--queue', 'typo'))
     site.worker()
     assert result.get(timeout=PATIENCE) == 7
+    wait_for(lambda: not items(site.client), 'the acknowledgement')
     assert 'is not in a queue' in sentence(couchdb(site, 'jobs', 'move', result.id, '--priority', '1'))
 
 

@@ -39,16 +39,6 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
     assert 'is not in a queue and with no worker' in sentence(couchdb(site, 'jobs', 'show', 'unknown'))
 
 
-def test_wait_for_a_state(site: Site) -> None:
-    result, jobs = site.send('late_nap', str(site.journal), 'nap', 1, countdown=8), Jobs(site.app)
-    states = jobs.watch(result.id, PATIENCE)
-    assert next(states) == 'scheduled'
-    site.worker()
-    assert [state for state in states if state != 'pending'] == ['running', 'gone']
-    assert site.journalled() == ['start nap', 'end nap']
-    jobs.client.close()
-
-
 def test_removed_job_does_not_run(site: Site) -> None:
     """A worker that starts later does not run the job, and has no list of revoked tasks."""
     scheduled = site.send('nap', str(site.journal), 'unwanted', 0, countdown=1)

@@ -19,7 +19,6 @@ from .test_events import test_events
 from .test_jobs import (
     test_jobs_are_listed_and_shown,
     test_running_job_is_terminated_on_request,
-    test_wait_for_a_state,
 )
 from .test_paused_queues import test_pause_outlives_workers, test_purge_and_delete
 from .test_remote_control import test_control, test_inspect, test_revoke
@@ -43,7 +42,6 @@ __all__ = [
     'test_running_job_is_terminated_on_request',
     'test_task_that_kills_its_worker_becomes_a_dead_letter',
     'test_tasks',
-    'test_wait_for_a_state',
 ]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from celery import chain, chord, group
 from celery.app.amqp import AMQP
@@ -30,18 +28,9 @@ NO_TOTALS = {
 }
 
 
-@pytest.fixture
-def proxy(site: Site) -> Iterator[Proxy]:
-    """A proxy for what workers publish. What they claim and acknowledge, and the results, do not pass it."""
-    address = site.server.client('any').address
-    with Proxy(address.host, address.port) as proxy:
-        yield proxy
-
-
 def worker_behind(site: Site, proxy: Proxy, pool: str) -> None:
-    """Start a worker that publishes through the proxy, and let it publish once."""
-    port = site.server.client('any').address.port
-    url = site.environment['BROKER_URL'].replace(f':{port}/', f':{proxy.port}/')
+    """Start a worker of which only what it publishes passes the proxy, and let it publish once."""
+    url = site.through(proxy, site.environment['BROKER_URL'])
     site.worker(pool=pool, concurrency=1, broker_write_url=url, task_acks_late=True, **LEASE)
     assert steps(site).apply_async().get(timeout=PATIENCE) == 6
     wait_for(lambda: not items(site.client), 'the messages to be deleted')

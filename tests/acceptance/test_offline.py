@@ -121,21 +121,6 @@ def test_two_devices_with_the_same_id_run_one(
     assert site.journalled() == ['start of 0', 'end of 0']
 
 
-@pytest.mark.slow
-def test_a_thousand_conflicts_of_a_parcel_run_one(
-    site: Site, device: Callable[[str], Device], worker: Any, parcels: Client
-) -> None:
-    phone = device('phone')
-    leaves = [{**nap(site, 'order'), '_rev': f'1-{number:032x}'} for number in range(1000)]
-    phone.call('bulk', leaves, {'new_edits': False})
-    phone.call('push')
-    wait_for(lambda: receipt_of(parcels, 'order'), 'the receipt')
-    phone.call('put', nap(site, 'other'))
-    phone.call('push')
-    wait_for(lambda: receipt_of(parcels, 'other'), 'the receipt')
-    assert site.journalled() == ['start order', 'end order', 'start other', 'end other']
-
-
 def test_users_of_devices_see_their_own_parcels_only(
     site: Site, worker: Any, parcels: Client, users: Users, apache_couchdb: bool, stack: ExitStack
 ) -> None:

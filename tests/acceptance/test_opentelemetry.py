@@ -122,15 +122,6 @@ def test_body_of_a_chord_continues_the_trace_if_results_are_confirmed(traced: Tr
     assert lineage(spans, body.id) == sent + ['run/add', 'apply_async/add', 'request'] * confirm
 
 
-def test_retries_are_one_trace(traced: Traced) -> None:
-    traced.start()
-    with traced.begin('request'):
-        result = traced.site.send('flaky', 2, 0)
-    assert result.get(timeout=PATIENCE)[0] == 2
-    spans = traced.spans(*['run/flaky'] * 3)
-    assert lineage(spans, result.id) == ['run/flaky', 'apply_async/flaky'] * 3 + ['request']
-
-
 def test_replayed_dead_letter_continues_its_trace(traced: Traced) -> None:
     traced.start()
     site = traced.site

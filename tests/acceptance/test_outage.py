@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 
 import pytest
 
@@ -28,13 +27,10 @@ SETTINGS = {
 
 
 @pytest.fixture
-def proxy(site: Site) -> Iterator[Proxy]:
+def proxy(site: Site, proxy: Proxy) -> Proxy:
     """A proxy between the workers and the server; the test itself uses none."""
-    with Proxy(site.server.host, site.server.port) as proxy:
-        for variable, url in site.environment.items():
-            site.environment[variable] = url.replace(f':{site.server.port}/', f':{proxy.port}/')
-        yield proxy
-        proxy.go_on()
+    site.reroute(proxy, *site.environment)
+    return proxy
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import pytest
 import requests
 from celery import Celery, chain, group
 from kombu.exceptions import OperationalError
-from kombu.serialization import dumps
-from kombu.utils.uuid import uuid
 
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
@@ -56,10 +52,6 @@ def reasons(parcels: Client) -> list[str]:
     """Return the reasons of refused parcels."""
     rows = parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[1], include_docs=True)
     return [row['doc']['reason'] for row in rows]
-
-
-#: Headers that Celery's worker would take as the next tasks.
-_ACTING = ('callbacks', 'chain', 'errbacks')
 
 
 def is_empty(parcels: Client) -> bool:
@@ -170,53 +162,6 @@ def test_callbacks_and_chains_are_checked_too(start: Callable[..., Any], publish
     assert sum("task 'fail' is not in parcels_accept" in reason for reason in reasons(parcels)) == 5
 
 
-def test_unlisted_task_in_the_headers_does_not_run(
-    start: Callable[..., Any], site: Site, publisher: Celery, parcels: Client
-) -> None:
-    """Celery would take callbacks, chain and chord from the headers if the body has none."""
-    unlisted = publisher.signature('nap', (str(site.journal), 'unlisted', 0.0), immutable=True)
-    publisher.send_task('add', (1, 2))
-    [row] = parcels.view(design.PARCELS, 'parcels', reduce=False, include_docs=True)
-    headers, embedded = row['doc']['message']['headers'], dict.fromkeys(('callbacks', 'errbacks', 'chain', 'chord'))
-
-    def hostile(body: Any, header: str = 'x', value: Any = None, serializer: str = 'json') -> dict[str, Any]:
-        content, encoding, packed = dumps(body, serializer)
-        packed = packed.encode() if isinstance(packed, str) else packed
-        message = {
-            **row['doc']['message'],
-            'headers': {**headers, 'id': uuid(), header: value},
-            'body': base64.b64encode(packed).decode(),
-            'properties': {'body_encoding': 'base64'},
-            'content-type': content,
-            'content-encoding': encoding,
-        }
-        return {
-            '_id': f'hostile-{uuid()}',
-            'type': 'Parcel',
-            'exchange': '',
-            'routing_key': 'celery',
-            'published': 1.0,
-            'message': message,
-        }
-
-    parts: list[Any] = [{}, None]
-    options: list[dict[str, Any]] = [{'chain': [unlisted]}, {'headers': {'task': unlisted.task}}]
-    docs = [
-        *(hostile([[1, 2], {}, part], name, [unlisted]) for name in _ACTING for part in parts),
-        *(hostile({'a': 1, 'b': 2, 'c': {}}, serializer=serializer) for serializer in ('yaml', 'msgpack')),
-        *(hostile([[1, 2], {}, {**embedded, 'callbacks': [publisher.signature('add', **own)]}]) for own in options),
-    ]
-    assert all(result.is_stored for result in parcels.bulk(docs))
-    worker = start('-l', 'INFO', accept_content=['json', 'yaml', 'msgpack'])
-    assert publisher.AsyncResult(headers['id']).get(timeout=PATIENCE) == 3
-    wait_for(lambda: len(reasons(parcels)) == len(docs), 'all refusals')
-    for part in ('not for publishers', 'yaml', 'its body must be a list', "task 'nap' is not in parcels_accept"):
-        assert any(part in reason for reason in reasons(parcels)), part
-    assert publisher.send_task('add', (3, 4)).get(timeout=PATIENCE) == 7
-    assert site.journalled() == []
-    assert worker.logs().count('Task add[') == 4  # two were received, and have succeeded
-
-
 def test_another_worker_moves_parcels_after_the_first_was_killed(
     start: Callable[..., Any], site: Site, publisher: Celery, parcels: Client
 ) -> None:
@@ -229,19 +174,6 @@ def test_another_worker_moves_parcels_after_the_first_was_killed(
         results = [publisher.send_task('add', (n, n)) for n in range(50)]
         assert [result.get(timeout=PATIENCE) for result in results] == [2 * n for n in range(50)]
     assert site.client.get(leader_id)['holder'].split(':')[1] != pid
-
-
-def test_receipts_after_the_leader_was_killed(start: Callable[..., Any], site: Site, parcels: Client) -> None:
-    first = start()
-    due = time.time() + 4
-    names = [f'{number}' for number in range(20)]
-    parcels.bulk([{'_id': name, 'task': 'add', 'args': [int(name), 1], 'date': due} for name in names])
-    wait_for(lambda: is_empty(parcels), 'all parcels to be moved')
-    assert not any(receipt_of(parcels, name) for name in names)
-    first.kill()
-    start()  # it runs the tasks before it can become the leader
-    receipts = [wait_for(partial(receipt_of, parcels, name), 'the receipt') for name in names]
-    assert [receipt['result'] for receipt in receipts] == [int(name) + 1 for name in names]
 
 
 def test_publisher_without_rights_on_the_broker(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,10 @@ LEASE = {'broker_transport_options': SHORT_LEASE}
 
 
 @pytest.fixture
-def proxy(site: Site) -> Iterator[Proxy]:
+def proxy(site: Site, proxy: Proxy) -> Proxy:
     """A proxy for the results of workers. The broker and the test itself do not use it."""
-    address = site.server.client('any').address
-    with Proxy(address.host, address.port) as proxy:
-        site.environment['RESULT_URL'] = site.environment['RESULT_URL'].replace(f':{address.port}/', f':{proxy.port}/')
-        yield proxy
+    site.reroute(proxy, 'RESULT_URL')
+    return proxy
 
 
 def ended(site: Site, count: int) -> bool:
@@ -128,15 +125,6 @@ def test_killed_child_loses_no_result_that_it_has_handed_over(site: Site, proxy:
 def test_task_reads_the_state_that_it_has_stored(site: Site, pool: str) -> None:
     site.worker(pool=pool, task_track_started=True)
     assert site.send('own_states').get(timeout=PATIENCE) == ['STARTED', 'HALF', 'HALF']
-
-
-@pytest.mark.parametrize('pool', ['prefork', 'threads'])
-@pytest.mark.parametrize('confirm', [True, False])
-def test_chord_is_counted_with_the_results(site: Site, pool: str, confirm: bool) -> None:
-    site.worker(pool=pool, result_backend_transport_options={'confirm_results': confirm})
-    header = [site.app.signature('add', (number, 1)) for number in range(60)]
-    body = chord(header, app=site.app)(site.app.signature('total'))
-    assert body.get(timeout=PATIENCE) == sum(range(1, 61))
 
 
 def test_body_of_a_chord_knows_its_parent(site: Site) -> None:

@@ -31,17 +31,16 @@ def test_pool(site: Site, pool: str) -> None:
     assert worker.container.pid not in consumers
 
 
-def test_children_of_a_large_pool_store_results_through_the_main_process(site: Site, tmp_path: Path) -> None:
-    host, port = site.server.client('any').address.host, site.server.client('any').address.port
-    with Proxy(host, port) as proxy:
-        # Only results use the proxy. Otherwise each of the eight children would open a connection.
-        site.environment['RESULT_URL'] = site.environment['RESULT_URL'].replace(f':{port}/', f':{proxy.port}/')
-        worker = site.worker(pool='prefork', concurrency=8)
-        results = [site.send('nap', str(tmp_path / 'naps'), str(number), 0.2) for number in range(40)]
-        assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(40)]
-        assert proxy.accepted < 8
-        assert worker.container.terminate() == 0
-        assert 'Traceback' not in worker.logs()
+def test_children_of_a_large_pool_store_results_through_the_main_process(
+    site: Site, proxy: Proxy, tmp_path: Path
+) -> None:
+    site.reroute(proxy, 'RESULT_URL')  # only results: otherwise each of the eight children would open a connection
+    worker = site.worker(pool='prefork', concurrency=8)
+    results = [site.send('nap', str(tmp_path / 'naps'), str(number), 0.2) for number in range(40)]
+    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(40)]
+    assert proxy.accepted < 8
+    assert worker.container.terminate() == 0
+    assert 'Traceback' not in worker.logs()
 
 
 #: An app whose worker logs that it stores results for its children.

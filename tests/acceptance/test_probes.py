@@ -86,16 +86,3 @@ def test_metrics_follow_the_queue_until_a_signal(site: Site, number: signal.Sign
         process.send_signal(number)
         assert process.communicate(timeout=PATIENCE) == ('', '')
         assert process.returncode == 0
-
-
-def test_metrics_are_served_while_the_server_is_away(site: Site) -> None:
-    pytest.importorskip('prometheus_client')
-    site.environment['BROKER_URL'] = 'couchdb://joe:secret-word@127.0.0.1:1/celery'
-    with serving(site) as (process, url):
-        for _ in range(3):
-            assert [line for line in scrape(url) if not line.startswith('#')] == ['celery_couchdb_up 0.0']
-        process.terminate()
-        _, errors = process.communicate(timeout=PATIENCE)
-        [line] = errors.splitlines()
-        assert 'refused' in line
-        assert 'secret-word' not in line

@@ -57,28 +57,6 @@ def test_two_workers_keep_the_rate_and_one_is_killed(site: Site) -> None:
     assert found[-1] - found[0] >= (len(found) - 1) * (1 / RATE) - 1.0
 
 
-def test_new_worker_finds_what_waits(site: Site) -> None:
-    """All workers that knew about the waiting messages were killed."""
-    limited = task_of(site, rate='60/m')
-    settings = {'broker_transport_options': SHORT_LEASE}
-    first = site.worker(**settings)
-    for number in range(4):
-        limited.delay(str(site.journal), 'k', str(number), 0.0)
-    wait_for(lambda: sum('parked' in doc for doc in items(site.client)) >= 2, 'messages to be parked')
-    first.kill()
-    site.worker(**settings)
-    wait_for(lambda: not items(site.client), 'all tasks to run')
-    found = starts(site)
-    assert found[-1] - found[0] >= len(found) - 1 - 1.0  # the first and the last may be late and early
-
-
-def test_retries_keep_the_rate(site: Site) -> None:
-    """A retry has the headers of the first attempt; it is another start."""
-    limited = task_of(site)
-    limited.apply_async((str(site.journal), 'k', 'n', 0.0), headers={'rate': '5/h', 'rate_key': 'first'}, retries=1)
-    assert [doc['message']['headers']['rate_key'] for doc in items(site.client)] == ['first']
-
-
 def test_options_of_the_task(site: Site) -> None:
     arguments = (str(site.journal), 'key', 'name', 0)
     with pytest.raises(ConfigurationError, match='must be a rate from one a day to 1,000 a second'):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
-
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from tests.conftest import PATIENCE, wait_for
-from tests.support import items
 
 from .conftest import Site
 
@@ -34,11 +30,6 @@ def test_inspect(site: Site) -> None:
     wait_for(site.journalled, 'the task to start')
     [active] = [task for tasks in inspect.active().values() for task in tasks]
     assert (active['id'], active['name']) == (result.id, 'nap')
-
-
-def test_ping(site: Site) -> None:
-    worker = site.worker()
-    wait_for(lambda: site.app.control.ping(timeout=2) == [{worker.hostname(): {'ok': 'pong'}}], 'the reply to a ping')
 
 
 def test_control(site: Site) -> None:
@@ -71,24 +62,3 @@ def test_revoke_a_scheduled_task(site: Site) -> None:
     site.app.control.revoke(revoked.id)
     with pytest.raises(TaskRevokedError):
         revoked.get(timeout=PATIENCE)
-
-
-def test_scheduled_tasks_are_shown_soonest_first(site: Site) -> None:
-    worker = site.worker('-Q', 'celery,other')
-    for seconds, queue in ((7200, 'celery'), (3600, 'other'), (5400, 'celery'), (60, 'not consumed')):
-        site.app.send_task('add', (seconds, 1), {'key': queue}, queue=queue, countdown=seconds, task_id=f'in-{seconds}')
-    inspect = site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1)
-
-    def ids(shown: list[Any]) -> list[str]:
-        return [one['request']['id'] for one in shown]
-
-    shown: Any = wait_for(lambda: next(iter((inspect.scheduled() or {}).values()), None), 'a reply')
-    assert ids(shown) == ['in-3600', 'in-5400', 'in-7200']
-    first = shown[0]
-    assert set(first) == {'eta', 'priority', 'request'}
-    request = first['request']
-    assert datetime.fromisoformat(first['eta']).timestamp() == pytest.approx(site.client.clock.now() + 3600, abs=1000)
-    assert (request['name'], request['args'], request['kwargs']) == ('add', [3600, 1], {'key': 'other'})
-    assert request['delivery_info']['routing_key'] == 'other'
-    site.client.bulk([{**doc, '_deleted': True} for doc in items(site.client) if doc['queue'] == 'other'])
-    assert ids(inspect._request('dump_schedule')[worker.hostname()]) == ['in-5400', 'in-7200']

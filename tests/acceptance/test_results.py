@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from functools import partial
 from typing import Any
 
@@ -166,11 +165,3 @@ def test_results_expire_without_beat(site: Site) -> None:
     wait_for(lambda: client.id_range('_design/') and gone() >= results, 'the results to be stored and deleted')
     assert not client.id_range('celery-task-meta-')
     assert client.id_range('_design/')
-
-
-def test_results_are_kept_until_they_expire(site: Site) -> None:
-    site.worker(result_backend_transport_options={'sweep_interval': 0.2})
-    result = site.send('add', 1, 1)
-    assert result.get(timeout=PATIENCE) == 2
-    expires = site.server.client(site.results).get(f'celery-task-meta-{result.id}')['expires']
-    assert expires > time.time() + 23 * 3600

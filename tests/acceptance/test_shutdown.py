@@ -56,13 +56,3 @@ def test_task_may_run_longer_than_the_lease(site: Site) -> None:
     result = site.send('late_nap', str(site.journal), 'long', 15)
     assert result.get(timeout=PATIENCE) == 'long'
     assert site.journalled() == ['start long', 'end long']
-
-
-def test_log_does_not_contain_the_password(site: Site) -> None:
-    worker = site.worker('-l', 'DEBUG')
-    site.send('add', 1, 1).get(timeout=PATIENCE)
-    worker.container.terminate()
-    assert site.database in worker.logs()
-    assert f':{site.server.password}@' not in worker.logs()
-    if len(site.server.password) > 8:  # a short password may be an ordinary word
-        assert site.server.password not in worker.logs()

@@ -122,19 +122,3 @@ def test_unsigned_commands_are_refused(site: Site, settings: dict[str, Any], sig
     site.app.control.shutdown()
     wait_for(lambda: 'untrusted content of type json' in worker.logs(), 'the command to be refused')
     sign(1, wait=True)
-
-
-def test_headers_are_not_signed(site: Site, settings: dict[str, Any], sign: Callable[..., str], client: Client) -> None:
-    """A member of the database can run signed arguments again under another task id: signing is not access control."""
-    sign(1)
-    [item] = items(client)
-    message = item['message']
-    client.put(
-        {
-            **{name: item[name] for name in item if name != '_rev'},
-            '_id': 'copy',
-            'message': {**message, 'headers': {**message['headers'], 'id': 'copied'}},
-        }
-    )
-    site.worker(**settings)
-    assert site.app.AsyncResult('copied').get(timeout=PATIENCE) == 2

@@ -66,12 +66,6 @@ def test_scheduled_tasks_stay_in_the_database(site: Site) -> None:
     assert item['claimed'] is None
 
 
-def test_task_sent_before_the_first_worker_starts(site: Site) -> None:
-    results = [site.send('add', number, number, priority=number) for number in range(10)]
-    site.worker()
-    assert [result.get(timeout=PATIENCE) for result in results] == [2 * number for number in range(10)]
-
-
 def test_expired_task_is_not_run(site: Site) -> None:
     site.send('nap', str(site.journal), 'expired', 0, expires=0.1)
     time.sleep(0.2)

@@ -93,11 +93,6 @@ def count_tests(files: dict[str, str]) -> int:
     return sum(text.count('def test_') for text in files.values())
 
 
-def test_every_example_has_tests() -> None:
-    assert PROJECTS.keys() == {*EXAMPLES, 'With Docker'}
-    assert all(count_tests(files) for files in PROJECTS.values())
-
-
 @pytest.mark.parametrize('title', EXAMPLES)
 def test_example(project: Project, title: str) -> None:
     project.write(PROJECTS[title])
@@ -121,59 +116,6 @@ def test_fixtures_of_the_docker_example(project: Project) -> None:
             assert default_couchdb_broker_image == 'couchdb:3.4'
             assert default_worker_pytest_celery_pkg == 'celery-couchdb[testing]'
             assert default_worker_container_cls.pytest_celery_pkg() == default_worker_pytest_celery_pkg
-    """
-        }
-    )
-    assert passed(project.pytest()) == 1
-
-
-THREAD = """
-    def test_task(celery_app, celery_worker):
-        @celery_app.task
-        def multiply(x, y):
-            return x * y
-
-        celery_worker.reload()
-        assert celery_app.conf.broker_url == 'memory://'
-        assert multiply.delay(6, 7).get(timeout=180) == 42
-"""
-SESSION = THREAD.replace('_app', '_session_app').replace('_worker', '_session_worker')
-INCLUDES = """
-    import pytest
-
-    @pytest.fixture(scope='session')
-    def celery_includes():
-        return ['celery.contrib.testing.tasks']
-
-    @pytest.fixture(scope='session')
-    def celery_config():
-        return {'broker_url': 'memory://', 'result_backend': 'cache+memory://'}
-"""
-
-
-@pytest.mark.parametrize('plugins', ['', "pytest_plugins = ['celery_couchdb.testing']"], ids=['without', 'with'])
-@pytest.mark.parametrize(
-    ('test', 'arguments'),
-    [
-        (THREAD, ['-p', 'no:celery', '-p', 'celery.contrib.pytest']),
-        (SESSION, []),
-    ],
-    ids=['alone', 'beside pytest-celery'],
-)
-def test_celerys_own_fixtures_are_unchanged(project: Project, plugins: str, test: str, arguments: list[str]) -> None:
-    project.write({'conftest.py': textwrap.dedent(INCLUDES) + plugins, 'test_thread.py': test})
-    assert passed(project.pytest(*arguments)) == 1
-
-
-def test_testing_modules_are_loaded_only_on_request(project: Project) -> None:
-    project.write(
-        {
-            'test_plain.py': """
-        import sys
-
-        def test_plain():
-            import celery_couchdb.backend, celery_couchdb.cli, kombu_couchdb.transport
-            assert not [name for name in sys.modules if name.startswith('celery_couchdb.testing')]
     """
         }
     )

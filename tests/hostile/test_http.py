@@ -188,12 +188,6 @@ def _no_answer(wire: Wire) -> Callable[[bytes], None]:
     return each
 
 
-def test_too_many_headers(wires: Callable[[], Wire]) -> None:
-    wire = wires()
-    wire.answer = head(200, *(f'X-{number}: x' for number in range(10_000))) + DOC
-    assert isinstance(ask(wire), RETRIED)
-
-
 @pytest.mark.parametrize(
     'answer',
     [

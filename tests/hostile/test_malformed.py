@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from celery import Celery
 from hypothesis import given
 from kombu import Connection, Exchange, Queue
-from kombu.exceptions import DecodeError
 
 from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb.couchdb.client import Client, chunks
@@ -158,25 +156,3 @@ def test_results_are_stored_read_and_swept(app: Celery, caplog: pytest.LogCaptur
     assert [app.AsyncResult(task_id).get(timeout=PATIENCE) for task_id in ('first', 'second')] == [1, 2]
     assert backend.client.get('invoice')['total'] == 5
     nothing_failed(caplog)
-
-
-@pytest.mark.parametrize('kind', ['result', 'group'])
-def test_malformed_result_raises_at_most_one_error(app: Celery, kind: str) -> None:
-    """Only the caller that waits for the malformed result gets the error."""
-    docs: list[dict[str, Any]] = []
-
-    @given(retyped(RESULTS[kind]))
-    def each(doc: dict[str, Any]) -> None:
-        docs.append(doc)
-
-    each()
-    docs = [{**doc, '_id': f'{doc["_id"]}{number}'} for number, doc in enumerate(docs)]
-    app.backend.store_result('good', 1, 'SUCCESS')
-    app.backend.client.bulk(docs)
-    for doc in docs:
-        with suppress(DecodeError, ValueError, KeyError, TypeError, AttributeError):
-            if kind == 'result':
-                app.backend.get_task_meta(doc['_id'].removeprefix('celery-task-meta-'))
-            else:
-                app.backend.restore_group(doc['_id'].removeprefix('celery-taskset-meta-'))
-    assert app.AsyncResult('good').get(timeout=PATIENCE) == 1

@@ -150,12 +150,3 @@ def test_odd_dates_priorities_and_expirations_block_no_message(
         lambda: all(item['date'] and item['date'] > now for item in items(client)),
         'all due messages to be delivered or deleted',
     )
-
-
-@pytest.mark.parametrize('size', [0, 1, 10_000, 1_000_000, 7_000_000])
-def test_body_of_any_size_is_delivered(connection: Connection, size: int) -> None:
-    body = bytes(range(256)) * (size // 256) + b'\xff' * (size % 256) if size < 5_000_000 else b'x' * size
-    send(connection, body, content_encoding='binary' if size < 5_000_000 else 'utf-8')
-    inbox = Inbox(connection)
-    inbox.drain_until(lambda: inbox.messages, 'the message')
-    assert inbox.messages[0].body == body

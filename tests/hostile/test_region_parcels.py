@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.parcels import mover
 from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
@@ -16,7 +15,7 @@ from tests.parcels import movers, store_nested
 from tests.regions import Regions, regions_on
 from tests.support import items
 
-from .parcels import GOOD, MESSAGE, check_refusals, store, store_conflicts
+from .parcels import GOOD, MESSAGE, check_refusals, store
 
 
 @pytest.fixture
@@ -39,35 +38,6 @@ def test_hostile_parcels_are_refused_and_the_others_arrive(regions: Regions, fer
     eu = regions['eu']
     check_refusals(eu.regions, 'p:eu:us:', ferry.step)
     assert len(items(eu.broker)) == 3
-
-
-@pytest.mark.parametrize('levels', [700, 1_500])
-def test_deeply_nested_parcel_is_refused(
-    regions: Regions, ferry: RegionMover, apache_couchdb: bool, levels: int
-) -> None:
-    if not apache_couchdb:
-        pytest.skip('the embedded server refuses such documents')
-    eu = regions['eu']
-    store_nested(eu.regions, 'p:eu:us:deep', levels)
-    store(eu.regions, [{**GOOD, '_id': 'p:eu:us:1'}])
-    ferry.step()
-    assert len(items(eu.broker)) == 1
-    assert eu.regions.raw('p:eu:us:deep').count(b'"reason"') == 1
-
-
-def test_huge_parcels(regions: Regions, ferry: RegionMover, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no list of tasks between regions: any task arrives."""
-    eu = regions['eu']
-    monkeypatch.setattr(mover, '_MAX_BODY_BYTES', 100_000)
-    headers = {**MESSAGE['headers'], 'task': 'nobody.knows.it', 'note': 'x' * 3_000_000}
-    regions['us'].app.send_task('add', ('x' * 200_000,), region='eu')
-    regions.replicate()
-    [attached] = waiting(eu.regions)
-    store(eu.regions, [{**GOOD, '_id': 'p:eu:us:1', 'message': {**MESSAGE, 'headers': headers}}])
-    ferry.step()
-    [item] = items(eu.broker)
-    assert item['message']['headers'] == headers
-    assert eu.regions.get(attached)['reason'] == 'its body is larger than 100,000 bytes'
 
 
 def test_foreign_ids_are_left_alone(regions: Regions, ferry: RegionMover) -> None:
@@ -101,16 +71,6 @@ def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry
     assert item['_id'].startswith('parcel:')
     assert item['message']['properties']['delivery_info'] == {'exchange': '', 'routing_key': 'celery'}
     assert item['priority'] == 9
-
-
-@pytest.mark.slow
-def test_parcel_with_conflicts_runs_once(regions: Regions, ferry: RegionMover) -> None:
-    eu = regions['eu']
-    store_conflicts(eu.regions, {**GOOD, '_id': 'p:eu:us:1'}, 1_000)
-    store(eu.regions, [{**GOOD, '_id': 'p:eu:us:2'}])
-    ferry.step()
-    assert len(items(eu.broker)) == 2
-    assert waiting(eu.regions) == []
 
 
 @pytest.mark.parametrize('missing', ['exchange', 'routing_key', 'published', 'task', 'type', 'fallback_at'])

@@ -25,7 +25,6 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import Node
-from kombu_couchdb.documents import dead_letter, validation, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
@@ -35,7 +34,7 @@ from kombu_couchdb.queues.fanout import Broadcaster, Listener
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
 
-from .documents import BROKER, WORKITEM
+from .documents import WORKITEM
 from .fake import HOST, Fake
 from .strategies import json_values, retyped
 from .test_messages import clear
@@ -242,28 +241,3 @@ def test_functions_raise_only_documented_errors(fuzz: Callable[..., tuple[int, i
     well, errors = fuzz(HIGHER[name], lambda value: True, reshaped)
     assert well
     assert errors
-
-
-@pytest.mark.parametrize('name', [name for name in BROKER if 'type' in BROKER[name]])
-def test_malformed_item_can_be_inspected_and_dead_lettered(name: str) -> None:
-    """All functions accept a malformed item in any state, and it can become a dead letter."""
-
-    @given(retyped(BROKER[name]))
-    def judge(doc: dict[str, Any]) -> None:
-        doc = {**doc, '_rev': '1-a'}
-        (
-            workitem.state(doc, 5.0),
-            workitem.task_id(doc),
-            workitem.task_name(doc),
-            workitem.size(doc),
-            workitem.ready_since(doc),
-        )
-        workitem.is_waiting(doc), workitem.is_due(doc, 5.0), workitem.has_expired(doc, 5.0), workitem.acked(doc, 5.0)
-        assert dead_letter.made_of(doc, 'reason', 5.0)['status'] == 'fail'
-        dead_letter.apart(dead_letter.made_of(doc, 'reason', 5.0))
-        if validation.flaw(doc) is None:
-            dead_letter.apart(workitem.claim(validation.checked(doc), 'me', 5.0))
-            workitem.release(doc, delivered=False)
-            dead_letter.replayed(validation.checked(doc), 5.0)
-
-    judge()

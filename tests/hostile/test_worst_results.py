@@ -41,22 +41,6 @@ def test_forged_result_can_be_forgotten(app: Celery, levels: int) -> None:
     assert app.AsyncResult('t').get(timeout=PATIENCE) == 2
 
 
-def test_unreadable_result_is_overwritten(app: Celery) -> None:
-    app.backend.store_result('good', 1, 'SUCCESS')
-    store(app.backend.client, [forged(1400)])
-    app.backend.store_result('t', 2, 'SUCCESS')
-    assert app.AsyncResult('t').get(timeout=PATIENCE) == 2
-
-
-def test_return_values_may_be_deeply_nested(app: Celery) -> None:
-    value: Any = 1
-    for _ in range(300):
-        value = [value]
-    app.backend.store_result('t', value, 'SUCCESS')
-    assert app.AsyncResult('t').get(timeout=PATIENCE) == value
-    assert isinstance(app.backend.client.get('celery-task-meta-t')['value'], str)
-
-
 ENDS = [
     ('builtins', 'SystemExit', [1]),
     ('builtins', 'KeyboardInterrupt', []),

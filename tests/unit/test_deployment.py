@@ -25,8 +25,6 @@ from kombu_couchdb.couchdb import auth
 
 FOLDER = Path(__file__).parents[2] / 'examples/deployment'
 
-#: The variables that the CouchDB image reads; the examples give these names to the service `couchdb` only.
-OF_THE_IMAGE = {'COUCHDB_USER', 'COUCHDB_PASSWORD'}
 
 #: Where each variable of the workers, and of the programs that prepare the databases, is read.
 READ_IN = {
@@ -120,12 +118,6 @@ def test_commands_have_only_options_that_exist(words: list[str]) -> None:
     assert {word for word in rest if word.startswith('-')} <= known
 
 
-def test_there_is_a_worker_for_each_manager() -> None:
-    assert sum('worker' in words for words in commands()) == 3
-    assert sum('setup' in words for words in commands()) == 2
-    assert sum('metrics' in words for words in commands()) == 3
-
-
 @pytest.mark.parametrize('place', environments())
 def test_variables_are_read_by_something(place: str) -> None:
     variables = environments()[place]
@@ -152,33 +144,6 @@ def test_probes_name_the_worker_and_wait_longer_than_the_check() -> None:
     assert 'livenessProbe' not in CONTAINERS['Deployment']['containers'][0]
 
 
-def test_ports_of_the_metrics_agree() -> None:
-    ports = {words[words.index('--listen') + 1].rpartition(':')[2] for words in commands() if '--listen' in words}
-    template = METRICS['Deployment']['spec']['template']
-    [port] = template['spec']['containers'][0]['ports']
-    [service] = METRICS['Service']['spec']['ports']
-    [[target]] = [
-        one['targets'] for one in yaml.safe_load(text('prometheus.yaml'))['scrape_configs'][0]['static_configs']
-    ]
-    [published] = COMPOSE['services']['metrics']['ports']
-    assert (
-        ports
-        == {'9808'}
-        == {
-            str(port['containerPort']),
-            str(service['port']),
-            template['metadata']['annotations']['prometheus.io/port'],
-            target.rpartition(':')[2],
-            *published.removeprefix('127.0.0.1:').split(':'),
-        }
-    )
-    assert (
-        service['targetPort'] == port['name'] == template['spec']['containers'][0]['livenessProbe']['tcpSocket']['port']
-    )
-    assert METRICS['Service']['spec']['selector'].items() <= template['metadata']['labels'].items()
-    assert "/celery-couchdb[metrics]'" in text('Dockerfile')
-
-
 @pytest.mark.parametrize('name', UNITS)
 def test_systemd_reads_the_unit(name: str, tmp_path: Path) -> None:
     if not shutil.which('systemd-analyze'):
@@ -200,12 +165,6 @@ def test_docker_reads_the_compose_file() -> None:
 def test_kubernetes_reads_the_manifests(name: str) -> None:
     tool = shutil.which('kubernetes-validate') or pytest.skip('needs kubernetes-validate')
     subprocess.run([tool, '--strict', str(FOLDER / name)], check=True)
-
-
-def test_image_of_couchdb_gets_an_administrator() -> None:
-    service = COMPOSE['services']['couchdb']
-    assert set(service['environment']) == OF_THE_IMAGE
-    assert ini('couchdb.ini')['couchdb']['single_node'] == 'true'
 
 
 @pytest.mark.parametrize('place', environments())
@@ -236,20 +195,6 @@ def test_managers_wait_for_running_tasks() -> None:
     assert int(UNITS['worker']['Service']['TimeoutStopSec']) == 330
     assert COMPOSE['services']['worker']['stop_grace_period'] == '330s'
     assert CONTAINERS['Deployment']['terminationGracePeriodSeconds'] == 330
-
-
-def test_secrets_are_mounted_where_the_variable_says() -> None:
-    path = Path(COMPOSE['services']['worker']['environment']['COUCHDB_PASSWORD_FILE'])
-    assert path == Path('/run/secrets') / COMPOSE['services']['worker']['secrets'][0]
-    assert set(COMPOSE['services']['worker']['secrets']) <= set(COMPOSE['secrets'])
-    mounted = Path(KUBERNETES['ConfigMap']['data']['COUCHDB_PASSWORD_FILE'])
-    for spec in CONTAINERS.values():
-        assert spec['containers'][0]['envFrom'] == [
-            {'configMapRef': {'name': KUBERNETES['ConfigMap']['metadata']['name']}}
-        ]
-        mount, volume = spec['containers'][0]['volumeMounts'][0], spec['volumes'][0]
-        assert (mounted.parent, volume['name']) == (Path(mount['mountPath']), mount['name'])
-        assert mounted.name == 'password'
 
 
 def load(name: str) -> ModuleType:

@@ -136,9 +136,3 @@ def test_every_warning_and_error_of_the_log_is_explained() -> None:
 def test_code_blocks_can_be_parsed(path: Path) -> None:
     for block in re.findall(r'^\.\. code-block:: python\n\n((?: {4}.*\n|\n)+)', path.read_text('utf-8'), re.MULTILINE):
         ast.parse(re.sub(r'^ {4}', '', block, flags=re.MULTILINE))
-
-
-def test_tests_that_are_named_exist() -> None:
-    named = re.findall(r'``(tests/[\w/]+\.py)``', ''.join(path.read_text('utf-8') for path in DOCS.rglob('*.rst')))
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import re
-
 import pytest
 
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
-from tests.support import ROOT
 
 logger = get_logger('kombu_couchdb.tests.log')
 
@@ -39,16 +35,3 @@ def test_message_template_is_unchanged(caplog: pytest.LogCaptureFixture) -> None
     """Log collectors group records by their template."""
     logger.error('message %s is gone', FORGED)
     assert caplog.records[0].msg == 'message %s is gone'
-
-
-def test_get_logger_returns_the_same_logger() -> None:
-    assert get_logger(logger.name) is logger
-    assert isinstance(logger, logging.Logger)
-
-
-def test_each_module_logs_below_the_root_of_its_package() -> None:
-    """`kombu_couchdb` and `celery_couchdb` set the level of all of our loggers."""
-    for package in ('kombu_couchdb', 'celery_couchdb'):
-        for path in (ROOT / package).rglob('*.py'):
-            names = re.findall(r'\bget_?[lL]ogger\((?!name)(.*?)\)', path.read_text('utf-8'))
-            assert set(names) <= {'__name__', '_LOGGER'}, path  # the last is Celery's own

@@ -98,26 +98,6 @@ def test_query_is_valid(place: str, query: str) -> None:
     parser.parse(query)
 
 
-def test_alerts_say_what_they_show() -> None:
-    names = [rule['alert'] for rule in rules()]
-    assert len(set(names)) == len(names) > 8
-    for rule in rules():
-        labels = {
-            label for name in re.findall(r'celery_\w+', rule['expr']) for one in exported()[name] for label in one
-        }
-        assert set(re.findall(r'\$labels\.(\w+)', rule['annotations']['summary'])) <= labels
-        assert rule['labels']['severity'] in ('warning', 'critical')
-
-
-def test_prometheus_reads_the_alerts(tmp_path: Path) -> None:
-    tool = shutil.which('promtool') or pytest.skip('needs promtool (package prometheus)')
-    subprocess.run([tool, 'check', 'rules', str(FOLDER / 'celery-alerts.yaml')], check=True)
-    config = tmp_path / 'prometheus.yml'
-    config.write_text((FOLDER / 'prometheus.yaml').read_text('utf-8'))
-    shutil.copy(FOLDER / 'celery-alerts.yaml', tmp_path)
-    subprocess.run([tool, 'check', 'config', str(config)], check=True)
-
-
 #: For each alert, series with a value at which it fires, and one at which it does not.
 FIRING: dict[str, dict[str, tuple[float, float]]] = {
     'CeleryCouchDBDown': {'celery_couchdb_up': (0, 1)},
@@ -194,23 +174,6 @@ def panels() -> Iterator[str]:
     for panel in DASHBOARD['panels']:
         for target in panel['targets']:
             yield f'{panel["title"]} {target["refId"]}'
-
-
-def test_keda_scales_the_workers() -> None:
-    assert (KEDA['apiVersion'], KEDA['kind']) == ('keda.sh/v1alpha1', 'ScaledObject')
-    deployment = next(
-        doc
-        for doc in yaml.safe_load_all((FOLDER / 'kubernetes.yaml').read_text('utf-8'))
-        if doc['kind'] == 'Deployment'
-    )
-    spec = KEDA['spec']
-    assert spec['scaleTargetRef']['name'] == deployment['metadata']['name']
-    [trigger] = spec['triggers']
-    assert trigger['type'] == 'prometheus'
-    assert {'serverAddress', 'query', 'threshold'} <= trigger['metadata'].keys()
-    assert all(isinstance(value, str) for value in trigger['metadata'].values())  # KEDA refuses others
-    command = deployment['spec']['template']['spec']['containers'][0]['command']
-    assert trigger['metadata']['threshold'] == command[command.index('--concurrency') + 1]
 
 
 def test_documentation_lists_all_metrics() -> None:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.options import Options, checked, credentials, option, word
+from kombu_couchdb.options import Options
 
 NUMBERS = [f.name for f in fields(Options) if type(f.default) in (int, float)]
 WHOLE = [f.name for f in fields(Options) if type(f.default) is int]
 SECONDS = [f.name for f in fields(Options) if isinstance(f.default, float)]
 SWITCHES = [f.name for f in fields(Options) if isinstance(f.default, bool)]
-
-
-def test_there_are_options_of_each_kind() -> None:
-    assert WHOLE
-    assert SECONDS
-    assert SWITCHES
-
-
-def test_defaults() -> None:
-    assert Options.of({}) == Options()
 
 
 @pytest.mark.parametrize('name', SECONDS)
@@ -34,17 +24,6 @@ def test_seconds_may_be_integers_or_floats(name: str, value: float) -> None:
     found = getattr(Options.of({'visibility_timeout': 10**7, name: value}), name)
     assert found == value
     assert isinstance(found, float)
-
-
-@pytest.mark.parametrize('name', WHOLE)
-def test_numbers_are_accepted(name: str) -> None:
-    assert getattr(Options.of({name: 7}), name) == 7
-
-
-@pytest.mark.parametrize('name', SWITCHES)
-@pytest.mark.parametrize('value', [True, False])
-def test_switches_are_accepted(name: str, value: bool) -> None:
-    assert getattr(Options.of({name: value}), name) is value
 
 
 @pytest.mark.parametrize('value', ['environment', 'shop.secrets:couchdb', 'shop.secrets.couchdb'])
@@ -63,19 +42,10 @@ def test_credentials_themselves_are_refused_without_being_shown(value: Any) -> N
     assert 'secret-word' not in str(caught.value)
 
 
-@pytest.mark.parametrize('value', ['basic', 'cookie'])
-def test_authentication_methods_are_accepted(value: str) -> None:
-    assert Options.of({'auth': value}).auth == value
-
-
 @pytest.mark.parametrize('value', ['digest', 'Cookie', '', None, True])
 def test_unknown_authentication_method_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match='auth must be one of basic, cookie'):
         Options.of({'auth': value})
-
-
-def test_one_option_keeps_the_other_defaults() -> None:
-    assert Options.of({'claim_batch': 5}) == Options(claim_batch=5)
 
 
 @pytest.mark.parametrize('name', [name for name in NUMBERS if name not in ('delivery_limit', 'keep_done', 'receipts')])
@@ -85,10 +55,6 @@ def test_one_option_keeps_the_other_defaults() -> None:
 def test_value_that_is_not_a_positive_number_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf'\b{name}\b.*number.*above 0, not {re.escape(repr(value))}'):
         Options.of({name: value})
-
-
-def test_delivery_limit_of_0_means_none() -> None:
-    assert Options.of({'delivery_limit': 0}).delivery_limit == 0
 
 
 @pytest.mark.parametrize('name', ['keep_done', 'receipts'])
@@ -128,20 +94,6 @@ def test_error_about_an_unknown_option_lists_the_known_ones(name: str) -> None:
         assert f.name in str(caught.value)
 
 
-def test_option_without_a_default_uses_its_own_check() -> None:
-    @dataclass(frozen=True)
-    class More:
-        colour: str | None = word('red', 'blue')
-        limit: int | None = option(lambda name, value: int(value), None)
-        source: str | None = credentials()
-
-    assert checked(More, {'colour': 'red', 'limit': '7'}) == {'colour': 'red', 'limit': 7}
-    with pytest.raises(ConfigurationError, match='colour must be one of red, blue'):
-        checked(More, {'colour': 'shop.secrets:couchdb'})
-    with pytest.raises(ConfigurationError, match='source must be "environment"'):
-        checked(More, {'source': 7})
-
-
 @pytest.mark.parametrize(
     'name',
     [
@@ -157,17 +109,6 @@ def test_option_without_a_default_uses_its_own_check() -> None:
 )
 def test_options_of_kombu_are_ignored(name: str) -> None:
     assert Options.of({name: object()}) == Options()
-
-
-def test_options_are_immutable() -> None:
-    with pytest.raises(FrozenInstanceError):
-        Options().claim_batch = 5  # type: ignore[misc]
-
-
-def test_given_options_are_not_modified() -> None:
-    given = {'claim_batch': 5, 'max_retries': 3}
-    Options.of(given)
-    assert given == {'claim_batch': 5, 'max_retries': 3}
 
 
 def test_documentation_lists_every_option_with_its_default() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,6 @@ def test_first_app_has_the_recommended_settings(text: str) -> None:
     assert names['add'](2, 3) == 5
 
 
-def test_readme_is_short_and_has_no_links_into_docs() -> None:
-    """A package index shows the README without the folder `docs`, so links and images into it do not work."""
-    assert len(README.splitlines()) <= 150
-    assert not re.search(r':doc:|:ref:|image::|include::|docs/', README)
-
-
 def test_all_commands_are_shown() -> None:
     assert {line.split()[0] for line in SHOWN} == set(couchdb.list_commands(click.Context(couchdb)))
 
@@ -58,16 +51,3 @@ def test_command_exists(line: str) -> None:
     assert command is not None
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith('-')} <= known
-
-
-def commands(group: click.Group) -> Iterator[click.Command]:
-    """Yield all commands of a group, and of those within it."""
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        yield from commands(command) if isinstance(command, click.Group) else [command]
-
-
-def test_all_that_ask_can_be_told_not_to_in_the_same_way() -> None:
-    told = [option.opts for command in commands(couchdb) for option in command.params if option.name == 'yes']
-    assert told == [['--yes', '-y']] * 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -42,39 +41,12 @@ def test_import_is_fast_and_registers_both_schemes() -> None:
     ]
 
 
-def test_registered_transport_exists() -> None:
-    from kombu.transport import resolve_transport
-
-    import kombu_couchdb  # noqa: F401
-    from kombu_couchdb.transport import Transport
-
-    assert resolve_transport('couchdb') is resolve_transport('couchdbs') is Transport
-
-
-@pytest.mark.parametrize(('group', 'name', 'target'), entry_points())
-def test_each_entry_point_resolves(group: str, name: str, target: str) -> None:
-    module, _, attribute = target.partition(':')
-    assert getattr(importlib.import_module(module), attribute) is not None
-
-
 def test_both_packages_are_found_through_entry_points() -> None:
     assert {(group, name) for group, name, _ in entry_points()} >= {
         ('kombu.serializers', 'couchdb'),
         ('celery.result_backends', 'couchdb'),
         ('celery.result_backends', 'couchdbs'),
     }
-
-
-def test_hook_is_a_serializer_without_a_codec() -> None:
-    from kombu.serialization import SerializerRegistry
-
-    from kombu_couchdb import hook
-
-    registry = SerializerRegistry()
-    registry.register('couchdb', *hook)
-    assert registry.name_to_type == {'couchdb': 'application/x-celery-couchdb'}
-    assert 'couchdb' not in registry._encoders
-    assert 'application/x-celery-couchdb' not in registry._decoders
 
 
 @pytest.mark.parametrize(
@@ -164,12 +136,3 @@ def test_process_with_couchdb_is_changed() -> None:
     """So the test above looks at the right places. No server listens at this port."""
     found = changed_by('couchdb://127.0.0.1:1')
     assert found >= {'celery.canvas.itertools', 'kombu.utils.url.sanitize_url', 'sys.excepthook', 'Panel.scheduled'}
-
-
-def test_versions_agree() -> None:
-    import kombu_couchdb
-
-    setup = ConfigParser()
-    setup.read(ROOT / 'setup.cfg', 'utf-8')
-    assert setup['metadata']['version'] == 'attr: kombu_couchdb.__version__'
-    assert all(part.isdigit() for part in kombu_couchdb.__version__.split('.'))

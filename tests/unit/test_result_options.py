@@ -20,25 +20,6 @@ def backend_of(**options: Any) -> Any:
     return app.backend
 
 
-def test_defaults() -> None:
-    assert Options.of({}) == Options()
-    assert backend_of().options == Options()
-
-
-@pytest.mark.parametrize(
-    ('name', 'value'),
-    [
-        ('request_timeout', 2.5),
-        ('connect_timeout', 1),
-        ('sweep_interval', 3),
-        ('result_chord_ordered', False),
-        ('create_database', False),
-    ],
-)
-def test_options_are_accepted(name: str, value: Any) -> None:
-    assert getattr(backend_of(**{name: value}).options, name) == value
-
-
 def test_retry_policy_is_completed_with_defaults() -> None:
     assert dict(Options.of({'retry_policy': {'max_retries': 3}}).retry_policy) == {
         'max_retries': 3,

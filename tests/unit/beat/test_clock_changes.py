@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import celery
 import pytest
 from celery import Celery
-from celery.schedules import crontab, schedule, solar
+from celery.schedules import crontab, schedule
 
 from celery_couchdb.beat.due_dates import decide, noted, planned
 from celery_couchdb.beat.entries import Entry
@@ -112,17 +112,3 @@ def test_dates_are_those_of_celery_but_for_the_listed_differences(zone: str, sea
         if dates:
             found[zone, season, name] = [f'{sign}{datetime.fromtimestamp(date, at):%H:%M}' for sign, date in dates]
     assert found == {case: dates for case, dates in DIFFERENCES.items() if case[:2] == (zone, season)}
-
-
-@pytest.mark.parametrize(('zone', 'season'), CHANGES)
-def test_solar_events_do_not_depend_on_the_clock(zone: str, season: str) -> None:
-    pytest.importorskip('ephem')
-    app, at = Celery('shop', set_as_current=False), ZoneInfo(zone)
-    app.conf.timezone = zone
-    start = (datetime.fromisoformat(CHANGES[zone, season]).replace(tzinfo=at) - timedelta(days=1)).timestamp()
-    doc = {'solar': 'sunrise', 'latitude': 48.1, 'longitude': 11.6}
-    mine = sorted(ours(app, doc, start, start + 4 * 86400))
-    others = sorted(of_celery(solar('sunrise', 48.1, 11.6, app=app), start, start + 4 * 86400, at))
-    assert [date - mine[0] for date in mine] == pytest.approx([86400 * n for n in range(len(mine))], abs=600)
-    assert mine == pytest.approx(others, rel=0, abs=2)
-    assert len(mine) >= 3

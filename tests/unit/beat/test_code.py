@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 from typing import Any
 
 import pytest
@@ -96,17 +95,6 @@ def test_values_that_json_cannot_hold_stay_in_the_code(app: Celery) -> None:
     assert found.args == (lazy,)
     assert found.kwargs == {'x': {1, 2}}
     assert 'options' not in description_of(in_code(app, options={'queue': object()}))
-
-
-def test_values_that_messages_can_hold(app: Celery) -> None:
-    doc = description_of(in_code(app, args=(decimal.Decimal('1.5'),)))
-    assert Entry.of('x', {**doc, 'type': 'Schedule'}, app).args == [decimal.Decimal('1.5')]
-    assert description_of(in_code(app, args=(float('nan'),)))['code'] == ['args']
-
-
-def test_missed_and_grace_are_options(app: Celery) -> None:
-    doc = description_of(in_code(app, options={'missed': 'all', 'grace': 5, 'queue': 'q'}))
-    assert (doc['missed'], doc['grace'], doc['options']) == ('all', 5, {'queue': 'q'})
 
 
 def test_starting_deadline_of_crontabs(app: Celery) -> None:

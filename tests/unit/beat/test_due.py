@@ -18,7 +18,6 @@ from celery_couchdb.beat.entries import (
     CodeEntry,
     Entry,
     ScheduleState,
-    new_state,
     state_of,
     task_id_of,
 )
@@ -47,11 +46,6 @@ def test_new_entry_is_due_after_its_first_interval(entry: Make) -> None:
     assert (fresh['anchor'], fresh['due'], fresh['_id']) == (1000.0, 1010.0, 'beat:state:x')
     assert state_of(dict(fresh)) == fresh
     assert planned(entry(), fresh, 'beat:state:x', '1-a', 5000.0) is fresh
-
-
-def test_start_decides_where_a_schedule_begins(entry: Make) -> None:
-    assert planned(entry(start=500), None, 'i', None, 1000.0)['due'] == 510.0
-    assert planned(entry(start=5000), None, 'i', None, 1000.0)['due'] == 5010.0
 
 
 def test_enabling_sends_nothing_for_the_past(entry: Make) -> None:
@@ -98,15 +92,6 @@ def test_edit_of_the_start_alone_sends_nothing_for_the_past_or_twice(entry: Make
     assert planned(entry(start=1040), known, 'i', None, 2003.0)['due'] == 1060.0  # 1050 was sent
 
 
-def test_new_entry_that_begins_in_the_past_is_due_from_now_on(entry: Make) -> None:
-    assert planned(entry(start=0), None, 'i', None, 1000.0, 985.0)['due'] == 990.0
-
-
-def test_entry_whose_state_was_edited_sends_nothing_for_the_past(entry: Make) -> None:
-    """The state is malformed: what was sent is not known any more."""
-    assert planned(entry(start=0), None, 'i', '7-a', 1003.0)['due'] == 1010.0
-
-
 @pytest.mark.parametrize('schedule', [{'crontab': '0 9 * * *'}, {'at': '2025-11-22T09:00'}])
 def test_new_time_zone_of_the_app_counts_at_once(app: Celery, entry: Make, schedule: dict[str, Any]) -> None:
     now = datetime(2025, 11, 21, 12, tzinfo=ZoneInfo('UTC')).timestamp()
@@ -117,12 +102,6 @@ def test_new_time_zone_of_the_app_counts_at_once(app: Celery, entry: Make, sched
     assert berlin['due'] == datetime(2025, 11, 22, 8, tzinfo=ZoneInfo('UTC')).timestamp()
     assert tokyo['due'] == datetime(2025, 11, 22, 0, tzinfo=ZoneInfo('UTC')).timestamp()
     assert planned(entry(schedule={'every': 5}, start=now), None, 'i', None, now)['plan'] != tokyo['plan']
-
-
-def test_other_edits_do_not_move_the_due_date(entry: Make) -> None:
-    before = planned(entry(), None, 'i', None, 1000.0)
-    assert planned(entry(args=[5], task='other', options={'queue': 'q'}), before, 'i', None, 1005.0) is before
-    assert planned(entry(schedule={'every': 20}), before, 'i', None, 1005.0)['due'] == 1025.0
 
 
 @pytest.mark.parametrize('missed', ['once', 'skip', 'all'])
@@ -142,14 +121,6 @@ def test_interruption_of_an_hour(entry: Make, missed: str, expected: list[float]
     assert sent == expected
     assert left['due'] == 4610.0
     assert left['count'] + left['skipped'] == 360
-
-
-@pytest.mark.parametrize(('missed', 'expected'), [('once', [87400.0]), ('skip', []), ('all', [87400.0])])
-def test_single_date_was_missed(entry: Make, missed: str, expected: list[float]) -> None:
-    daily = entry(missed=missed, schedule={'every': 86400})
-    sent, left = run(daily, state(due=87400.0), 91000.0)
-    assert sent == expected
-    assert (left['due'], left['skipped']) == (173800.0, 1 - len(expected))
 
 
 def test_grace_decides_what_was_missed(entry: Make) -> None:
@@ -244,13 +215,6 @@ def test_computed_dates_are_those_that_steps_would_find(
         )
 
 
-def test_date_is_sent_only_after_it_was_stored(entry: Make) -> None:
-    """Of a schedule whose dates may differ between processes, at most the stored date is sent at once."""
-    relative = entry(schedule={'every': 10, 'relative': True}, missed='all')
-    assert decide(relative, state(due=1010.0), 1055.0, 500) == Decision([1010.0], 0, 1020.0)
-    assert decide(entry(missed='once'), state(due=1010.0), 5005.0, 500) == Decision([], 399, 5000.0)
-
-
 CODE: dict[str, Any] = {'type': 'Schedule', 'task': 't', 'schedule': {'code': 'x.Hourly'}}
 
 
@@ -273,10 +237,6 @@ def test_class_of_the_app_is_late(app: Celery) -> None:
     for missed, expected in (('once', [4600.0]), ('skip', []), ('all', [4600.0])):
         sent, left = run(in_code(app, Hourly(app=app), missed=missed), state(due=4600.0), 1e6)
         assert (sent, left['due'], left['skipped']) == (expected, 1e6 + 3600, 1 - len(expected))
-
-
-def test_class_of_the_app_does_not_drift(app: Celery) -> None:
-    assert decide(in_code(app, Hourly(app=app)), state(due=4600.0), 4600.7, 500) == Decision([4600.0], 0, 8200.0)
 
 
 @pytest.mark.parametrize('kind', [Broken, BaseSchedule])
@@ -350,21 +310,6 @@ def test_class_that_answers_nonsense_makes_its_entry_malformed(app: Celery, week
     assert (decision.error is not None, decision.send, decision.due) == (True, [], None)
 
 
-def test_class_that_was_asked_is_not_asked_again_for_the_same_date(app: Celery, weekdays: Weekdays) -> None:
-    """It may take longer than the lease: then the next leader, in the same process, knows the answer."""
-    rule = Asked(weekdays, app)
-    for _ in range(3):
-        found = Entry.of('x', CODE, app, CodeEntry('x', rule=rule))
-        assert decide(found, state(due=1001.0), 1002.0, 500).error is None
-    assert len(weekdays.asked) == 1
-
-
-def test_ids_of_tasks_depend_on_state_and_date() -> None:
-    other = new_state('beat:state:x', None)
-    assert task_id_of(STATE, 5.0) == task_id_of({**STATE, 'count': 7, 'due': 8.0}, 5.0)
-    assert len({task_id_of(STATE, 5.0), task_id_of(STATE, 6.0), task_id_of(other, 5.0)}) == 3
-
-
 def test_error_of_a_date_is_noted_and_the_schedule_goes_on(entry: Make) -> None:
     decision = decide(entry(), state(due=1010.0), 1035.0, 500)
     after = noted(state(due=1010.0), decision, {1020.0: 'too large'}, 1035.0)
@@ -410,11 +355,3 @@ def test_forged_state_costs_no_time(entry: Make, forged: dict[str, Any], missed:
     assert state_of(known) == known
     decision = decide(often, known, 1_763_709_000.0, 500)
     assert len(decision.send) <= 500
-
-
-def test_upcoming_dates(entry: Make) -> None:
-    assert upcoming(entry(), None, 1000.0, 3) == [1010.0, 1020.0, 1030.0]
-    known = planned(entry(), None, 'i', None, 1000.0)
-    assert upcoming(entry(), known, 1234.0, 2) == [1010.0, 1020.0]
-    assert upcoming(entry(schedule={'at': 2000}), None, 1000.0, 5) == [2000.0]
-    assert upcoming(entry(task=''), None, 1000.0, 5) == []

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from celery import Celery
-from kombu.utils.json import dumps, loads
 
 from celery_couchdb.beat.entries import Entry, Names, task_id_of
 from kombu_couchdb.errors import ConfigurationError
 
 from .conftest import STATE, Make
-
-
-def test_least_that_an_entry_needs(entry: Make) -> None:
-    found = entry()
-    assert (found.error, found.enabled, found.missed, found.grace) == (None, True, 'once', 60.0)
-    assert (found.args, found.kwargs, found.options) == ([], {}, {})
 
 
 @pytest.mark.parametrize(
@@ -67,13 +59,6 @@ def test_missing_members(app: Celery, missing: str) -> None:
 def test_names_have_a_length(app: Celery) -> None:
     for name in ('', 'x' * 201):
         assert 'name of an entry must have 1 to 200' in str(Entry.of(name, {}, app).error)
-
-
-def test_values_are_those_of_messages(entry: Make) -> None:
-    date = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    assert entry(
-        args=loads(dumps([1])), kwargs={'at': {'__type__': 'datetime', '__value__': date.isoformat()}}
-    ).kwargs == {'at': date}
 
 
 def test_names() -> None:

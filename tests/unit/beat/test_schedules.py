@@ -105,11 +105,6 @@ def test_one_date(app: Celery) -> None:
     assert rule_of({'at': '2027-01-01T09:00', 'timezone': 'UTC'}, app).next(0.0, 0.0) == 1798794000.0
 
 
-def test_relative_interval_is_on_the_clock(app: Celery) -> None:
-    doc = {'every': 3600, 'relative': True}
-    assert dates(app, doc, '2026-06-05T10:20', 2) == ['05. 11:00 +0200', '05. 12:00 +0200']
-
-
 def test_solar(app: Celery) -> None:
     pytest.importorskip('ephem')
     doc = {'solar': 'sunset', 'latitude': 48.1, 'longitude': 11.6}
@@ -127,11 +122,6 @@ class Business(BaseSchedule):
 
     def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
         return True, 3600.0
-
-
-def test_class_of_the_app_needs_its_code(app: Celery) -> None:
-    with pytest.raises(Malformed, match='in the code of the app'):
-        rule_of({'code': 'Any'}, app)
 
 
 class Nightly(crontab):

@@ -166,37 +166,6 @@ def test_a_locked_user_is_an_outage_that_ends(source: str, where: str, scheme: s
     assert auth.headers(sessions)
 
 
-def test_another_user_from_the_source_is_used_at_once_if_the_first_is_locked(source: str) -> None:
-    given[:] = [('me', SECRET), ('you', 'other')]
-    auth = Auth(Address(credentials=source))
-    assert auth.renew(auth.headers(never), respond(403, LOCKED))
-    assert decoded(auth.headers(never)) == 'you:other'
-
-
-def test_a_wrong_password_is_reported_after_the_lock_ends() -> None:
-    auth = basic('me', SECRET)
-    with pytest.raises(ServerUnavailable):
-        auth.renew(auth.headers(never), respond(403, LOCKED))
-    auth._refused_until = 0.0
-    with pytest.raises(AccessDenied, match='check the user, password'):
-        auth.renew(auth.headers(never), respond(401, WRONG))
-
-
-def test_clients_of_one_server_and_user_share_an_object() -> None:
-    one = Address(user='me', password=SECRET, database='one', host='shared')
-    assert Auth.of(one) is Auth.of(Address(user='me', password=SECRET, database='two', host='shared'))
-    others: list[dict[str, Any]] = [
-        {'user': 'you'},
-        {'password': 'x'},
-        {'host': 'other'},
-        {'auth': 'cookie'},
-        {'tls': True},
-        {'port': 1},
-    ]
-    for other in others:
-        assert Auth.of(one) is not Auth.of(Address(**{'user': 'me', 'password': SECRET, 'host': 'shared', **other}))
-
-
 def test_sessions_are_not_shared_between_different_tls_settings() -> None:
     """Without verification, the session may come from another server, and so may a refusal."""
     given: list[dict[str, Any]] = [
@@ -236,12 +205,6 @@ def test_a_session_is_replaced_when_nine_tenths_of_its_lifetime_are_over(monkeyp
         assert shown(auth.headers(sessions)) == {'Cookie': f'AuthSession={expected}'}
 
 
-@pytest.mark.parametrize('digits', [10, 400, 5000])
-def test_a_session_with_a_huge_lifetime(digits: int) -> None:
-    auth, sessions = session(), Sessions(respond(Set_Cookie=cookie('s1').replace('600', '9' * digits)))
-    assert shown(auth.headers(sessions)) == shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
-
-
 def test_a_session_that_the_server_ended_is_replaced() -> None:
     auth, sessions = session(), Sessions()
     assert auth.renew(auth.headers(sessions), respond(401, 'You are not authorized to access this db.'))
@@ -252,12 +215,6 @@ def test_a_missing_right_does_not_end_the_session() -> None:
     auth, sessions = session(), Sessions()
     assert not auth.renew(auth.headers(sessions), respond(403, 'You are not allowed to access this db.'))
     assert shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
-
-
-def test_an_extended_session_is_used() -> None:
-    auth, sessions = session(), Sessions(age=0)
-    auth.observe(auth.headers(sessions), respond(Set_Cookie=cookie('longer')))
-    assert shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=longer'}
 
 
 def test_a_response_to_an_older_session_changes_nothing() -> None:
@@ -271,20 +228,6 @@ def test_a_response_to_an_older_session_changes_nothing() -> None:
     assert len(sessions.posted) == 2
 
 
-@pytest.mark.parametrize('other', ['Set-Cookie', 'Server'])
-def test_other_cookies_are_ignored(other: str) -> None:
-    auth, sessions = session(), Sessions()
-    headers: dict[str, Any] = {other: 'route=7; Path=/'}
-    auth.observe(auth.headers(sessions), respond(**headers))
-    assert shown(auth.headers(sessions)) == {'Cookie': 'AuthSession=s1'}
-
-
-def test_basic_ignores_session_cookies() -> None:
-    auth = basic('me', SECRET)
-    auth.observe(auth.headers(never), respond(Set_Cookie=cookie('s1')))
-    assert 'Cookie' not in shown(auth.headers(never))
-
-
 @pytest.mark.parametrize(
     ('status', 'reason', 'kind'),
     [(401, WRONG, AccessDenied), (500, 'internal error', ServerUnavailable), (200, '', NotCouchDB)],
@@ -296,23 +239,6 @@ def test_errors_when_a_session_begins(status: int, reason: str, kind: type[Couch
             auth.headers(sessions)
         assert SECRET not in str(caught.value)
     assert len(sessions.posted) == (1 if kind is AccessDenied else 2)
-
-
-def test_many_threads_begin_one_session() -> None:
-    auth, sessions, seen = session(), Sessions(), []
-    together = threading.Barrier(8)
-
-    def use() -> None:
-        together.wait(PATIENCE)
-        seen.append(shown(auth.headers(sessions)))
-
-    threads = [threading.Thread(target=use) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert seen == [{'Cookie': 'AuthSession=s1'}] * 8
-    assert len(sessions.posted) == 1
 
 
 def test_waiting_threads_share_the_error_of_one_attempt() -> None:
@@ -452,12 +378,6 @@ def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in ('COUCHDB_USER', 'COUCHDB_PASSWORD', 'COUCHDB_PASSWORD_FILE'):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
-
-
-def test_the_environment_contains_user_and_password(env: pytest.MonkeyPatch) -> None:
-    env.setenv('COUCHDB_USER', 'me')
-    env.setenv('COUCHDB_PASSWORD', SECRET)
-    assert decoded(Auth(Address(credentials='environment')).headers(never)) == f'me:{SECRET}'
 
 
 def test_a_password_file_may_change(env: pytest.MonkeyPatch, tmp_path: Path) -> None:

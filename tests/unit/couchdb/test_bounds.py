@@ -54,17 +54,6 @@ def endless(seconds: float, size: int) -> Iterable[tuple[float, int]]:
         yield seconds, size
 
 
-@pytest.mark.parametrize('in_body', [True, False])
-@pytest.mark.parametrize('seconds', [0.01, 1.0, 7.9, 60.0])
-def test_single_bytes_do_not_extend_the_time_limit(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, in_body: bool
-) -> None:
-    line = Line(monkeypatch, endless(seconds, 1))
-    with pytest.raises(TimeoutError):
-        line.read(10_000, in_body=in_body)
-    assert line.now - 100.0 <= 1.1 * TIMEOUT
-
-
 def test_a_large_body_may_take_long_at_the_minimum_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Line(monkeypatch, endless(0.1, MIN_BYTES_PER_SECOND // 8)).read(500) == pytest.approx(50.0)
 
@@ -74,12 +63,6 @@ def test_fast_bytes_do_not_give_slow_bytes_more_time_than_the_timeout(monkeypatc
     with pytest.raises(TimeoutError):
         line.read(200)
     assert line.now - 100.0 <= TIMEOUT + 1.0
-
-
-def test_the_size_of_the_head_gives_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server may send `100 Continue` without end."""
-    with pytest.raises(TimeoutError):
-        Line(monkeypatch, endless(0.01, 10_000)).read(900, in_body=False)
 
 
 def test_a_longpoll_may_pause_between_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,14 +76,6 @@ def test_requests_shrink_after_timeouts_and_grow_again() -> None:
     assert server.request_size.bytes == bulk.MAX_REQUEST_BYTES
 
 
-def test_timeouts_of_small_requests_do_not_shrink_requests() -> None:
-    server = Server()
-    server.max_bytes = 0
-    with pytest.raises(errors.ServerUnavailable):
-        server.bulk([{'_id': 'a'}])
-    assert server.request_size.bytes == bulk.MAX_REQUEST_BYTES
-
-
 @pytest.mark.parametrize(
     ('exc', 'error'),
     [

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import threading
 import time
-from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -26,7 +24,7 @@ from requests.adapters import HTTPAdapter
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb import auth, clock, http
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.client import Client, chunks
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from tests.conftest import PATIENT
@@ -147,37 +145,11 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 # -- requests
 
 
-def test_a_read_has_no_body_and_is_authenticated(peer: Peer, client: Client) -> None:
-    assert client.get('x', revs=True, rev='1-a') == DOC
-    [request] = peer.seen
-    assert (request.method, request.path, request.text) == ('GET', '/a%2Fb/x', b'')
-    assert request.query == {'revs': 'true', 'rev': '1-a'}
-    assert request.headers['Accept'] == request.headers['Content-Type'] == 'application/json'
-    assert request.headers['User-Agent'] == 'celery-couchdb'
-    assert b64decode(request.headers['Authorization'].removeprefix('Basic ')).decode() == 'jürgen:p:ß@ /'
-    assert 'Cookie' not in request.headers
-
-
 @pytest.mark.parametrize('found', [{'_id': 'y', '_rev': '1-a'}, {'_id': 'x'}, {'_id': 'x', '_rev': 5}, [DOC]])
 def test_another_document_than_the_one_asked_for_is_an_error(peer: Peer, client: Client, found: Any) -> None:
     peer.responses = [respond(found)]
     with pytest.raises(errors.BrokenAnswer, match='unexpected response to GET /x'):
         client.get('x')
-
-
-def test_without_a_user_requests_are_anonymous(peer: Peer) -> None:
-    Client(Address(host='127.0.0.1', port=peer.server_port)).get('x')
-    assert 'Authorization' not in peer.seen[0].headers
-
-
-def test_a_document_is_compact_utf8_json(peer: Peer, client: Client) -> None:
-    peer.responses = [respond(STORED, 201)]
-    assert client.put({'_id': 'x', 'text': 'ß€', 'list': [1, None]}) == '1-a'
-    [request] = peer.seen
-    assert (request.method, request.path) == ('PUT', '/a%2Fb/x')
-    assert request.body == {'_id': 'x', 'text': 'ß€', 'list': [1, None]}
-    assert b' ' not in request.text
-    assert request.headers['Content-Length'] == str(len(request.text))
 
 
 def test_types_that_kombu_serializes_can_be_sent(peer: Peer, client: Client) -> None:
@@ -261,62 +233,6 @@ def test_a_server_error_does_not_mean_that_a_document_is_missing(peer: Peer, cli
         client.fetch(['x'])
 
 
-def test_many_documents_of_a_view_are_read_in_a_second_request(peer: Peer, client: Client) -> None:
-    doc = {'_id': 'a', '_rev': '1-a'}
-    peer.responses = [
-        respond({'rows': [{'id': 'a', 'key': 1}]}),
-        respond({'results': [{'id': 'a', 'docs': [{'ok': doc}]}]}),
-    ]
-    assert client.view('d', 'v', include_docs=True, limit=100) == [{'id': 'a', 'key': 1, 'doc': doc}]
-    assert peer.seen[0].query == {'limit': '100'}
-
-
-def test_few_documents_of_a_view_are_read_with_its_rows(peer: Peer, client: Client) -> None:
-    peer.responses = [respond({'rows': [{'id': 'x', 'doc': DOC}]})]
-    assert client.view('d', 'v', include_docs=True, limit=2) == [{'id': 'x', 'doc': DOC}]
-    assert peer.seen[0].query == {'limit': '2', 'include_docs': 'true'}
-
-
-def test_fetching_no_documents_sends_no_request(peer: Peer, client: Client) -> None:
-    assert client.fetch([]) == []
-    assert peer.seen == []
-
-
-def test_a_range_of_ids_with_a_prefix(peer: Peer, client: Client) -> None:
-    row = {'id': 'pre-1', 'value': {'rev': '1-a'}}
-    peer.responses = [respond({'rows': [row]})]
-    assert client.id_range('pre-') == [row]
-    assert peer.seen[0].query == {'startkey': '"pre-"', 'endkey': r'"pre-\uffff"', 'include_docs': 'false'}
-
-
-def test_keys_of_a_view_are_sent_as_json(peer: Peer, client: Client) -> None:
-    peer.responses = [respond({'rows': [{'id': 'x'}]})]
-    assert client.view('d', 'v', startkey=['q', 0], endkey=['q', {}], limit=5, reduce=False) == [{'id': 'x'}]
-    assert peer.seen[0].path == '/a%2Fb/_design/d/_view/v'
-    assert peer.seen[0].query == {'startkey': '["q", 0]', 'endkey': '["q", {}]', 'limit': '5', 'reduce': 'false'}
-
-
-def test_the_changes_feed_is_opened_without_reading_its_body(peer: Peer, client: Client) -> None:
-    peer.responses = [respond(b'\n{"results":[],"last_seq":"5-x"}')]
-    with client.open_changes('4-x', {'selector': {'type': 'WorkItem'}}, 200, 4.0) as response:
-        assert response.raw.tell() == 0
-        assert client.decode(response.content) == {'results': [], 'last_seq': '5-x'}
-    [request] = peer.seen
-    assert (request.method, request.path, request.body) == (
-        'POST',
-        '/a%2Fb/_changes',
-        {'selector': {'type': 'WorkItem'}},
-    )
-    assert request.query == {
-        'feed': 'longpoll',
-        'since': '4-x',
-        'include_docs': 'true',
-        'limit': '200',
-        'heartbeat': '4000',
-        'filter': '_selector',
-    }
-
-
 def test_timeouts_and_certificates_are_passed_to_requests(sends: list[dict[str, Any]]) -> None:
     sends[0]['raises'] = requests.ReadTimeout()
     address = Address(host='127.0.0.1', tls=True, verify='ca.pem', cert=('me.pem', 'me.key'))
@@ -331,33 +247,7 @@ def test_timeouts_and_certificates_are_passed_to_requests(sends: list[dict[str, 
     ]
 
 
-@pytest.mark.parametrize('verify', [True, False])
-def test_the_address_decides_about_verification(
-    sends: list[dict[str, Any]], verify: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE'):
-        monkeypatch.delenv(name, raising=False)
-    sends[0]['raises'] = requests.ReadTimeout()
-    with pytest.raises(errors.ServerUnavailable):
-        Client(Address(host='127.0.0.1', tls=True, verify=verify)).request('GET', '')
-    assert sends[1]['verify'] is verify
-
-
 # -- connections
-
-
-def test_a_connection_is_reused(peer: Peer, client: Client) -> None:
-    for _ in range(3):
-        client.get('x')
-    assert len({request.connection for request in peer.seen}) == 1
-
-
-def test_a_closed_client_connects_again(peer: Peer, client: Client) -> None:
-    client.get('x')
-    client.close()
-    client.close()
-    client.get('x')
-    assert len({request.connection for request in peer.seen}) == 2
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
@@ -446,20 +336,7 @@ def test_other_errors_are_not_repeated(sends: list[dict[str, Any]], exc: Excepti
     assert len(sends[1:]) == 1
 
 
-def test_an_invalid_host_is_an_error_of_ours() -> None:
-    with pytest.raises(errors.CouchDBError):
-        Client(Address(host='no..host')).get('x')
-
-
 # -- responses
-
-
-def test_an_error_names_server_and_user_without_the_password(peer: Peer, client: Client) -> None:
-    peer.responses = [respond({'error': 'unauthorized', 'reason': 'Name or password is incorrect.'}, 401)]
-    with pytest.raises(errors.AccessDenied, match='jürgen') as caught:
-        client.get('x')
-    assert client.address.server in str(caught.value)
-    assert 'p:ß@' not in str(caught.value)
 
 
 def test_a_request_that_is_too_large_is_split(peer: Peer, client: Client) -> None:
@@ -485,12 +362,6 @@ def test_a_request_that_is_too_large_is_split(peer: Peer, client: Client) -> Non
     ]
 
 
-def test_the_error_for_a_large_document_contains_its_size(peer: Peer, client: Client) -> None:
-    peer.responses = [respond({'error': 'document_too_large', 'reason': 'x'}, 413)]
-    with pytest.raises(errors.DocumentTooLarge, match='2,000 bytes'):
-        client.put({'_id': 'x', 'b': 'y' * (2000 - len('{"_id":"x","b":""}'))})
-
-
 @pytest.mark.parametrize('text', [b'{"_id": "x"', b'  {"rows": [', b'[1, 2', b'{"a": "\xff"}'])
 def test_incomplete_json_is_an_outage(peer: Peer, client: Client, text: bytes) -> None:
     peer.responses = [respond(text)]
@@ -503,18 +374,6 @@ def test_a_response_without_json_is_not_from_couchdb(peer: Peer, client: Client,
     peer.responses = [respond(text)]
     with pytest.raises(errors.NotCouchDB, match=f'127.0.0.1:{peer.server_port} responds with status 200, without JSON'):
         client.get('x')
-
-
-def test_a_response_shorter_than_its_content_length_is_an_outage(peer: Peer, client: Client) -> None:
-    peer.responses = [respond({'_id': 'x'}, length=100, Connection='close')]
-    with pytest.raises(errors.ServerUnavailable):
-        client.get('x')
-
-
-def test_an_incomplete_error_of_the_changes_feed_is_an_outage(peer: Peer, client: Client) -> None:
-    peer.responses = [respond(b'{"error":', 503, length=100, Connection='close')]
-    with pytest.raises(errors.ServerUnavailable):
-        client.open_changes(0, {}, 10, 4.0)
 
 
 @pytest.mark.parametrize(
@@ -570,14 +429,6 @@ def test_retry_after_delays_no_longer_than_the_time_limit(
     client.close()
 
 
-@pytest.mark.parametrize('status', [301, 302, 307, 308])
-def test_a_redirect_is_an_error(peer: Peer, client: Client, status: int) -> None:
-    peer.responses = [respond({}, status, Location='http://elsewhere.example/')]
-    with pytest.raises(errors.NotCouchDB, match='redirects to another address'):
-        client.get('x')
-    assert len(peer.seen) == 1
-
-
 def test_with_tls_a_proxy_sees_only_the_host(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ('no_proxy', 'NO_PROXY'):
         monkeypatch.delenv(name)
@@ -622,44 +473,10 @@ def test_each_document_of_a_bulk_write_has_a_result(peer: Peer, client: Client, 
     assert peer.seen[0].body == {'docs': [{'_id': 'a'}, {'_id': 'b'}]}
 
 
-@pytest.mark.parametrize(
-    ('body', 'status'),
-    [
-        ([], 201),
-        ([{'ok': True}], 201),
-        ({'ok': True}, 201),
-        (None, 201),
-        ({'error': 'x', 'reason': 'y'}, 500),
-        ([1, 2], 503),
-    ],
-)
-def test_a_bulk_response_without_all_results_is_an_outage(peer: Peer, client: Client, body: Any, status: int) -> None:
-    peer.responses = [respond(body, status)]
-    with pytest.raises(errors.ServerUnavailable):
-        client.bulk([{'_id': 'a'}, {'_id': 'b'}])
-
-
 def test_the_date_header_sets_the_clock(peer: Peer, client: Client) -> None:
     peer.responses = [respond(DOC, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
     client.get('x')
     assert datetime.fromtimestamp(client.clock.now(), timezone.utc).year == 2099
-
-
-def test_a_wrong_clock_is_logged_once_for_each_process(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
-    clients = [
-        Client(Address(host='127.0.0.1', port=peer.server_port, database=name)) for name in ('jobs', 'results', 'jobs')
-    ]
-    in_an_hour = format_datetime(datetime.fromtimestamp(time.time() + 3600, timezone.utc), usegmt=True)
-    with caplog.at_level(logging.WARNING):
-        for client in clients:
-            peer.responses = [respond(DOC, Date=in_an_hour)]
-            client.get('x')
-            client.close()
-    assert [record.getMessage().split(' by ')[0] for record in caplog.records] == [
-        "the local clock differs from the CouchDB server's"
-    ]
-    # A client without any request uses the corrected clock as well.
-    assert Client(clients[0].address).clock.now() > time.time() + 3500
 
 
 def test_the_server_is_asked_for_its_time_before_the_first_use(peer: Peer, client: Client) -> None:
@@ -670,22 +487,7 @@ def test_the_server_is_asked_for_its_time_before_the_first_use(peer: Peer, clien
     assert len(peer.seen) == 1
 
 
-def test_the_clock_is_the_local_one_while_no_server_responds(peer: Peer, client: Client) -> None:
-    peer.responses = [None]
-    before = time.time()
-    assert before <= client.clock.now() <= time.time()
-    client.clock.now()
-    assert len(peer.seen) <= 1
-
-
 # -- the server and its database
-
-
-@pytest.mark.parametrize('greeting', [{'couchdb': 'Welcome', 'version': '3.5'}, {'express-pouchdb': 'Welcome!'}])
-def test_couchdb_and_pouchdb_are_recognized(peer: Peer, client: Client, greeting: dict[str, str]) -> None:
-    peer.responses = [respond(greeting)]
-    assert client.welcome() == greeting
-    assert peer.seen[0].url == '/'
 
 
 @pytest.mark.parametrize(
@@ -704,34 +506,3 @@ def test_another_server_is_not_couchdb(peer: Peer, client: Client, body: Any, st
     peer.responses = [respond(body, status)]
     with pytest.raises(errors.NotCouchDB):
         client.welcome()
-
-
-def test_creating_an_existing_database_is_not_an_error(peer: Peer, client: Client) -> None:
-    peer.responses = [
-        respond({'ok': True}, 201),
-        respond({'error': 'file_exists'}, 412),
-        respond({'error': 'forbidden'}, 403),
-    ]
-    client.create()
-    client.create()
-    with pytest.raises(errors.AccessDenied):
-        client.create()
-    assert [(r.method, r.url, r.headers['Content-Length']) for r in peer.seen] == [('PUT', '/a%2Fb', '0')] * 3
-
-
-def test_a_missing_database_and_a_missing_document_are_different_errors(peer: Peer, client: Client) -> None:
-    peer.responses = [
-        respond({'error': 'not_found', 'reason': 'Database does not exist.'}, 404),
-        respond({'error': 'not_found', 'reason': 'missing'}, 404),
-    ]
-    with pytest.raises(errors.DatabaseMissing):
-        client.get('x')
-    with pytest.raises(errors.NotFound):
-        client.get('x')
-
-
-@pytest.mark.parametrize(('count', 'sizes'), [(0, []), (1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 3, 1])])
-def test_chunks_contain_each_item_once(count: int, sizes: list[int]) -> None:
-    parts = list(chunks(range(count), 3))
-    assert [len(part) for part in parts] == sizes
-    assert [number for part in parts for number in part] == list(range(count))

@@ -45,17 +45,6 @@ def test_a_step_of_the_local_clock_changes_nothing(clock: ServerClock, machine: 
     assert not clock.agrees or abs(step) <= 1.0
 
 
-@pytest.mark.parametrize('step', [-86_400.0, -3600.0, 3600.0, 86_400.0])
-def test_a_step_of_the_server_s_clock_counts_from_the_next_response(clock: ServerClock, step: float) -> None:
-    observe(clock, LOCAL)
-    observe(clock, LOCAL + step)
-    assert abs(clock.now() - (LOCAL + step)) < 1.5
-
-
-def test_the_local_time_counts_before_the_first_response(clock: ServerClock) -> None:
-    assert (clock.now(), clock.was_asked) == (LOCAL, False)
-
-
 @pytest.mark.parametrize('lag', [0.0, 0.5, 1.0])
 @pytest.mark.parametrize('wrong', [-0.3, 0.0, 0.3])
 def test_a_correct_clock_is_not_changed(clock: ServerClock, wrong: float, lag: float) -> None:
@@ -83,13 +72,6 @@ def test_a_slow_response_changes_nothing(clock: ServerClock) -> None:
     assert clock.now() == LOCAL
 
 
-def test_a_slow_response_does_not_replace_a_correction(clock: ServerClock) -> None:
-    observe(clock, LOCAL + 300)
-    corrected = clock.now()
-    observe(clock, LOCAL + 290, took=60.0)
-    assert clock.now() == corrected
-
-
 def test_the_local_clock_is_used_again_after_it_was_set_right(
     clock: ServerClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,13 +81,6 @@ def test_the_local_clock_is_used_again_after_it_was_set_right(
     observe(clock, LOCAL)
     assert clock.now() == LOCAL
     assert caplog.records == []
-
-
-def test_an_unchanged_header_is_ignored(clock: ServerClock) -> None:
-    date = formatdate(LOCAL, usegmt=True)
-    clock.observe(date, MONOTONIC, MONOTONIC)
-    clock.observe(date, MONOTONIC + 300, MONOTONIC + 300)  # CouchDB updates the header once per second
-    assert clock.now() == LOCAL
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from weakref import WeakValueDictionary
 
 import pytest
 
@@ -46,21 +45,6 @@ def test_objects_are_reset_once_in_the_child_and_not_in_the_parent() -> None:
     reset_in_child(thing)
     assert in_child(lambda: thing.resets == 1)
     assert thing.resets == 0
-
-
-def test_one_object_for_each_key() -> None:
-    shared: Shared[str, Thing] = Shared({})
-    assert shared.of('a', Thing) is shared.of('a', Thing)
-    assert shared.of('a', Thing) is not shared.of('b', Thing)
-
-
-def test_weak_objects_are_garbage_collected() -> None:
-    shared: Shared[str, Thing] = Shared(WeakValueDictionary())
-    thing = shared.of('a', Thing)
-    thing.resets = 7
-    assert shared.of('a', Thing).resets == 7
-    del thing
-    assert shared.of('a', Thing).resets == 0
 
 
 @needs_fork

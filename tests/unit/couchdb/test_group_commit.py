@@ -16,7 +16,7 @@ from kombu_couchdb.couchdb.bulk import RequestSize
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
-from kombu_couchdb.errors import AccessDenied, Conflict, CouchDBError, DocumentTooLarge, ServerUnavailable, Unstorable
+from kombu_couchdb.errors import AccessDenied, CouchDBError, DocumentTooLarge, ServerUnavailable, Unstorable
 from tests.conftest import PATIENCE, wait_for
 
 
@@ -79,11 +79,6 @@ def revs(results: Sequence[WriteResult]) -> list[str]:
     return [result.rev for result in results]
 
 
-def test_a_single_document_is_written_with_put(bench: Bench) -> None:
-    assert bench.go([bench.write('a')]) == [[WriteResult('a', WriteStatus.STORED, '1-a')]]
-    assert bench.server.requests == [['a']]
-
-
 def test_waiting_writes_share_the_next_request(bench: Bench) -> None:
     done = bench.go([bench.write('a'), bench.write('b'), bench.write('c', 'd'), bench.write('e')])
     assert [[result.id for result in results] for results in done] == [['a'], ['b'], ['c', 'd'], ['e']]
@@ -119,12 +114,6 @@ def test_an_outage_is_raised_in_all_threads(bench: Bench) -> None:
     assert [sorted(ids) for ids in bench.server.requests] == [['a'], ['b', 'c']]
 
 
-def test_a_conflict_is_returned_as_a_result(bench: Bench) -> None:
-    bench.server.refused['a'] = Conflict('changed')
-    [[result]] = bench.go([bench.write('a')])
-    assert (result.id, result.error) == ('a', 'conflict')
-
-
 def test_an_interrupted_sender_is_replaced(bench: Bench) -> None:
     """A time limit may interrupt the thread that sends for all. Another thread then sends what is not written."""
     bench.server.refused['b'] = KeyboardInterrupt()
@@ -135,25 +124,6 @@ def test_an_interrupted_sender_is_replaced(bench: Bench) -> None:
     del bench.server.refused['b']
     assert revs(bench.commit.write([{'_id': 'd'}])) == ['1-a']
     assert not bench.commit._pending
-
-
-@pytest.mark.parametrize('step', ['_next_batch', '_send'])
-def test_other_threads_can_write_after_a_time_limit_in_any_step(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    class TimeLimit(Exception):
-        pass
-
-    def strike(*args: Any) -> None:
-        raise TimeLimit
-
-    bench.server.open.set()
-    with monkeypatch.context() as patched:
-        patched.setattr(bench.commit, step, strike)
-        with pytest.raises(TimeLimit):
-            bench.commit.write([{'_id': 'a'}])
-    assert revs(bench.commit.write([{'_id': 'b'}])) == ['1-a']
-    assert bench.server.requests == [['b']]  # the first write was abandoned
 
 
 def test_a_time_limit_is_raised_in_the_thread_that_it_interrupts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,21 +147,6 @@ def test_a_time_limit_is_raised_in_the_thread_that_it_interrupts(bench: Bench, m
     assert sum(struck) == 1
     # The thread of the other entry sends it again.
     assert bench.server.requests[2:] == [['b'] if struck[1] else ['c']]
-
-
-def test_an_abandoned_write_is_not_sent_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = bench.write('a')
-
-    def strike(timeout: float) -> bool:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(bench.commit._changed, 'wait', strike)
-        with pytest.raises(KeyboardInterrupt):
-            bench.commit.write([{'_id': 'b'}])
-    bench.go([first])
-    bench.commit.write([{'_id': 'c'}])
-    assert bench.server.requests == [['a'], ['c']]
 
 
 def test_a_document_that_cannot_be_encoded_concerns_one_thread_only(bench: Bench) -> None:
@@ -221,10 +176,3 @@ def test_a_forked_child_does_not_wait_for_a_write_of_its_parent(bench: Bench) ->
     ended = wait_for(lambda: [status for pid, status in [os.waitpid(child, os.WNOHANG)] if pid], 'the child')
     assert os.waitstatus_to_exitcode(ended[0]) == 0
     bench.go([future])
-
-
-def test_clients_of_one_database_share_one_object() -> None:
-    first, second, other = (Client(Address(database=name)) for name in ('a', 'a', 'b'))
-    commits = [GroupCommit.of(first), GroupCommit.of(second), GroupCommit.of(other)]
-    assert commits[0] is commits[1]
-    assert commits[0] is not commits[2]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, dead_letter, unique_merge, validation, workitem
+from kombu_couchdb.documents import concurrency, dead_letter, validation, workitem
 from kombu_couchdb.documents.concurrency import Concurrency
 
 HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'concurrency_limit': 2}
@@ -49,21 +49,10 @@ def test_invalid_key(key: Any) -> None:
     assert 'the header concurrency_key must ' in str(concurrency.flaw({**HEADERS, 'concurrency_key': key}))
 
 
-def test_ids_of_slots_of_a_long_key_are_short() -> None:
-    assert len(concurrency.prefix('é' * 500)) < 100
-    assert concurrency.prefix('é' * 500) != concurrency.prefix('é' * 499)
-
-
 @pytest.mark.parametrize(('one', 'other'), [('a', 'a:0'), ('a', 'a%3A'), ('a/b', 'a%2Fb'), ('é', 'e\u0301')])
 def test_keys_share_no_slot(one: str, other: str) -> None:
     assert not concurrency.prefix(one).startswith(concurrency.prefix(other))
     assert not concurrency.prefix(other).startswith(concurrency.prefix(one))
-
-
-def test_two_creations_of_a_slot_differ() -> None:
-    one, other = (concurrency.slot('k', 0, by, 1.0) for by in ('x', 'y'))
-    assert one['_id'] == other['_id'] == 'slot:k:0'
-    assert one != other
 
 
 def test_conflicting_slots() -> None:
@@ -81,14 +70,6 @@ def test_parked_item_becomes_claimable_again() -> None:
     assert concurrency.unpark(parked) == item()
     assert not concurrency.is_parked(workitem.claim(validation.checked(parked), 'c', 6.0))
     assert not concurrency.is_parked(dead_letter.made_of(parked, 'reason', 6.0))
-
-
-@pytest.mark.parametrize('task_id', ['a', 'another'])
-def test_parked_unique_job_that_is_sent_again_is_claimable(task_id: str) -> None:
-    """Its due date or its limit may have changed."""
-    parked = concurrency.park(item(job_key='j'), 'k', 5.0)
-    [merged], _ = unique_merge.merge(parked, item(9.0, job_key='j', id=task_id), 9.0)
-    assert not concurrency.is_parked(merged)
 
 
 def waiting(**limits: int) -> list[dict[str, Any]]:

@@ -44,25 +44,11 @@ def test_leaf_that_names_nothing_as_done_completes_no_unique_job() -> None:
     assert resolve([{**job, 'claimed': None}, other], set(), NOW) == []
 
 
-def test_losing_unproven_claim_is_deleted_as_void() -> None:
-    assert decide([OURS, leaf('2-c', 'them')], '2-c', '2-b', {'us', 'them'}, NOW) == [
-        {'_id': 'x', '_rev': '2-b', '_deleted': True, 'void': True}
-    ]
-
-
-def test_winning_unproven_claim_waits_for_a_running_rival() -> None:
-    assert decide([OURS, leaf('2-a', 'them')], '2-b', '2-b', {'us', 'them'}, NOW) is None
-
-
 def test_winning_unproven_claim_is_released_after_the_rival_ended() -> None:
     released, voided = decide([OURS, leaf('2-a', 'them')], '2-b', '2-b', {'us'}, NOW) or []
     assert released['_rev'] == '2-b'
     assert released['claimed'] is None
     assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
-
-
-def test_superseded_unproven_claim_needs_no_write() -> None:
-    assert decide([leaf('3-b', 'us')], '3-b', '2-b', {'us'}, NOW) == []
 
 
 def test_message_is_released_once_in_any_order_of_decisions() -> None:
@@ -161,22 +147,6 @@ def test_one_of_two_claims_of_ended_consumers_is_released() -> None:
     released, voided = resolve([leaf('2-a', 'dead'), leaf('2-b', 'also dead')], {'us'}, NOW) or []
     assert (released['_rev'], released['claimed'], released['attempts']) == ('2-b', None, 1)
     assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
-
-
-def test_one_of_two_releases_is_kept() -> None:
-    assert resolve([leaf('3-a', None), leaf('3-b', None)], {'us'}, NOW) == [
-        {'_id': 'x', '_rev': '3-a', '_deleted': True, 'void': True}
-    ]
-
-
-def test_dead_letter_wins_over_a_message_that_would_run_again() -> None:
-    assert resolve([leaf('9-a', None), leaf('3-b', None, status='fail')], {'us'}, NOW) == [
-        {'_id': 'x', '_rev': '9-a', '_deleted': True, 'void': True}
-    ]
-
-
-def test_resolved_conflict_needs_no_write() -> None:
-    assert resolve([leaf('3-a', None), leaf('4-b', None, _deleted=True, void=True)], set(), NOW) == []
 
 
 def test_concurrent_resolvers_with_different_leaves_lose_no_message() -> None:

@@ -44,11 +44,6 @@ def test_kept_message_is_neither_waiting_nor_dead_nor_claimed() -> None:
     assert workitem.state(doc, NOW) == 'done'
 
 
-@pytest.mark.parametrize('seconds', [0, 0.5, 60, 1e9])
-def test_valid_time(seconds: float) -> None:
-    assert workitem.check_keep_done(seconds) == seconds
-
-
 @pytest.mark.parametrize('wrong', [-1, None, True, '60', float('inf'), float('nan'), 2e9, []])
 def test_wrong_time(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds'):
@@ -87,17 +82,6 @@ def test_conflict_with_a_done_message_keeps_it(by: str | None, rev: str) -> None
         changes = resolve(list(order), set(), NOW) or []
         assert {change['_rev'] for change in changes} == {rev, '4-e'}
         assert all(change.get('_deleted') and not change.get('void') for change in changes)
-
-
-def test_of_two_done_leaves_one_stays() -> None:
-    for order in itertools.permutations([kept('3-d'), kept('3-e'), kept('4-a')]):
-        changes = resolve(list(order), set(), NOW) or []
-        assert {change['_rev'] for change in changes} == {'3-d', '3-e'}
-        assert all(change['_deleted'] for change in changes)
-
-
-def test_done_message_stays_if_another_leaf_was_deleted() -> None:
-    assert resolve([kept(), {'_id': 'x', '_rev': '3-z', '_deleted': True}], set(), NOW) == []
 
 
 def test_removed_message_is_deleted_instead_of_released() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.documents import conflict_rules, lent, workitem
-from kombu_couchdb.documents.types import LentItem
 
 NOW = 1763709000.0
 
@@ -21,19 +20,6 @@ def item(**changes: Any) -> dict[str, Any]:
         'content-encoding': 'utf-8',
     }
     return {**workitem.new('one', 'celery', message, NOW), '_rev': '1-a', **changes}
-
-
-def test_members() -> None:
-    made = lent.made_of(item(), 'eu', NOW + 2)
-    assert {*made} == {*LentItem.__required_keys__, '_rev'}
-    assert (made['type'], made['status'], made['region'], made['lent']) == ('LentItem', 'lent', 'eu', NOW + 2)
-
-
-def test_lent_item_is_no_message_of_a_queue() -> None:
-    made = lent.made_of(item(), 'eu', NOW)
-    assert not workitem.is_waiting(made)
-    assert not workitem.is_dead(made)
-    assert not workitem.is_done(made)
 
 
 def test_only_messages_that_wait_for_long_enough_are_lent() -> None:
@@ -74,19 +60,6 @@ def test_parcel_names_home_and_region_and_keeps_the_rest_of_the_lifetime() -> No
     assert found['message']['headers']['x-from-region'] == 'us'
     assert found['message']['properties']['expiration'] == '50000'
     assert 'region' not in found['message']['properties']
-
-
-def test_home_of_a_task_that_another_region_has_sent_stays() -> None:
-    doc = item()
-    doc['message']['headers']['x-from-region'] = 'asia'
-    assert lent.parcel_of(doc, 'us', 'eu', None, NOW)['message']['headers']['x-from-region'] == 'asia'
-
-
-def test_unproven_claim_gives_way_to_a_lent_item() -> None:
-    claim = {**workitem.claim(item(), 'x', NOW), '_rev': '2-f'}  # type: ignore[arg-type]
-    marked = {**lent.made_of(item(), 'eu', NOW), '_rev': '2-a'}
-    [deletion] = conflict_rules.decide([claim, marked], '2-f', '2-f', {'x'}, NOW) or []
-    assert (deletion['_rev'], deletion['void']) == ('2-f', True)
 
 
 def test_lent_item_beside_an_acknowledged_leaf_is_deleted() -> None:

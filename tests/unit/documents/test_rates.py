@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, rates, validation, workitem
+from kombu_couchdb.documents import concurrency, rates, workitem
 from kombu_couchdb.documents.rates import Rate
 
 
@@ -25,15 +25,6 @@ def test_rate_of_an_item(given: Any, most: int, period: float) -> None:
     assert rate is not None
     assert (rate.key, rate.most) == ('k', most)
     assert rate.period == pytest.approx(period)
-
-
-def test_items_without_a_rate() -> None:
-    assert rates.rate_of(item('nonsense', key=None)) is None
-    assert rates.rate_of({'message': 7}) is None
-    changed = item()
-    changed['message']['headers']['rate'] = 'fast'
-    assert rates.rate_of(changed) is None
-    assert 'the header rate must be' in str(validation.flaw(changed))
 
 
 @pytest.mark.parametrize(
@@ -70,17 +61,6 @@ def test_malformed_next_start_is_now(next_: Any) -> None:
     assert rates.next_of(None, 1000.0) == 1000.0
 
 
-def test_document() -> None:
-    first = rates.document(None, 'a/b', 5.0, 'me', 4.0)
-    assert first == {'_id': 'rate:a%2Fb', 'type': 'Rate', 'key': 'a/b', 'next': 5.0, 'by': 'me', 'date': 4.0}
-    assert rates.document({**first, '_rev': '1-a', 'more': 1}, 'a/b', 6.0, 'me', 5.0) == {
-        **first,
-        '_rev': '1-a',
-        'next': 6.0,
-        'date': 5.0,
-    }
-
-
 def test_leaf_with_the_latest_start_is_kept() -> None:
     leaves = [
         {'_id': 'rate:k', '_rev': rev, 'next': next_} for rev, next_ in (('2-a', 9.0), ('2-b', 5.0), ('2-c', 'x'))
@@ -94,10 +74,3 @@ def test_parked_key(queue: str, key: str) -> None:
     parked = rates.parked_key(key, queue)
     assert rates.queue_and_key(parked) == (queue, key)
     assert not rates.waits_for_slot(concurrency.park(item(), parked, 1.0))
-
-
-def test_messages_that_wait_for_slots_do_not_wait_for_starts() -> None:
-    assert rates.queue_and_key('k') is None
-    assert rates.queue_and_key('rate:') is None
-    assert rates.waits_for_slot(concurrency.park(item(), 'k', 1.0))
-    assert not rates.waits_for_slot(item())

@@ -33,13 +33,6 @@ def test_receipt_is_kept_from_the_end_of_the_task_on() -> None:
     assert receipt.opened({'_id': 'a', 'task': 't'}, 'a', 100.0, 5.0, 60.0)['kept_until'] == 160.0
 
 
-@pytest.mark.parametrize('result', [42, None, {'a': [1, 'é']}, 'text'])
-def test_result(result: Any) -> None:
-    assert closed(result)['result'] == result
-    assert closed(result)['customer'] == 'Zoë'
-    assert 'error' not in closed(result)
-
-
 @pytest.mark.parametrize('result', UNSTORABLE)
 def test_result_that_cannot_be_stored_is_left_out(result: Any) -> None:
     assert 'result' not in closed(result)

@@ -41,25 +41,11 @@ def test_wrong_options_are_named_without_passwords(given: dict[str, Any], text: 
     assert 'secret' not in str(caught.value)
 
 
-def test_options_do_not_show_passwords() -> None:
-    assert 'secret' not in repr(Options.of({'region': 'us', 'regions': URLS}))
-
-
-def test_database_of_a_server_and_of_a_cluster() -> None:
-    assert [region.database(URLS, name) for name in URLS] == ['celery_regions', 'db']
-
-
 def test_route_is_taken_from_the_property_or_the_header() -> None:
     assert region.route(message(region='eu')) == ('eu', message({}))
     assert region.route(message({'x-region': 'eu', 'a': 1})) == ('eu', message({'a': 1}))
     assert region.route(message({'x-region': 'us'}, region='eu'))[0] == 'eu'
     assert region.route(message({'a': 1}, priority=3)) == (None, message({'a': 1}, priority=3))
-
-
-def test_route_does_not_change_the_message_which_may_be_published_again() -> None:
-    given = message({'x-region': 'eu'}, region='eu')
-    region.route(given)
-    assert given == message({'x-region': 'eu'}, region='eu')
 
 
 def test_result_returns_only_to_another_region() -> None:

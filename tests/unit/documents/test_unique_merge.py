@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -70,10 +69,6 @@ def test_invalid_key_is_refused(key: Any) -> None:
         job('a', key=key)
 
 
-def test_new_job_is_enqueued() -> None:
-    assert merge(None, job('a'), NOW) == ([job('a')], Outcome(ENQUEUED, 'a'))
-
-
 def test_waiting_job_moves_later_with_its_expiry() -> None:
     found = stored(job('a', expiration=1000))
     later = job('b', eta='2025-11-21T08:00:00+00:00', expiration=9000)
@@ -87,19 +82,6 @@ def test_waiting_job_moves_later_with_its_expiry() -> None:
         'eta': '2025-11-21T08:00:00+00:00',
         'expires': '9000 ms',
     }
-
-
-def test_waiting_job_moves_earlier() -> None:
-    found = stored(job('a', eta='2025-11-21T08:00:00+00:00', expiration=1000))
-    [moved], outcome = merge(found, job('b'), NOW)
-    assert outcome == Outcome(MOVED, 'a')
-    assert moved['date'] is None
-    assert 'expires' not in moved
-    assert moved['message']['headers']['eta'] is None
-
-
-def test_merge_without_changes_writes_nothing() -> None:
-    assert merge(stored(job('a')), job('b'), NOW) == ([], Outcome(MOVED, 'a'))
 
 
 def test_repeated_publish_is_recorded_for_the_message_ttl() -> None:
@@ -124,22 +106,6 @@ def test_expired_job_is_replaced(behind: bool) -> None:
         assert (workitem.task_id(moved), 'next' in moved, 'expires' in moved) == ('b', False, False)
     else:
         assert (docs, outcome) == ([{**job('c', now=NOW + 2), '_rev': '1-a'}], Outcome(ENQUEUED, 'c'))
-
-
-def test_next_job_is_ready_since_the_end_of_the_one_before() -> None:
-    [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
-    assert workitem.ready_since(workitem.acked(marked, NOW + 60)) == NOW + 60
-
-
-def test_copies_of_a_dead_letter_have_one_id() -> None:
-    [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
-    [changed], _ = merge(marked, job('c', eta='2025-11-21T08:00:00+00:00'), NOW)
-    ids = {
-        dead_letter.apart(dead_letter.made_of(doc, 'because', date))[0]['_id']
-        for date, doc in enumerate([marked, changed])
-    }
-    assert len(ids) == 1
-    assert ids != {dead_letter.copy(dead_letter.made_of(job('d'), 'because', NOW))['_id']}
 
 
 def test_running_job_runs_once_more() -> None:
@@ -179,23 +145,9 @@ def test_retry_runs_before_the_next_job() -> None:
     assert (workitem.task_id(retrying), [workitem.task_id(one) for one in retrying['next']]) == ('a', ['b'])
 
 
-def test_retry_replaces_the_released_job() -> None:
-    found = stored(job('a'))
-    [changed], outcome = merge(found, job('a', tag='retry', eta='2025-11-21T08:00:00+00:00'), NOW)
-    assert outcome == Outcome(ENQUEUED, 'a')
-    assert changed['message']['properties']['delivery_tag'] == 'retry'
-    assert changed['date'] is not None
-    assert changed['_rev'] == '1-a'
-
-
 @pytest.mark.parametrize('found', [stored(job('a')), running(stored(job('a')))], ids=['waiting', 'running'])
 def test_publishing_the_same_message_again_has_no_effect(found: dict[str, Any]) -> None:
     assert merge(found, job('a'), NOW) == ([], Outcome(ENQUEUED, 'a'))
-
-
-def test_publishing_the_same_message_again_behind_a_running_job() -> None:
-    [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
-    assert merge(marked, job('b'), NOW) == ([], Outcome(AGAIN, 'b'))
 
 
 def test_dead_job_is_kept_and_a_new_one_is_enqueued() -> None:
@@ -208,37 +160,9 @@ def test_dead_job_is_kept_and_a_new_one_is_enqueued() -> None:
     assert merge(dead, job('c'), NOW + 2)[0][0] == copy
 
 
-def test_malformed_job_is_kept_as_a_dead_letter() -> None:
-    spoilt = {'_id': job('a')['_id'], '_rev': '1-a', 'type': 'WorkItem', 'message': None}
-    [copy, new], outcome = merge(spoilt, job('b'), NOW)
-    assert outcome.what == ENQUEUED
-    assert copy['status'] == 'fail'
-    assert copy['reason'].startswith('malformed')
-    assert new['_rev'] == '1-a'
-
-
-def test_malformed_next_job_is_dropped() -> None:
-    held = {**running(stored(job('a'))), 'next': [5, {'message': 'x'}]}
-    [marked], outcome = merge(held, job('b'), NOW)
-    assert outcome == Outcome(AGAIN, 'b')
-    assert [workitem.task_id(one) for one in marked['next']] == ['b']
-
-
 def test_dead_job_gives_way_to_the_next() -> None:
     [marked], _ = merge(running(stored(job('a'))), job('b'), NOW)
     [copy, following] = dead_letter.apart(dead_letter.made_of(marked, 'because', NOW))
     assert (workitem.task_id(copy), copy['status'], 'next' in copy, '_rev' in copy) == ('a', 'fail', False, False)
     assert (following['_id'], following['_rev'], workitem.task_id(following)) == (marked['_id'], '2-a', 'b')
     assert workitem.is_waiting(following)
-
-
-def test_arguments_are_not_modified() -> None:
-    held, new = running(stored(job('a'))), job('b')
-    before = deepcopy((held, new))
-    merge(held, new, NOW)
-    assert (held, new) == before
-
-
-def test_unreadable_document_is_overwritten() -> None:
-    found = {name: stored(job('a'))[name] for name in ('_id', '_rev')}
-    assert merge(found, job('b'), NOW) == ([{**job('b'), '_rev': found['_rev']}], Outcome(ENQUEUED, 'b'))

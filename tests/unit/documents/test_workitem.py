@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from base64 import b64decode, b64encode
-from copy import deepcopy
+from base64 import b64decode
 from datetime import datetime, timedelta, timezone
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from kombu_couchdb.documents import dead_letter, validation, workitem
 from kombu_couchdb.documents.body import MAX_INLINE
-from kombu_couchdb.documents.parcel import moved_id
 from kombu_couchdb.documents.task_message import due_date
 from kombu_couchdb.errors import Unstorable
 
@@ -57,14 +54,6 @@ def test_new_item_waits_and_is_due() -> None:
     assert validation.flaw(doc) is None
 
 
-def test_ids_of_one_moment_sort_by_creation() -> None:
-    ids = [workitem.new_id(NOW) for _ in range(100)]
-    assert len({len(doc_id) for doc_id in ids}) == 1
-    # The serial number wraps around, so that one id in 65,536 may break the order.
-    assert sum(a > b for a, b in pairwise(ids)) <= 1
-    assert len(set(ids)) == 100
-
-
 @pytest.mark.parametrize('step', [1e-5, 1.0, 1e6, 3e9])
 def test_ids_sort_by_time(step: float) -> None:
     later = workitem.new_id(NOW + step)  # created first, so that the serial number does not determine the order
@@ -78,15 +67,6 @@ def test_ids_sort_by_time(step: float) -> None:
 )
 def test_priorities_are_clamped_to_0_to_9(given: Any, kept: int) -> None:
     assert workitem.new('id', 'q', message(priority=given), NOW)['priority'] == kept
-
-
-def test_message_without_priority_has_the_lowest() -> None:
-    assert workitem.new('id', 'q', message(), NOW)['priority'] == 0
-    assert workitem.new('id', 'q', {'body': ''}, NOW)['priority'] == 0
-
-
-def test_highest_priority_ranks_first() -> None:
-    assert sorted(range(10), key=workitem.rank) == list(range(9, -1, -1))
 
 
 # -- expiration
@@ -105,11 +85,6 @@ def test_invalid_expiration_never_expires(expiration: Any) -> None:
     doc = workitem.new('id', 'q', message(expiration=expiration), NOW)
     assert 'expires' not in doc
     assert not workitem.has_expired(doc, float('inf'))
-
-
-@pytest.mark.parametrize('expires', ['yesterday', None, {}])
-def test_malformed_expiry_never_expires(expires: Any) -> None:
-    assert not workitem.has_expired(item(expires=expires), NOW)
 
 
 # -- due dates
@@ -137,10 +112,6 @@ def test_eta_in_any_notation_is_the_same_moment(eta: Any, monkeypatch: pytest.Mo
     assert found == 1_763_717_400.0
 
 
-def test_eta_keeps_fractions_of_seconds() -> None:
-    assert due_date(message(headers={'task': 'add', 'eta': '1970-01-01T00:00:01.250000Z'})) == 1.25
-
-
 @pytest.mark.parametrize('eta', [None, '', 'Z', 'tomorrow', '2025-13-01T00:00:00Z', 5, 1.5, [], {}, True])
 def test_invalid_eta_is_ignored(eta: Any) -> None:
     assert due_date(message(headers={'task': 'add', 'eta': eta})) is None
@@ -154,22 +125,7 @@ def test_message_without_an_eta_is_due_at_once(given: dict[str, Any]) -> None:
     assert due_date(given) is None
 
 
-def test_eta_becomes_the_date_of_the_item() -> None:
-    doc = workitem.new('id', 'q', message(headers={'task': 'add', 'eta': '1970-01-01T00:00:10Z'}), 4.0)
-    assert (doc['date'], doc['published']) == (10.0, 4.0)
-    assert not workitem.is_due(doc, 9.999)
-    assert workitem.is_due(doc, 10.0)
-
-
 # -- changes of state
-
-
-def test_claim_names_its_consumer_and_counts_an_attempt() -> None:
-    claimed = workitem.claim(item(attempts=2), 'me', NOW + 1)
-    assert claimed['claimed'] == {'by': 'me', 'date': NOW + 1}
-    assert claimed['attempts'] == 3
-    assert workitem.claimant(claimed) == 'me'
-    assert not workitem.is_waiting(claimed)
 
 
 def test_claims_are_distinct() -> None:
@@ -184,41 +140,10 @@ def test_release_counts_only_delivered_messages(delivered: bool, attempts: int) 
     assert workitem.is_waiting(released)
 
 
-def test_release_of_a_stopping_consumer_names_it_and_does_not_count() -> None:
-    released = workitem.release(workitem.claim(item(), 'me', NOW), counts=False)
-    assert released == item(attempts=0, consumer='me')
-    assert workitem.is_waiting(released)
-
-
 def test_dead_letter_is_kept_with_its_reason() -> None:
     dead = dead_letter.made_of(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
     assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2, consumer='me')
     assert not workitem.is_waiting(dead)
-
-
-def test_ack_deletes_this_revision_without_other_members() -> None:
-    gone = workitem.acked(workitem.claim(item(), 'me', NOW), NOW)
-    assert gone == {'_id': 'id', '_rev': '1-a', '_deleted': True}
-    assert not workitem.is_waiting(gone)
-
-
-def test_functions_do_not_modify_their_document() -> None:
-    for doc in (item(), item(room=' '), item(claimed={'by': 'me', 'date': NOW}, attempts=1)):
-        before = deepcopy(doc)
-        workitem.claim(doc, 'you', NOW)
-        workitem.release(doc)
-        workitem.release(doc, delivered=False)
-        dead_letter.made_of(doc, 'because', NOW)
-        workitem.acked(doc, NOW)
-        validation.flaw(doc)
-        assert doc == before
-
-
-def test_new_does_not_modify_its_message() -> None:
-    given = message('x' * 200_000, {'eta': '2025-11-21T09:30:00Z'}, priority=99, expiration='5')
-    before = deepcopy(given)
-    workitem.new('id', 'q', given, NOW)
-    assert given == before
 
 
 @pytest.mark.parametrize('length', [1_000, MAX_INLINE + 1, 1_000_000])
@@ -254,27 +179,9 @@ def test_large_body_is_an_attachment() -> None:
     assert '_attachments' not in workitem.new('id', 'q', message('x' * MAX_INLINE), NOW)
 
 
-def test_large_body_of_bytes_is_not_encoded_twice() -> None:
-    body = b64encode(b'\xff' * MAX_INLINE).decode()
-    doc = workitem.new('id', 'q', message(body, body_encoding='base64'), NOW)
-    assert doc['_attachments']['body']['data'] == body
-
-
 def test_large_body_that_is_not_text_is_refused() -> None:
     with pytest.raises(Unstorable, match='surrogate'):
         workitem.new('id', 'q', message('\ud800' * (MAX_INLINE + 1)), NOW)
-
-
-def test_next_job_has_no_members_reserved_by_couchdb() -> None:
-    """CouchDB would refuse the whole request."""
-    doc = item(key='k', next=[{'_foo': 1, '_attachments': {'body': {'stub': True}}, 'message': message()}])
-    assert [name for name in workitem.acked(doc, NOW) if name.startswith('_')] == ['_id', '_rev']
-    assert '_attachments' not in dead_letter.copy({**doc, '_attachments': {}})
-
-
-@pytest.mark.parametrize('claimed', [None, 'yes', {}, {'by': None}, {'by': 5}, [], False])
-def test_only_a_name_is_a_claimant(claimed: Any) -> None:
-    assert workitem.claimant(item(claimed=claimed)) is None
 
 
 # -- dead letters and states
@@ -313,26 +220,6 @@ def test_states(doc: dict[str, Any], state: str) -> None:
     assert workitem.state(doc, NOW) == state
 
 
-@pytest.mark.parametrize(
-    ('doc', 'since'), [(item(), NOW), (item(date=NOW + 5), NOW + 5), (item(published='spoilt'), 0.0)]
-)
-def test_ready_since(doc: dict[str, Any], since: float) -> None:
-    assert workitem.ready_since(doc) == since
-
-
-def test_last_consumer_is_kept() -> None:
-    claimed = workitem.claim(item(), 'me', NOW)
-    assert dead_letter.made_of(claimed, 'because', NOW)['consumer'] == 'me'
-    assert dead_letter.made_of(workitem.release(claimed), 'because', NOW)['consumer'] == 'me'
-    again = workitem.claim(validation.checked(workitem.release(claimed)), 'you', NOW)
-    assert workitem.release(again, delivered=False)['consumer'] == 'me'
-
-
-@pytest.mark.parametrize('following', [None, [], 'spoilt', ['spoilt'], {}])
-def test_malformed_next_jobs_are_ignored(following: Any) -> None:
-    assert workitem.acked(item(key='k', next=following), NOW) == {'_id': 'id', '_rev': '1-a', '_deleted': True}
-
-
 # -- forged documents
 
 
@@ -343,25 +230,8 @@ def nested(levels: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize('published', [1e305, -1e305, 1.7e308, int(1.7e308), -int(1.7e308), True, 'x', None])
-def test_dead_letter_with_any_date_can_be_copied(published: Any) -> None:
-    copy = dead_letter.copy(item(status='fail', published=published))
-    assert len(copy['_id']) <= 40
-
-
 def test_deeply_nested_dead_letter_can_be_copied() -> None:
     assert dead_letter.copy(item(status='fail', message=nested(5000)))['status'] == 'fail'
-
-
-@pytest.mark.parametrize('tag', [['x'], {'x': 1}, 5, None])
-def test_delivery_tag_that_is_not_text_is_none(tag: Any) -> None:
-    assert workitem.tag(item(message=message(delivery_tag=tag))) is None
-
-
-def test_only_tombstones_of_messages_from_parcels_say_that_nobody_acknowledged_them() -> None:
-    tombstones = [workitem.dropped({'_id': doc_id, '_rev': '1-a'}, 5.0) for doc_id in (moved_id('order-17'), '0000647')]
-    assert [tombstone.get('dropped') for tombstone in tombstones] == [True, None]
-    assert workitem.dropped({'_id': 'job:a', '_rev': '1-a', 'next': [{'message': {}}]}, 5.0)['message'] == {}
 
 
 @pytest.mark.parametrize('removed', ['yes', None, [], {}])

@@ -87,46 +87,11 @@ def started(replicas: int = 1) -> Job:
     return job
 
 
-def test_nothing_is_read_until_the_feed_reports_something() -> None:
-    job = started()
-    job.step()
-    assert (job.done, job.feed.since) == (['view'], ['seq-0'])
-
-
-def test_few_reported_documents_are_worked_off_without_the_view() -> None:
-    job = started()
-    job.report('a', 'b')
-    assert (job.done, job.feed.since) == (['view', ['a', 'b']], ['seq-0', 'after b'])
-
-
-def test_many_reported_documents_are_read_with_the_view() -> None:
-    job = started()
-    job.report(*'abcdef')
-    assert (job.done, job.feed.since) == (['view', 'view'], ['seq-0', 'seq-1'])
-
-
-def test_view_is_read_after_an_error_of_the_feed() -> None:
-    job = started()
-    job.feed.report = Changes((), None)
-    job.step()
-    assert job.done == ['view', 'view']
-
-
 def test_view_is_read_after_reported_documents_could_not_be_worked_off() -> None:
     job = started()
     job.error = ServerUnavailable('away')
     with pytest.raises(ServerUnavailable):
         job.report('a')
-    job.step()
-    assert job.done == ['view', 'view']
-
-
-def test_new_leader_reads_the_view_again() -> None:
-    job = started()
-    job.lead.next = None
-    job.report('a')
-    assert (job.done, job.feed.since[-1]) == (['view'], 'paused')
-    job.lead.next = 'second'
     job.step()
     assert job.done == ['view', 'view']
 
@@ -161,16 +126,6 @@ def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(monkeypatch:
     clock.now += 60.0
     job.step()
     assert job.done == ['view', ['a'], 'view', 'view']
-
-
-def test_cluster_is_read_once_more_after_a_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, job = Clock(monkeypatch), Job(replicas=3)
-    job.batches = [Batch(100, 100), Batch(0, 0)]
-    job.step()
-    assert job.done == ['view', 'view']
-    clock.now += SYNC
-    job.step()
-    assert job.done == ['view', 'view', 'view']
 
 
 @pytest.mark.parametrize('replicas', [1, 3])

@@ -166,11 +166,6 @@ def test_parcel_of_a_plain_call() -> None:
     assert (call.options['queue'], call.options['eta'].timestamp(), call.options['priority']) == ('mail', 5.0, 3)
 
 
-def test_missing_task_id_is_derived_from_the_document_id() -> None:
-    ids = [call_in({'_id': doc_id, 'task': 'add'}, ACCEPT).options['task_id'] for doc_id in ('a', 'a', 'b')]
-    assert ids[0] == ids[1] != ids[2]
-
-
 def body(args: str = '[1, 2]', kwargs: str = '{}', **embedded: Any) -> str:
     """Return the body of a task as Celery writes it."""
     empty = dict.fromkeys(('callbacks', 'errbacks', 'chain', 'chord'))

@@ -13,7 +13,6 @@ from celery import Celery
 from celery.bin.graph import graph
 from click.testing import CliRunner
 from kombu import Connection
-from kombu.utils.url import maybe_sanitize_url
 
 from celery_couchdb.patches import redaction
 from kombu_couchdb.couchdb.urls import redacted
@@ -49,13 +48,6 @@ def test_passwords_are_masked_in_each_url_of_a_list(url: str, shown: str) -> Non
 def test_unquoted_password_is_masked_completely(char: str) -> None:
     password = f'{SECRET}{char}{OTHER}{char}'
     assert redacted(f'couchdb://me:{password}@a;couchdb://me:{password}@b') == 'couchdb://me:**@a;couchdb://me:**@b'
-
-
-def test_kombu_masks_each_url_of_a_list() -> None:
-    assert maybe_sanitize_url(LIST) == redacted(LIST)
-    assert maybe_sanitize_url(ONE, mask='xx') == 'couchdb://me:xx@a:1/db'
-    assert maybe_sanitize_url('redis://me:word@a:1/db') == 'redis://me:**@a:1/db'
-    assert maybe_sanitize_url(None) is None
 
 
 class Django:
@@ -116,15 +108,6 @@ def test_other_settings_are_shown_as_by_celery() -> None:
     assert shown['broker_url'] == 'memory://me:********@a//'
     assert shown['task_default_queue'] == 'couchdb'
     assert shown['security_key'] == '********'
-
-
-def test_object_that_cannot_be_shown_does_not_matter() -> None:
-    class Broken:
-        def __repr__(self) -> str:
-            raise ValueError('broken')
-
-    broken = Broken()
-    assert app_of({'broker_url': ONE, 'odd': broken}).conf.table()['odd'] is broken
 
 
 @pytest.mark.parametrize('url', [ONE, SAME])

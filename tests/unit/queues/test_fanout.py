@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import BROADCAST
 from kombu_couchdb.errors import Conflict, ServerUnavailable
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
@@ -115,87 +114,11 @@ def test_broadcast_that_is_sent_again_is_received_once(
     assert [message['body'] for _, message in listener.take(client.docs.values())] == ['a']
 
 
-def test_broadcast_is_one_document(client: FakeClient) -> None:
-    send(broadcaster(client), 'a')
-    [doc] = client.docs.values()
-    assert doc['_id'].startswith(BROADCAST)
-    assert {
-        name: doc[name] for name in ('type', 'exchange', 'routing_key', 'number', 'date', 'expires', 'message')
-    } == {
-        'type': 'Broadcast',
-        'exchange': 'ex',
-        'routing_key': 'key',
-        'number': 1,
-        'date': NOW,
-        'expires': NOW + RETENTION,
-        'message': {'body': 'a'},
-    }
-
-
-def test_broadcasts_are_numbered_by_publisher(client: FakeClient) -> None:
-    first, second = broadcaster(client), broadcaster(client)
-    send(first, 'a', 'b')
-    send(second, 'c')
-    publishers = [publisher for publisher, _, _ in client.sent()]
-    assert [(number, body) for _, number, body in client.sent()] == [(1, 'a'), (2, 'b'), (1, 'c')]
-    assert publishers[0] == publishers[1] != publishers[2]
-
-
 def test_broadcast_is_not_overwritten_before_it_expires(client: FakeClient) -> None:
     sender = broadcaster(client)
     send(sender, 'a')
     client.now += RETENTION - 0.1
     send(sender, 'b')
-    assert sorted(body for _, _, body in client.sent()) == ['a', 'b']
-
-
-def test_oldest_expired_broadcast_is_overwritten_first(client: FakeClient) -> None:
-    sender = broadcaster(client)
-    for body in 'abc':
-        send(sender, body)
-        client.now += 25
-    send(sender, 'd')
-    send(sender, 'e')
-    assert sorted(body for _, _, body in client.sent()) == ['b', 'c', 'd', 'e']
-    client.now += 20
-    send(sender, 'f')
-    assert sorted(body for _, _, body in client.sent()) == ['c', 'd', 'e', 'f']
-
-
-def test_steady_sender_reuses_its_documents(client: FakeClient) -> None:
-    sender = broadcaster(client)
-    for n in range(100):
-        send(sender, str(n))
-        client.now += 20
-    assert len(client.docs) == 3
-    assert max(number for _, number, _ in client.sent()) == 100
-
-
-def test_sender_has_a_new_name_after_a_pause(client: FakeClient) -> None:
-    sender = broadcaster(client)
-    send(sender, 'a', 'b')
-    before = client.sent()[0][0]
-    client.now += RETENTION + 0.1
-    send(sender, 'c')
-    [(publisher, number, _)] = [sent for sent in client.sent() if sent[2] == 'c']
-    assert number == 1
-    assert publisher != before
-    assert len(client.docs) == 2
-
-
-def test_documents_of_ended_publishers_are_overwritten(client: FakeClient) -> None:
-    send(broadcaster(client), 'a', 'b')
-    client.now += 2 * RETENTION + 0.1
-    client.reads = 0
-    send(broadcaster(client), 'c', 'd', 'e')
-    assert sorted(body for _, _, body in client.sent()) == ['c', 'd', 'e']
-    assert client.reads == 1
-
-
-def test_documents_of_other_publishers_are_kept_for_twice_the_retention(client: FakeClient) -> None:
-    send(broadcaster(client), 'a')
-    client.now += 2 * RETENTION - 0.1
-    send(broadcaster(client), 'b')
     assert sorted(body for _, _, body in client.sent()) == ['a', 'b']
 
 
@@ -207,25 +130,6 @@ def test_malformed_and_other_documents_are_not_overwritten(client: FakeClient) -
     send(broadcaster(client), 'a')
     assert {name: client.docs[name] for name in before} == before
     assert len(client.docs) == 4
-
-
-def test_conflict_makes_the_sender_use_the_next_document(client: FakeClient) -> None:
-    send(broadcaster(client), 'a', 'b')
-    client.now += 3 * RETENTION
-    one, two = broadcaster(client), broadcaster(client)
-    two._own_in = cast(Client, client)
-    two._own = two._adoptable(two._own_in, client.now)  # read before the other one overwrote the first document
-    send(one, 'c')
-    send(two, 'd', 'e')
-    assert sorted(body for _, _, body in client.sent()) == ['c', 'd', 'e']
-
-
-def test_deleted_document_is_tried_only_once(client: FakeClient) -> None:
-    sender = broadcaster(client)
-    sender._own_in = cast(Client, client)
-    sender._own = [(0.0, BROADCAST + 'deleted', '5-x')]
-    send(sender, 'a')
-    assert [name for _, name, _ in sender._own] == list(client.docs)
 
 
 # -- listening
@@ -277,34 +181,6 @@ def test_numbers_give_the_order_if_the_clock_of_the_sender_steps_back(
     assert caplog.records == []
 
 
-def test_each_queue_bound_to_the_exchange_receives_it(listener: Listener) -> None:
-    listener.bind('ex', 'r')
-    listener.bind('ex', 'r')
-    listener.bind('other', 's')
-    assert received(listener.take([broadcast(1)])) == [('q', 'p1'), ('r', 'p1')]
-    assert received(listener.take([broadcast(1, 'o', 'other')])) == [('s', 'o1')]
-    assert received(listener.take([broadcast(1, 'n', 'unbound')])) == []
-
-
-def test_queue_receives_nothing_after_unbind(listener: Listener) -> None:
-    listener.bind('other', 'q')
-    listener.bind('ex', 'r')
-    listener.unbind('q')
-    assert received(listener.take([broadcast(1), broadcast(1, 'o', 'other')])) == [('r', 'p1')]
-    listener.unbind('unknown')
-
-
-def test_broadcasts_stored_before_the_start_are_not_received() -> None:
-    listener = Listener()
-    assert not listener.primed
-    listener.prime([broadcast(3), broadcast(1), broadcast(7, 'r')])
-    assert listener.primed
-    listener.bind('ex', 'q')
-    assert received(listener.take([broadcast(number) for number in (1, 2, 3, 4)] + [broadcast(7, 'r')])) == [
-        ('q', 'p4')
-    ]
-
-
 def test_queue_bound_late_receives_later_broadcasts(listener: Listener) -> None:
     listener.take([broadcast(1), broadcast(1, 'o', 'other')])
     listener.bind('other', 'r')
@@ -342,13 +218,6 @@ def test_number_of_missing_broadcasts_is_limited(listener: Listener, caplog: pyt
     assert [record.getMessage().split(': ')[1].split()[0] for record in caplog.records] == ['8']
 
 
-def test_no_warning_without_a_gap(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        listener.take([broadcast(number) for number in (3, 1, 2)])
-        listener.take([broadcast(9, 'n', 'unbound')])  # for an exchange that no queue here is bound to
-    assert caplog.records == []
-
-
 def test_no_warning_after_a_pause_of_the_sender(
     client: FakeClient, listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -381,7 +250,3 @@ def test_no_warning_after_a_pause_of_the_sender(
 )
 def test_malformed_broadcast_is_ignored(listener: Listener, malformed: Document) -> None:
     assert received(listener.take([{**broadcast(1, 's'), **malformed}, broadcast(1)])) == [('q', 'p1')]
-
-
-def test_deletion_is_ignored(listener: Listener) -> None:
-    assert listener.take([{'_id': BROADCAST + 'x', '_deleted': True}]) == []

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -46,14 +44,6 @@ def hand(queue: ResultQueue, *ids: str) -> bool:
     """Hand over results; tell whether all of them were taken."""
     taken = [queue.hand_over(item(doc_id)) for doc_id in ids]
     return all(taken)
-
-
-def test_child_hands_over_to_its_parent(queue: ResultQueue, recorder: Recorder) -> None:
-    queue.open(serve_children=True)
-    child = start(lambda: hand(queue, 'a', 'b', 'c'))
-    assert ended(child) == 0
-    queue.wait()
-    assert recorder.written == ['a', 'b', 'c']
 
 
 def test_everything_that_an_ended_child_has_sent_is_before_the_next_mark(
@@ -117,14 +107,6 @@ def test_large_result_is_not_handed_over(queue: ResultQueue) -> None:
     assert not queue.hand_over(large)
 
 
-def test_relay_leaves_no_files(queue: ResultQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A killed process could not delete its files."""
-    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-    queue.open(serve_children=True)
-    assert ended(start(lambda: hand(queue, 'a') and not [*tmp_path.iterdir()])) == 0
-    assert not [*tmp_path.iterdir()]
-
-
 def test_other_processes_cannot_reach_the_parent(queue: ResultQueue) -> None:
     """The sockets have no name: a path would need access rights, and an abstract name has none."""
     queue.open(serve_children=True)
@@ -166,45 +148,6 @@ def test_child_stores_results_itself_if_the_parent_does_not_receive_them(recorde
     assert ended(start(lambda: not all(hand(queue, str(number)) for number in range(5000)))) == 0
     recorder.gate.set()
     queue.close()
-
-
-def test_child_does_not_wait_longer_than_the_timeout_for_its_results(recorder: Recorder) -> None:
-    queue = recorder.queue(timeout=0.2)
-    queue.open(serve_children=True)
-    recorder.gate.clear()
-
-    def check() -> bool:
-        taken = hand(queue, 'a')
-        queue.settle(['a'])
-        return taken and recorder.written == []
-
-    assert ended(start(check)) == 0
-    recorder.gate.set()
-    queue.close()
-
-
-def test_child_stores_results_itself_after_its_parent_ended(recorder: Recorder) -> None:
-    queue = recorder.queue()
-    results, report = os.pipe()
-    parent = os.fork()
-    if not parent:
-        queue.open(serve_children=True)
-        killed = os.getpid()
-
-        def orphaned(before: bool) -> bool:
-            if before:
-                hand(queue, 'before')
-            wait_for(lambda: os.getppid() != killed, 'the parent to end')
-            return os.write(report, b'-' if hand(queue, 'a') else b'+') > 0
-
-        for number in range(4):
-            start(lambda number=number: orphaned(number % 2 == 0))  # type: ignore[misc]
-        queue.wait()
-        os.kill(killed, signal.SIGKILL)
-    assert ended(parent) == -signal.SIGKILL
-    os.close(report)
-    with os.fdopen(results, 'rb') as answers:
-        assert answers.read() == b'++++'  # the pipe ends when the last child ends
 
 
 def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(recorder: Recorder) -> None:

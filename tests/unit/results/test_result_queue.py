@@ -13,12 +13,11 @@ from celery_couchdb.results import result_queue
 from celery_couchdb.results.batch_writer import Refusal
 from celery_couchdb.results.queue_item import QueueItem
 from celery_couchdb.results.result_queue import ResultQueue
-from kombu_couchdb.consumer import write_order
 from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents.ids import JOB
-from kombu_couchdb.errors import AccessDenied, NotCouchDB
+from kombu_couchdb.errors import AccessDenied
 from tests.conftest import wait_for
 
 from .conftest import Recorder, item
@@ -36,25 +35,6 @@ def hold(queue: ResultQueue, recorder: Recorder) -> None:
     recorder.gate.clear()
     queue.hand_over(item('held'))
     wait_for(lambda: recorder.tried, 'the write to begin')
-
-
-def test_results_that_gather_share_a_request(queue: ResultQueue, recorder: Recorder) -> None:
-    hold(queue, recorder)
-    for number in range(20):
-        queue.hand_over(item(str(number)))
-    recorder.gate.set()
-    queue.wait()
-    assert recorder.tried == [['held'], [str(number) for number in range(20)]]
-
-
-def test_states_of_one_task_are_one_write(queue: ResultQueue, recorder: Recorder) -> None:
-    hold(queue, recorder)
-    for status in ('STARTED', 'SUCCESS'):
-        queue.hand_over(item('a', status, delivery=[0, 0, 2]))
-    recorder.gate.set()
-    queue.wait()
-    assert (recorder.written, recorder.states) == (['held', 'a'], ['SUCCESS', 'SUCCESS'])
-    assert queue.is_stored(3)
 
 
 @pytest.mark.parametrize(
@@ -119,23 +99,6 @@ def test_outage(queue: ResultQueue, recorder: Recorder, caplog: pytest.LogCaptur
     ]
 
 
-def test_refused_result(queue: ResultQueue, recorder: Recorder) -> None:
-    recorder.refused.add('a')
-    queue.hand_over(item('a'))
-    assert queue.wait()
-    assert (recorder.written, recorder.lost) == ([], ['a: refused'])
-
-
-def test_page_of_a_proxy_is_an_outage(queue: ResultQueue, recorder: Recorder) -> None:
-    recorder.error = NotCouchDB('a page of a proxy')
-    recorder.outages = 1
-    queue.hand_over(item('a'))
-    mark = queue.mark()
-    assert mark == 1
-    queue.wait()
-    assert (recorder.written, recorder.tried) == (['a'], [['a'], ['a']])
-
-
 def test_wrong_password_loses_results_as_it_does_without_a_queue(queue: ResultQueue, recorder: Recorder) -> None:
     recorder.error = AccessDenied('wrong password')
     recorder.outages = 1
@@ -176,31 +139,6 @@ def test_error_in_a_hook_does_not_end_the_thread(queue: ResultQueue, recorder: R
     assert recorder.written == ['b']
 
 
-def test_result_in_the_place_of_a_refused_one(queue: ResultQueue, recorder: Recorder) -> None:
-    recorder.refused.add('a')
-    recorder.on_refused = lambda result, error: item('instead', 'FAILURE')
-    queue.hand_over(item('a'))
-    queue.wait()
-    queue.wait()
-    assert recorder.written == ['instead']
-
-
-def test_unexpected_error_does_not_end_the_thread(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*args: object, **kwargs: object) -> None:
-        monkeypatch.undo()
-        raise KeyError('unexpected')
-
-    monkeypatch.setattr(recorder, 'write', fails)
-    queue.hand_over(item('a'))
-    queue.wait()
-    queue.hand_over(item('b'))
-    queue.wait()
-    assert recorder.written == ['b']
-    assert recorder.lost == ["a: an unexpected error: KeyError('unexpected')"]
-
-
 def test_full_queue_lets_tasks_wait(queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 3)
     hold(queue, recorder)
@@ -214,17 +152,6 @@ def test_full_queue_lets_tasks_wait(queue: ResultQueue, recorder: Recorder, monk
     thread.join()
     queue.wait()
     assert recorder.written == ['held', '1', '2', '3']
-
-
-def test_worker_that_must_stop_at_once_does_not_wait_for_room(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 1)
-    monkeypatch.setattr(result_queue, '_COLD_SECONDS', 0.1)
-    hold(queue, recorder)
-    monkeypatch.setattr(state, 'should_terminate', 0)
-    queue.hand_over(item('1'))
-    recorder.gate.set()
 
 
 def test_stored_parts_leave_room_for_what_completes_their_chord(
@@ -247,17 +174,6 @@ def test_stored_parts_leave_room_for_what_completes_their_chord(
     assert recorder.written == ['held', 'a', 'failure of the body', 'failure of the next step']
 
 
-def test_settle_waits_for_the_asked_results_only(queue: ResultQueue, recorder: Recorder) -> None:
-    hold(queue, recorder)
-    queue.settle(['another'])
-    settled = threading.Thread(target=lambda: queue.settle(['held', 'another']))
-    settled.start()
-    assert settled.is_alive()
-    recorder.gate.set()
-    settled.join()
-    assert recorder.written == ['held']
-
-
 def test_worker_that_must_stop_at_once_names_what_it_could_not_store(
     queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -268,12 +184,6 @@ def test_worker_that_must_stop_at_once_names_what_it_could_not_store(
     monkeypatch.setattr(state, 'should_terminate', 0)
     queue.close()
     assert '2 results could not be stored before the worker ended: a, b' in caplog.messages
-
-
-def test_closed_queue_takes_nothing(queue: ResultQueue) -> None:
-    queue.close()
-    assert not queue.is_open
-    assert not queue.hand_over(item('a'))
 
 
 # -- acknowledgements
@@ -298,19 +208,6 @@ def ignore(result: WriteResult) -> None:
     """Take the result of a write."""
 
 
-def test_decision_waits_for_the_results_before_it(queue: ResultQueue, recorder: Recorder) -> None:
-    decisions = Decisions()
-    assert decisions.writable('before') == ['before']
-    hold(queue, recorder)
-    assert decisions.writable('ack 1', 'ack 2') == []
-    queue.hand_over(item('later'))
-    assert decisions.writable() == []
-    assert not decisions.woken.is_set()
-    recorder.gate.set()
-    wait_for(decisions.woken.is_set, 'the consumer to be woken')
-    wait_for(lambda: decisions.writable() == ['ack 1', 'ack 2'], 'the decisions to be writable')
-
-
 def test_acknowledgement_of_a_unique_job_with_a_successor_waits(queue: ResultQueue, recorder: Recorder) -> None:
     """It puts the next message in the place of the acknowledged one, and looks like a release."""
     decisions = Decisions()
@@ -320,33 +217,3 @@ def test_acknowledgement_of_a_unique_job_with_a_successor_waits(queue: ResultQue
     assert decisions.order.writable([job]) == []
     recorder.gate.set()
     wait_for(lambda: decisions.order.writable([]) == [job], 'the acknowledgement to be writable')
-
-
-def test_release_does_not_wait(queue: ResultQueue, recorder: Recorder) -> None:
-    """The message is delivered again in any case."""
-    decisions = Decisions()
-    hold(queue, recorder)
-    assert decisions.writable('ack', 'release') == ['release']
-
-
-def test_decision_waits_while_there_is_no_room_for_the_results(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(result_queue, '_MAX_UNSTORED', 1)
-    decisions = Decisions()
-    hold(queue, recorder)
-    assert decisions.writable('ack') == []
-    recorder.gate.set()
-    wait_for(decisions.woken.is_set, 'the consumer to be woken')
-    assert decisions.writable() == ['ack']
-
-
-def test_decisions_wait_for_nothing_after_the_queue_is_closed(queue: ResultQueue, recorder: Recorder) -> None:
-    decisions = Decisions()
-    hold(queue, recorder)
-    assert decisions.writable('ack') == []
-    recorder.outages = 10_000_000
-    recorder.gate.set()
-    write_order.unregister(queue)
-    assert decisions.woken.is_set()
-    assert decisions.writable() == ['ack']

@@ -65,13 +65,6 @@ def test_messages_wait_during_an_outage_and_the_oldest_are_dropped(
     wait_for(lambda: server.stored == [*range(200, 1200)], 'the last 1000 messages to be stored')
 
 
-def test_no_message_is_dropped_while_the_server_responds(messages: TransientMessages, server: Server) -> None:
-    for number in range(5000):
-        messages.add(number)
-    wait_for(lambda: len(server.stored) == 5000, 'all messages to be stored')
-    assert server.stored == [*range(5000)]
-
-
 def test_publisher_waits_for_room_once_in_an_outage(
     messages: TransientMessages, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,13 +87,6 @@ def test_refused_messages_are_dropped_and_logged(
     server.error = None
     messages.add(1)
     wait_for(lambda: server.stored == [1], 'the next message to be stored')
-
-
-def test_close_stores_what_waits(messages: TransientMessages, server: Server) -> None:
-    for number in range(3):
-        messages.add(number)
-    messages.close()
-    assert server.stored == [0, 1, 2]
 
 
 def test_close_does_not_wait_for_an_outage_to_end(messages: TransientMessages, server: Server) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,21 +72,9 @@ def test_reading_in_publish_order_takes_few_requests(store: FakeStore) -> None:
     assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
 
 
-def test_slow_reader_reads_little_in_vain(store: FakeStore) -> None:
-    ask(store, reading(store, IDS), IDS, 0.03)  # three calls while results that were read ahead are valid
-    assert sum(store.requests) <= 2.1 * len(IDS)
-    assert max(store.requests) == 8
-
-
 def test_successes_stay_valid_for_a_slow_reader_and_requests_grow(store: FakeStore) -> None:
     store.status = 'SUCCESS'
     ask(store, reading(store, IDS), IDS, 0.03)
-    assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
-
-
-def test_missing_documents_are_read_ahead(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, 'doc', lambda doc_id: None)
-    ask(store, reading(store, IDS), IDS, 0.0001)
     assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
 
 
@@ -107,38 +94,6 @@ def test_documents_that_are_replaced_while_they_are_read_are_not_kept(store: Fak
     assert store.requests == [10, 1, 1, 1]
 
 
-def test_documents_can_be_read_together(store: FakeStore) -> None:
-    ahead = reading(store, [])
-    ahead.load(IDS[:100])
-    ask(store, ahead, IDS[:100], 0.0001)
-    assert store.requests == [100]
-
-
-def test_window_grows_while_the_thread_goes_on_waiting(store: FakeStore) -> None:
-    ahead = reading(store, IDS)
-    assert ahead.to_watch(IDS[0]) == IDS[1:9]
-    assert ahead.to_watch(IDS[9]) == IDS[10:26]
-    assert ahead.to_watch(IDS[590]) == IDS[591:]
-    store.now += 100.0
-    assert ahead.to_watch(IDS[0]) == IDS[1:9]
-
-
-def test_occasional_reads_read_nothing_ahead(store: FakeStore) -> None:
-    ask(store, reading(store, IDS), IDS[:20], 0.06)
-    assert store.requests == [1] * 20
-
-
-def test_reading_in_another_order_takes_one_request_each(store: FakeStore) -> None:
-    ahead = reading(store, IDS)
-    ask(store, ahead, reversed(IDS[:100]), 0.0001)
-    assert len(store.requests) == 100
-
-
-def test_unknown_results_are_read_alone(store: FakeStore) -> None:
-    ask(store, reading(store, IDS), [f'other{n}' for n in range(10)], 0.0001)
-    assert store.requests == [1] * 10
-
-
 def test_results_of_a_group_take_precedence_over_publish_order(store: FakeStore) -> None:
     group = [f'member{n}' for n in range(50)]
     ask(store, reading(store, IDS, following=group), group, 0.0001)
@@ -154,30 +109,7 @@ def test_recent_keeps_only_the_last_entries() -> None:
     assert len(recent) >= 90
 
 
-def test_another_thread_may_send_tasks_meanwhile(store: FakeStore) -> None:
-    """Before Python 3.12, a garbage collection may let other threads run within a single call."""
-    ahead = reading(store, IDS)
-    more = iter(range(1_000_000))
-
-    def send(phase: str, info: Any) -> None:
-        ahead.sent(f'another{next(more)}')
-
-    gc.callbacks.append(send)
-    threshold = gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        assert ahead.to_watch(IDS[0]) == IDS[1:9]
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(send)
-
-
 # -- Cache
-
-
-def test_kept_document_is_returned_once(store: FakeStore, cache: Cache) -> None:
-    cache.add([store.doc('a'), {**store.doc('b'), 'expires': -1.0}])
-    assert [cache.take(name) for name in 'aab'] == [store.doc('a'), None, None]
 
 
 def test_success_may_be_used_for_a_minute_and_another_state_for_a_moment(store: FakeStore, cache: Cache) -> None:
@@ -192,14 +124,6 @@ def test_success_may_be_used_for_a_minute_and_another_state_for_a_moment(store: 
     assert [bool(cache.take(name)) for name in 'ab'] == [True, False]
     store.now += 60.0
     assert cache.take('c') is None
-
-
-def test_oldest_documents_are_dropped_if_there_are_too_many(
-    store: FakeStore, cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, '_MAX_DOCS', 3)
-    cache.add([store.doc(name) for name in 'abcd'])
-    assert [name for name in 'abcd' if cache.take(name)] == ['b', 'c', 'd']
 
 
 def test_size_of_the_kept_documents_is_bounded(store: FakeStore, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,21 +35,6 @@ def test_states_are_kept_while_they_are_watched_ahead() -> None:
     assert watched.take_unread() == set()
 
 
-def test_deleted_documents_are_forgotten() -> None:
-    watched = Watched(Cache(lambda: 0.0))
-    watched.add(Mailbox(), ['now'], 'ab')
-    deliver(watched, doc('a', 'FAILURE'), doc('b', 'FAILURE'))
-    watched.deliver([('a', None)])
-    assert watched.ahead == {'a': None, 'b': doc('b', 'FAILURE')}
-
-
-def test_number_of_documents_watched_ahead_is_bounded() -> None:
-    watched = Watched(Cache(lambda: 0.0))
-    watched.add(Mailbox(), ['first'], map(str, range(5000)))
-    watched.add(Mailbox(), ['second'], ['another'])
-    assert len(watched.ahead) == 1000
-
-
 def test_mailbox_gets_each_revision_once_and_errors_last() -> None:
     mailbox, started = Mailbox(), doc('a', 'STARTED')
     for item in (started, started, RequestRefused('no'), doc('b', 'SUCCESS')):

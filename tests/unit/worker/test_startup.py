@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from celery.app.task import Context
 from celery.exceptions import WorkerShutdown
 
 from celery_couchdb.worker import startup
-from kombu_couchdb.errors import AccessDenied, BrokenAnswer, Conflict, NotCouchDB, ServerUnavailable
+from kombu_couchdb.errors import AccessDenied, BrokenAnswer, NotCouchDB, ServerUnavailable
 
 
 class Server:
@@ -35,16 +34,6 @@ def backend_of(server: Server, **settings: Any) -> Any:
     backend = app.backend
     backend.client.put = server.put
     return backend
-
-
-def test_worker_stores_and_deletes_a_test_result() -> None:
-    server = Server()
-    startup.check(backend_of(server, result_backend_transport_options={'global_keyprefix': 'shop_'}))
-    stored, deleted = server.written
-    assert re.match('shop_+celery-task-meta-write-check-', stored['_id'])
-    assert stored['type'] == 'Result'
-    assert 0 < stored['expires'] - stored['date'] < 3600
-    assert deleted == {'_id': stored['_id'], '_rev': '1-x', '_deleted': True}
 
 
 @pytest.mark.parametrize('error', [AccessDenied('these are read-only'), NotCouchDB('a web page')])
@@ -129,19 +118,3 @@ def test_refused_result_is_one_log_line(caplog: pytest.LogCaptureFixture) -> Non
     refusing().mark_as_done('x', 3, request)
     assert caplog.messages == ['the result of add[x] (SUCCESS) is lost: these are read-only']
     assert caplog.records[0].exc_info is None
-
-
-def test_refused_result_raises_outside_of_workers() -> None:
-    with pytest.raises(AccessDenied):
-        refusing().store_result('x', 3, 'SUCCESS')
-
-
-def test_other_errors_are_raised() -> None:
-    backend = backend_of(Server())
-
-    def conflict(*args: Any, **kwargs: Any) -> None:
-        raise Conflict('others kept changing it')
-
-    backend.store.write = conflict
-    with pytest.raises(Conflict):
-        backend.mark_as_done('x', 3, Context(id='x', task='add'))
