@@ -40,9 +40,8 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
-SHARED = {
-    *(f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'rooms', 'values')),
-    'celery_couchdb.options',
+SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'rooms', 'values')} | {
+    'celery_couchdb.options'
 }
 
 #: Modules for input and output.
