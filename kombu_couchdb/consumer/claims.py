@@ -13,7 +13,6 @@ from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import waits_for_slot
 from ..leases.lease import Lease
 from ..leases.sweeper import UnprovenClaims
-from ..limits.gate import Gate
 from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
@@ -24,6 +23,7 @@ from .bodies import Body, read
 from .candidates import Candidate, QueueCandidates
 from .credit import Credit, Subscription
 from .delivery import Delivery, Pull
+from .gate import Gate
 from .pending_writes import PendingWrite
 from .unacked import Unacked
 

@@ -18,7 +18,6 @@ from ..documents.concurrency import is_parked, parked_key
 from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..leases.sweeper import Sweeper
-from ..limits.gate import Gate
 from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
@@ -30,6 +29,7 @@ from .candidates import QueueCandidates
 from .claims import Claims
 from .coordination import Announced
 from .delivery import Delivery
+from .gate import gate
 from .heartbeat import Heartbeat
 from .mailbox import Mailbox
 from .notifier import Notifier
@@ -71,7 +71,7 @@ class Cycle:
         self._store, self._harmful = Store(client), Harmful(client, stub)
         self.lease = Lease(options.visibility_timeout)
         #: Which messages may be claimed now, and which wait for a slot or a start.
-        self._gate = Gate(self._store, self.lease, topology, notifier.peers)
+        self._gate = gate(self._store, self.lease, topology, notifier.peers)
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout, self._gate.sweep)
         #: The subscriptions and the unacknowledged messages.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
+from ..consumer.gate import Write
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC
@@ -34,8 +34,6 @@ from ..queues.topology import Topology
 from .parked import ParkedMessages
 from .permits import HeldSlot, Slots, Starts
 
-__all__ = ['Gate']
-
 logger = get_logger(__name__)
 
 #: How often a consumer looks for messages that changed while it read them, or that it could not claim, in seconds.
@@ -43,9 +41,6 @@ _AGAIN_SECONDS = 0.1
 
 #: The most keys whose slots one sweep counts, and the most parked messages that it reads for them.
 _MAX_KEYS, _MAX_DOCS = 50, 200
-
-#: A document to be written, and the function that takes the result of the write.
-Write = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 
 
 @dataclass
@@ -58,8 +53,8 @@ class _Look:
     rate: Rate | None = None
 
 
-class Gate:
-    """The gate of one consumer; for its I/O thread alone. In each cycle its methods are called in the order here."""
+class LimitsGate:
+    """The gate of one consumer: see `consumer.gate.Gate`, which says in which order its methods are called."""
 
     def __init__(self, store: Store, lease: Lease, topology: Topology, peers: Peers) -> None:
         self._store, self._clock, self._topology = store, store.client.clock, topology

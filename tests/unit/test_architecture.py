@@ -22,8 +22,8 @@ FOLDERS: dict[str, set[str]] = {
     'kombu_couchdb.design': {'documents'},
     'kombu_couchdb.queues': BELOW_QUEUES,
     'kombu_couchdb.leases': {'queues', *BELOW_QUEUES},
-    'kombu_couchdb.limits': BELOW_CONSUMER,
-    'kombu_couchdb.consumer': {'limits', *BELOW_CONSUMER},
+    'kombu_couchdb.consumer': BELOW_CONSUMER,
+    'kombu_couchdb.limits': {'consumer', *BELOW_CONSUMER},
     'kombu_couchdb.transport': {'consumer', *BELOW_CONSUMER},
     'kombu_couchdb.admin': BELOW_CONSUMER,
     'kombu_couchdb.embedded': set(),
@@ -40,7 +40,9 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
-SHARED = {*(f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'values')), 'celery_couchdb.options'}
+SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'rooms', 'values')} | {
+    'celery_couchdb.options'
+}
 
 #: Modules for input and output.
 OUTSIDE = {'requests', 'urllib3', 'socket', 'http', 'threading', 'subprocess', 'select', 'kombu', 'celery'}

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from kombu_couchdb.consumer.gate import Write
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.limits import permits
-from kombu_couchdb.limits.gate import Gate, Write
+from kombu_couchdb.limits.gate import LimitsGate
 
 NEVER = float('inf')
 
@@ -38,7 +39,7 @@ class World:
         peers: Any = SimpleNamespace(of=lambda queue, own: ['me'] * self.consumers)
         topology: Any = SimpleNamespace(paused=frozenset())
         lease: Any = self.lease
-        self.gate = Gate(store, lease, topology, peers)
+        self.gate = LimitsGate(store, lease, topology, peers)
 
     def _find(self, ids: list[str]) -> list[dict[str, Any] | None]:
         self.requests.append('find')
