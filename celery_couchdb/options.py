@@ -10,8 +10,6 @@ from kombu_couchdb.couchdb.shapes import number
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import checked, credentials, option, seconds, switch, word
 
-__all__ = ['Options']
-
 #: How writes are retried if the server does not respond: at once, then every second, about 20 seconds in all.
 _RETRY_POLICY: Mapping[str, float] = {'max_retries': 20, 'interval_start': 0, 'interval_step': 1, 'interval_max': 1}
 

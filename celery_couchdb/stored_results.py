@@ -25,8 +25,6 @@ from .backend import CouchDBBackend
 from .jobs.api import backend_of, client_of
 from .results.documents import error_text, is_expired, pack, unpack
 
-__all__ = ['NotSent', 'StoredResult', 'StoredResults']
-
 #: How long a request may take. Reading a view first brings its index up to date, which may take long.
 _REQUEST_SECONDS = 120.0
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import kombu.log
 
-__all__ = ['get_logger', 'printable']
-
 
 def get_logger(name: str) -> logging.Logger:
     """Return the logger `name`, as `kombu.log.get_logger` does, with a filter that makes arguments printable.

@@ -12,20 +12,6 @@ from typing import Any
 from .documents.region import check_name, check_regions
 from .errors import ConfigurationError
 
-__all__ = [
-    'HEARTBEATS_PER_LEASE',
-    'Options',
-    'checked',
-    'count',
-    'credentials',
-    'option',
-    'seconds',
-    'switch',
-    'text',
-    'texts',
-    'word',
-]
-
 #: Called with an option's name and the given value; returns the value to use, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
 

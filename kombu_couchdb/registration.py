@@ -18,8 +18,6 @@ from collections.abc import Callable
 from functools import cache, partial, wraps
 from typing import Any
 
-__all__ = ['mask', 'on_use', 'register', 'use']
-
 _OURS = re.compile('couchdbs?:', re.IGNORECASE)
 
 #: Functions that `use` calls, each time.

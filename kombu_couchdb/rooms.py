@@ -11,11 +11,7 @@ from importlib import import_module
 from typing import Any
 
 #: By name: the module that the core uses.
-ROOMS = {
-    'limits': 'kombu_couchdb.limits.gate',
-    'parcels': 'kombu_couchdb.parcels.channel',
-    'regions': 'kombu_couchdb.regions.other_regions',
-}
+ROOMS = {'limits': 'kombu_couchdb.limits.gate'}
 
 
 @cache

@@ -6,8 +6,6 @@ import math
 from datetime import datetime
 from typing import Any, TypeGuard
 
-__all__ = ['SECONDS_OF_UNIT', 'date_of', 'is_number', 'revision_parts']
-
 #: The units of durations, such as `90s` or `2h`, in seconds.
 SECONDS_OF_UNIT = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 

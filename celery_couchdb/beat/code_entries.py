@@ -23,8 +23,6 @@ from kombu_couchdb.errors import Unstorable
 from .entries import CODE_MEMBERS, MAX_NAME_CHARACTERS, CodeEntry, error_of
 from .schedules import Asked, described, digest_of
 
-__all__ = ['code_entries', 'description_of', 'split_options', 'to_write']
-
 #: Options of an entry that are not options of a task. They can be used in `beat_schedule` and `add_periodic_task`.
 _ENTRY_OPTIONS = ('missed', 'grace')
 

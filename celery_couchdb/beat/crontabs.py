@@ -13,8 +13,6 @@ from datetime import date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ['Fields', 'count_dates', 'next_date']
-
 _DAY = timedelta(days=1)
 
 #: How far ahead the next date is looked for: 29 February is the same day of the week at the latest after 40 years.

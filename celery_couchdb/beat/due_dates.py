@@ -18,8 +18,6 @@ from typing import NamedTuple
 from .entries import LEAST_GRACE_SECONDS, MALFORMED, Entry, ScheduleState, error_of, new_state, task_id_of
 from .schedules import LATEST, Asked, Rule
 
-__all__ = ['MAX_MISSED', 'Decision', 'decide', 'noted', 'planned', 'upcoming']
-
 #: The most missed due dates of an entry of which `all` are sent.
 MAX_MISSED = 20_000
 

@@ -23,8 +23,6 @@ from .due_dates import Decision, decide, noted, planned
 from .entries import CodeEntry, Entry, Names, ScheduleState, state_of, task_id_of
 from .messages import Call, Messages
 
-__all__ = ['DueTasks']
-
 logger = get_logger(__name__)
 
 #: The most documents in one read.

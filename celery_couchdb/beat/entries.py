@@ -29,25 +29,6 @@ from kombu_couchdb.values import is_number
 
 from .schedules import LATEST, Malformed, Rule, digest_of, rule_of
 
-__all__ = [
-    'CODE_MEMBERS',
-    'DEFAULT_GRACE_SECONDS',
-    'DISABLED',
-    'LEAST_GRACE_SECONDS',
-    'MALFORMED',
-    'MAX_NAME_CHARACTERS',
-    'MISSED',
-    'CodeEntry',
-    'Entry',
-    'Names',
-    'Schedule',
-    'ScheduleState',
-    'error_of',
-    'new_state',
-    'state_of',
-    'task_id_of',
-]
-
 #: What is sent after an interruption of more than `grace` seconds: the latest due date, none, or all.
 MISSED = ('once', 'skip', 'all')
 

@@ -15,8 +15,6 @@ from kombu_couchdb.transport import CollectingProducer
 
 from .entries import Entry
 
-__all__ = ['Call', 'Messages', 'send']
-
 
 class Call(NamedTuple):
     """A task to send: one due date of an entry."""

@@ -22,8 +22,6 @@ from .code_entries import code_entries
 from .due_tasks import DueTasks
 from .entries import CodeEntry
 
-__all__ = ['CouchDBScheduler']
-
 logger = get_logger(__name__)
 
 #: The pause after an error, in seconds.

@@ -30,8 +30,6 @@ from kombu_couchdb.values import date_of, is_number
 
 from .crontabs import Fields, count_dates, next_date
 
-__all__ = ['LATEST', 'Asked', 'Malformed', 'Rule', 'described', 'digest_of', 'is_number', 'rule_of']
-
 #: The latest date in documents: the beginning of the year 3000.
 LATEST = 32_503_680_000.0
 

@@ -24,8 +24,6 @@ from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, error
 from .messages import send
 from .schedules import described
 
-__all__ = ['Item', 'Schedules']
-
 #: The most attempts to change an entry that others change, too.
 _MAX_TRIES = 10
 

@@ -32,8 +32,6 @@ from ..results.store import Store
 from ..waiting.mixin import tasks_in
 from .counter import LAG_SECONDS, Chords, size_of
 
-__all__ = ['ChordMixin', 'Counting']
-
 logger = get_logger(__name__)
 
 #: A part has a copy of its result up to this size, in bytes as encoded. The chord then needs no other document.

@@ -25,8 +25,6 @@ from kombu_couchdb.documents.idempotency import is_repeated
 from ..results.documents import Chord, ChordPart, Document, Packed, new_chord, stamp
 from ..results.store import Recent, Store
 
-__all__ = ['LAG_SECONDS', 'Chords', 'size_of']
-
 #: The number of chords whose documents this process remembers, and the longest body of such a chord, in characters.
 _REMEMBERED_CHORDS, _MAX_REMEMBERED_BODY = 1000, 10_000
 

@@ -16,8 +16,6 @@ from .. import design
 from .databases import app_of, broker_of, result_of, results_of, seconds_option, start
 from .tables import Number, echo
 
-__all__ = ['command']
-
 
 @click.command('check')
 @click.option('--worker', '-w', metavar='NAME', help='Check that this worker has written its heartbeat in time.')

@@ -29,20 +29,6 @@ from ..jobs import Jobs
 from ..jobs.api import backend_of, client_of
 from .tables import Number, echo
 
-__all__ = [
-    'admin_option',
-    'app_of',
-    'broker_of',
-    'jobs_of',
-    'options_of',
-    'parcels_of',
-    'regions_of',
-    'result_of',
-    'results_of',
-    'seconds_option',
-    'start',
-]
-
 F = TypeVar('F', bound=Callable[..., Any])
 T = TypeVar('T')
 

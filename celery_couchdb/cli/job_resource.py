@@ -23,8 +23,6 @@ from ..worker.history import LAST_ERROR
 from .resource import Resource
 from .tables import Cell, Column, Row, echo, format_ago, format_date, format_duration
 
-__all__ = ['dead_letter_resource', 'job_resource', 'resolve_id']
-
 #: The minimum length of an abbreviated id, in characters.
 _MIN_CHARACTERS = 4
 

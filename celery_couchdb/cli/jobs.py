@@ -22,8 +22,6 @@ from .job_resource import dead_letter_resource, job_resource, resolve_id
 from .resource import Selection, change, counted, json_option, limit_option, selection_options, yes_option
 from .tables import Duration, Json, Number, confirm, echo
 
-__all__ = ['command', 'dead_command', 'remove_command']
-
 
 @click.group('jobs')
 def command() -> None:

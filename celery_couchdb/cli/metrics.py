@@ -19,8 +19,6 @@ from .tables import echo, echo_styled
 if TYPE_CHECKING:
     from .metrics_exporter import Reading
 
-__all__ = ['command', 'parse_address']
-
 
 def parse_address(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, int] | None:
     """Return host and port of `host:port`, `[::1]:port`, `:port` (every interface) or `port` (127.0.0.1)."""

@@ -24,8 +24,6 @@ from kombu_couchdb.log import printable
 from .databases import result_of, start
 from .tables import echo
 
-__all__ = ['Exporter', 'Reading', 'MetricsServer', 'families', 'up']
-
 #: How long a client may take to send its request and to read the response, in seconds, beside the time of a reading.
 _CLIENT_SECONDS = 10.0
 

@@ -14,8 +14,6 @@ from kombu_couchdb.couchdb.shapes import anything, exactly, members, number
 from kombu_couchdb.design.rows import QueueCount
 from kombu_couchdb.queues import waiting
 
-__all__ = ['note_at_end']
-
 #: The shape of a row of `waiting`, grouped by queue and rank.
 _COUNT = members(key=exactly(anything, number), value=number)
 

@@ -15,8 +15,6 @@ from .databases import app_of, parcels_of, regions_of
 from .resource import Resource, Selection, change, counted, json_option, limit_option, selection_options
 from .tables import NO_VALUE, Cell, Column, Row, format_ago, json_line
 
-__all__ = ['command']
-
 #: The key under which click keeps the option of the group for its commands.
 _BETWEEN_REGIONS = f'{__name__}.between_regions'
 

@@ -18,8 +18,6 @@ from .resource import Resource, counted, json_option, yes_option
 from .status import NO_QUEUES, queue_columns, queue_rows
 from .tables import Row, confirm, echo
 
-__all__ = ['command']
-
 #: The maximum number of queues that an error lists.
 _MAX_LISTED = 10
 

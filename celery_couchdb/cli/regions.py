@@ -24,8 +24,6 @@ from .resource import Resource
 from .setup import Admin, members_of, print_plan, wanted_results
 from .tables import Cell, Column, Row, count_cell, echo, format_duration
 
-__all__ = ['command']
-
 #: The longest wait for another region, in seconds: for one request, and for all together and its parcels.
 _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
 

@@ -17,17 +17,6 @@ import click
 
 from .tables import Column, Row, Table, confirm, echo, echo_styled, json_line, printable, terminal_width
 
-__all__ = [
-    'Resource',
-    'Selection',
-    'change',
-    'counted',
-    'json_option',
-    'limit_option',
-    'selection_options',
-    'yes_option',
-]
-
 #: The items that are read and printed, or changed, together. A progress bar is shown for more.
 _BATCH = 200
 

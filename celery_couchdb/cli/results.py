@@ -16,8 +16,6 @@ from .databases import app_of, results_of
 from .resource import Resource, Selection, change, counted, limit_option, yes_option
 from .tables import Cell, Column, Duration, Row, format_date, json_line
 
-__all__ = ['command']
-
 
 @click.group('results')
 def command() -> None:

@@ -14,8 +14,6 @@ from .databases import app_of, broker_of
 from .resource import Resource, counted, json_option, yes_option
 from .tables import NO_VALUE, Cell, Column, Duration, Json, Row, confirm, echo, format_date
 
-__all__ = ['command']
-
 F = TypeVar('F', bound=Callable[..., Any])
 
 #: The number of due dates that `show` prints.

@@ -21,8 +21,6 @@ from ..jobs.api import transport_of
 from .databases import admin_option, app_of, broker_of, parcels_of, results_of
 from .tables import echo, echo_styled, printable
 
-__all__ = ['Admin', 'command', 'members_of', 'print_plan', 'wanted_results']
-
 #: The user and password of an administrator.
 Admin = tuple[str, str] | None
 

@@ -33,8 +33,6 @@ from .tables import (
     terminal_width,
 )
 
-__all__ = ['NO_QUEUES', 'command', 'queue_columns', 'queue_rows']
-
 #: Printed in place of a table of queues.
 NO_QUEUES = 'No queues yet: they are declared by the first worker, or with the first message.'
 

@@ -40,8 +40,6 @@ from .tables import (
     format_table,
 )
 
-__all__ = ['command']
-
 #: Seconds added to the longest lease. By default, tombstones must be older than this sum and older than `AGE`.
 _MARGIN_SECONDS = 60.0
 

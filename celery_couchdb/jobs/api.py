@@ -33,8 +33,6 @@ from ..backend import CouchDBBackend
 from ..results.documents import is_expired
 from .editing import with_arguments
 
-__all__ = ['Jobs', 'Unreadable', 'backend_of', 'client_of', 'transport_of']
-
 #: What kombu and Celery raise if the package that a transport or a result backend needs is missing.
 _NOT_LOADED = (ImportError, AttributeError)
 

@@ -15,8 +15,6 @@ from kombu_couchdb.documents.types import Message
 from kombu_couchdb.documents.workitem import task_name
 from kombu_couchdb.errors import ConfigurationError, NotChangeable
 
-__all__ = ['with_arguments']
-
 #: The maximum length of the arguments in the headers, in characters, as Celery cuts them.
 _MAX_REPR = 1024
 

@@ -23,8 +23,6 @@ from kombu_couchdb.documents.task_message import EMBEDDED, HEADERS, OPTIONS, STA
 
 from .origin_headers import PARCEL
 
-__all__ = ['ID', 'PRINTED', 'RESERVED', 'Accept', 'is_id', 'wrong_header']
-
 #: Headers that a publisher may not set: they say where a result goes. Celery's requests have a member `headers` with
 #: those that are not Celery's own: if a message has this header, the others are found in it, and a retry sends them.
 RESERVED = (PARCEL, region.FROM_REGION, 'headers')

@@ -21,8 +21,6 @@ from kombu_couchdb.errors import Unstorable
 
 from .accept import ID, RESERVED, Accept, is_id, wrong_header
 
-__all__ = ['UNSAFE_CONTENT', 'Call', 'Refused', 'call_in', 'checked']
-
 Document = dict[str, Any]
 
 #: The properties that a publisher may set. The others belong to transports and remote control, and are removed.

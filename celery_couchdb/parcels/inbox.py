@@ -13,8 +13,6 @@ from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.leases.leader import Duty, Leader
 from kombu_couchdb.log import get_logger
 
-__all__ = ['Batch', 'Inbox']
-
 logger = get_logger(__name__)
 
 

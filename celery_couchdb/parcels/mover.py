@@ -45,8 +45,6 @@ from .inbox import Batch, Inbox
 from .origin_headers import PARCEL
 from .receipts import Receipts, write
 
-__all__ = ['Mover']
-
 logger = get_logger(__name__)
 
 #: The maximum number of parcels in a batch, and their maximum size in characters (but a batch has one parcel at least).

@@ -18,8 +18,6 @@ from celery._state import get_current_worker_task
 
 from kombu_couchdb.documents.region import FROM_REGION, origin
 
-__all__ = ['PARCEL', 'destination', 'parcel_of', 'pass_on']
-
 #: Publishers cannot set this header: the mover sets or removes it.
 PARCEL = 'x-parcel'
 

@@ -28,8 +28,6 @@ from kombu_couchdb.log import get_logger
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
 
-__all__ = ['Receipts', 'write']
-
 logger = get_logger(__name__)
 
 #: Results and messages that are looked up, and receipts that are read, in one request.

@@ -15,8 +15,6 @@ from kombu.exceptions import OperationalError
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import printable
 
-__all__ = ['install']
-
 #: The logger to which a worker writes the error that ends it.
 _LOGGER = 'celery.worker'
 

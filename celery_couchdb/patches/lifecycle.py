@@ -16,8 +16,6 @@ from typing import Any
 from celery import signals
 from celery.utils.dispatch import Signal
 
-__all__ = ['READY', 'SHUTDOWN', 'install']
-
 _started = Signal(name='worker_started', providing_args=set())
 _stopped = Signal(name='worker_stopped', providing_args=set())
 

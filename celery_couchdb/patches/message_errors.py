@@ -25,8 +25,6 @@ from kombu_couchdb.errors import AccessDenied, NotCouchDB
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 
-__all__ = ['install']
-
 logger = get_logger(__name__)
 
 #: The connection or the result backend fails, or the worker is out of memory, files or threads. (A `RecursionError` is

@@ -34,8 +34,6 @@ from kombu_couchdb.documents.region import ANY, named
 from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from kombu_couchdb.transport import CollectingProducer, Transport, taken_by
 
-__all__ = ['install']
-
 #: The other parameters of `group._apply_tasks`, except the barrier, to which Celery's method adds the results. Older
 #: versions have no `group_index`.
 _PASSED_ON = ('add_to_parent', 'chord', 'args', 'kwargs', 'group_index')

@@ -19,8 +19,6 @@ from kombu.utils.encoding import safe_repr
 from kombu_couchdb import registration
 from kombu_couchdb.couchdb.urls import redacted
 
-__all__ = ['filter_hidden_settings', 'install']
-
 #: Celery's mask.
 _MASK = '*' * 8
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import sys
 import warnings
 
-__all__ = ['hook', 'install']
-
 
 def install() -> None:
     """Install the patches, if this program uses Celery."""

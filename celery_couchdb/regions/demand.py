@@ -24,8 +24,6 @@ from kombu_couchdb.log import get_logger
 
 from .polling import Looks
 
-__all__ = ['Demand', 'Load', 'wanted', 'waiting']
-
 logger = get_logger(__name__)
 
 #: The interval at which the load is read, unless nothing happens (`polling`); and for some time after lent tasks have

@@ -25,8 +25,6 @@ from ..parcels.check import Refused
 from ..parcels.receipts import write
 from .message_checks import message_of
 
-__all__ = ['Fallbacks']
-
 logger = get_logger(__name__)
 
 #: The maximum number of parcels that are withdrawn together.

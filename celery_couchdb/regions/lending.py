@@ -24,8 +24,6 @@ from .demand import waiting
 from .message_checks import may_be_in_header
 from .polling import Looks
 
-__all__ = ['Lender']
-
 logger = get_logger(__name__)
 
 #: The maximum number of messages that are lent together, and of bytes of their bodies (but it is one message at least).

@@ -23,8 +23,6 @@ from kombu_couchdb.errors import Unstorable
 
 from ..parcels.check import UNSAFE_CONTENT, Refused
 
-__all__ = ['may_be_in_header', 'message_of']
-
 #: Properties that the transport of the receiving region sets.
 _OF_TRANSPORTS = ('body_encoding', 'delivery_info', 'delivery_tag')
 

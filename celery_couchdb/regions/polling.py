@@ -15,8 +15,6 @@ from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.documents.ids import PAUSE
 
-__all__ = ['Activity', 'Looks']
-
 #: The number of looks that find nothing before the feed is followed.
 _QUIET_LOOKS = 5
 

@@ -26,8 +26,6 @@ from .lending import Lender
 from .message_checks import message_of
 from .polling import Activity, Looks
 
-__all__ = ['RegionMover']
-
 
 class RegionMover(Mover):
     """Publishes the messages that arrive from other regions. Use it in one thread.

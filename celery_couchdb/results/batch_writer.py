@@ -16,8 +16,6 @@ from .documents import Document, is_expired, is_outdated
 from .queue_item import QueueItem
 from .store import Store
 
-__all__ = ['BatchWriter', 'Refusal', 'write_messages']
-
 logger = get_logger(__name__)
 
 #: How often a result is tried while other processes change the same document.

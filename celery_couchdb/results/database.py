@@ -12,8 +12,6 @@ from kombu_couchdb.errors import AccessDenied, DatabaseMissing, NotFound, access
 
 from .. import design
 
-__all__ = ['Database', 'address_of']
-
 T = TypeVar('T')
 A = TypeVar('A')
 

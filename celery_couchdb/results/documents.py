@@ -27,28 +27,6 @@ from kombu_couchdb.couchdb.conflicts import Rule
 from kombu_couchdb.documents.validation import is_deeper
 from kombu_couchdb.values import revision_parts
 
-__all__ = [
-    'RULES',
-    'Chord',
-    'ChordPart',
-    'Document',
-    'Group',
-    'Packed',
-    'Result',
-    'Value',
-    'delivery_of',
-    'error_text',
-    'is_expired',
-    'is_final',
-    'is_outdated',
-    'keep_best',
-    'new_chord',
-    'pack',
-    'precedence',
-    'stamp',
-    'unpack',
-]
-
 #: A document as it was read, or of any type. Anybody may have changed it by hand.
 Document = dict[str, Any]
 

@@ -24,8 +24,6 @@ from typing import NamedTuple
 
 from kombu_couchdb.log import get_logger
 
-__all__ = ['Received', 'Relay']
-
 logger = get_logger(__name__)
 
 #: The most bytes in a message. The kernel's limit is usually 212,992 bytes; a child stores a larger result itself.

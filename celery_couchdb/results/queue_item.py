@@ -15,8 +15,6 @@ from kombu_couchdb.documents.types import WorkItem
 
 from .documents import ChordPart, Document, Packed
 
-__all__ = ['QueueItem']
-
 #: The members of a document that carry the encoded value.
 _VALUE = frozenset({'value', 'base64', 'content_type'})
 

@@ -30,8 +30,6 @@ from .prefork_relay import Received, Relay
 from .queue_item import QueueItem
 from .store import Recent, Store
 
-__all__ = ['MAX_BYTES', 'Done', 'ResultQueue']
-
 logger = get_logger(__name__)
 
 #: A larger result is not handed over: its task stores it. In bytes.

@@ -29,8 +29,6 @@ from ..options import Options
 from .database import Database
 from .documents import Document, is_expired, is_final, is_outdated
 
-__all__ = ['Recent', 'ResultTooLarge', 'Store']
-
 logger = get_logger(__name__)
 
 T = TypeVar('T')

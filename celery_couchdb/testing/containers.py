@@ -13,8 +13,6 @@ from kombu_couchdb.couchdb.client import Client
 
 from .server import Server
 
-__all__ = ['COUCHDB_ENV', 'CouchDBContainer', 'CouchDBWorkerContainer']
-
 COUCHDB_IMAGE = 'couchdb:3.5'
 #: CouchDB's port, and the port mapping: any free port of this machine.
 COUCHDB_PORT = '5984/tcp'

@@ -12,25 +12,6 @@ from .containers import COUCHDB_CONTAINER_TIMEOUT, COUCHDB_VOLUME, CouchDBContai
 from .nodes import CouchDBTestBackend, CouchDBTestBroker
 from .server import Server, running_server
 
-__all__ = [
-    'celery_couchdb_backend',
-    'celery_couchdb_broker',
-    'couchdb_server',
-    'default_couchdb_backend',
-    'default_couchdb_backend_cls',
-    'default_couchdb_backend_env',
-    'default_couchdb_backend_image',
-    'default_couchdb_backend_ports',
-    'default_couchdb_backend_volume',
-    'default_couchdb_broker',
-    'default_couchdb_broker_cls',
-    'default_couchdb_broker_env',
-    'default_couchdb_broker_image',
-    'default_couchdb_broker_ports',
-    'default_couchdb_broker_volume',
-]
-
-
 # -- without Docker
 
 

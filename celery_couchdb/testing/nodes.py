@@ -6,8 +6,6 @@ from typing import Any
 
 from pytest_celery import CeleryTestBackend, CeleryTestBroker
 
-__all__ = ['CouchDBTestBackend', 'CouchDBTestBroker']
-
 
 class _Node:
     container: Any

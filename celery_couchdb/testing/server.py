@@ -15,8 +15,6 @@ from kombu_couchdb.embedded import EmbeddedServer
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 
-__all__ = ['Server', 'fresh_name', 'running_server']
-
 #: How long a request of a test may take: long, so that tests do not fail only because the machine is busy.
 _REQUEST_SECONDS = 180.0
 

@@ -27,7 +27,6 @@ from .watched import Mailbox
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
 
-__all__ = ['Callbacks', 'groups_of']
 
 logger = get_logger(__name__)
 

@@ -28,7 +28,6 @@ from .watched import Mailbox
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
 
-__all__ = ['PushMixin', 'tasks_in']
 
 Meta = dict[str, Any]
 

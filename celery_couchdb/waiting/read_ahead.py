@@ -21,8 +21,6 @@ from kombu_couchdb.log import get_logger
 from ..results.documents import Document, is_expired
 from ..results.store import Recent, Store
 
-__all__ = ['Cache', 'ReadAhead']
-
 logger = get_logger(__name__)
 
 #: The most documents that are kept, the most characters of them, and for how long a success may be used, in seconds.

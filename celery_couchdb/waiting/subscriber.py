@@ -44,8 +44,6 @@ from .read_ahead import Cache
 from .timing import Pacing, Traffic
 from .watched import Mailbox, Watched
 
-__all__ = ['Subscriber']
-
 logger = get_logger(__name__)
 
 #: Up to this number of ids, CouchDB looks each of them up. Measured on CouchDB 3.5, in ms of the server's processor: a

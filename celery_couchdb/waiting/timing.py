@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ['Expectation', 'Pacing', 'Traffic']
-
 #: The database is busy if it has more than `_OTHERS_PER_SECOND` updates besides this process' results, and more than
 #: `_OTHERS_PER_RESULT` for each of them. Each update costs the server 0.4 ms for each feed, whatever the feed reports,
 #: and asking for one document 0.6 ms, measured on CouchDB 3.5. A busy database is quiet again at half these figures.

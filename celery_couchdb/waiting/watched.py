@@ -13,8 +13,6 @@ from ..results.documents import Document, is_final
 from .read_ahead import Cache, is_success
 from .timing import Expectation
 
-__all__ = ['Mailbox', 'Watched']
-
 #: The pause between two requests that ask for documents, at least, in seconds for each document. For 1,000 documents
 #: that do not exist, such a request costs the server 12 ms, measured on CouchDB 3.5.
 _PAUSE_PER_DOC_SECONDS = 0.0005

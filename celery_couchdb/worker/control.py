@@ -22,8 +22,6 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.queues.store import Store
 
-__all__ = ['scheduled', 'stats']
-
 logger = get_logger(__name__)
 
 #: The maximum number of planned tasks in the reply.

@@ -19,8 +19,6 @@ from kombu_couchdb.log import get_logger
 from ..chords.counter import Chords
 from ..results.store import Store
 
-__all__ = ['Sweeper', 'sweep']
-
 logger = get_logger(__name__)
 
 #: The shape of a row of the view `due`: the kind of document and its revision.

@@ -23,8 +23,6 @@ from ..results.queue_item import QueueItem
 from ..results.result_queue import ResultQueue
 from ..results.store import ResultTooLarge
 
-__all__ = ['HandOver']
-
 logger = get_logger(__name__)
 
 #: The states that Celery itself stores. A task that stores another state may want to know that it is stored.

@@ -17,8 +17,6 @@ from kombu_couchdb.documents.workitem import KEEP_DONE
 from kombu_couchdb.leases.lease import set_worker
 from kombu_couchdb.transport import Transport
 
-__all__ = ['LAST_ERROR', 'error_of', 'install']
-
 #: The header of a retry with the exception of the attempt before: `{'type', 'text'}`.
 LAST_ERROR = 'last_error'
 

@@ -18,8 +18,6 @@ from ..parcels.mover import Mover
 from ..patches import lifecycle
 from ..regions.region_mover import RegionMover
 
-__all__ = ['on_worker_ready', 'start']
-
 _threads: WeakKeyDictionary[Any, list[Led]] = WeakKeyDictionary()
 
 

@@ -14,8 +14,6 @@ from kombu_couchdb.log import get_logger
 
 from ..results.documents import pack, stamp
 
-__all__ = ['check', 'prepare']
-
 logger = get_logger(__name__)
 
 #: The lifetime of the test result. It matters only if CouchDB stores the result and then refuses to delete it.

@@ -17,8 +17,6 @@ from ..queues.broadcasts_database import broadcasts_of
 from .queues import paused
 from .status import backlog, consumers
 
-__all__ = ['Finding', 'check_backlog', 'check_broadcasts', 'check_database', 'check_worker']
-
 
 class Finding(NamedTuple):
     """What one check found, in words."""

@@ -10,8 +10,6 @@ from ..couchdb.client import Client
 from ..couchdb.shapes import items, maybe, members, number, text
 from ..errors import AccessDenied, CouchDBError, describe_user
 
-__all__ = ['Cluster', 'Refused']
-
 #: How long to wait until the nodes of a cluster have replicated all changes to each other.
 _REPLICATION_SECONDS = 60.0
 

@@ -17,8 +17,6 @@ from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
 from .jobs import paged
 
-__all__ = ['as_letter', 'count', 'drop', 'is_letter', 'letters', 'replay']
-
 #: The maximum number of documents that are read or written in one request.
 _BATCH_DOCS = 200
 

@@ -20,8 +20,6 @@ from ..errors import ConfigurationError, DatabaseMissing
 from . import replications
 from .setup import Step, Wanted, plan
 
-__all__ = ['compact_devices', 'database_of', 'device_plan']
-
 #: A user of a device: its name is part of the name of a database, of ids, and of a regular expression.
 _NAME = re.compile(r'[a-z][a-z0-9_-]{0,59}\Z')
 

@@ -15,8 +15,6 @@ from ..errors import ConfigurationError, NotChangeable
 from ..queues.topology import Topology
 from .jobs import find
 
-__all__ = ['UNCHANGED', 'change', 'move']
-
 #: The default of arguments that may be None.
 UNCHANGED: Any = object()
 

@@ -18,8 +18,6 @@ from ..couchdb.shapes import DONE, flag, maybe, members, number, rows
 from ..errors import ConfigurationError, CouchDBError, NotFound, ServerUnavailable
 from .cluster import Cluster, Refused
 
-__all__ = ['Indexes']
-
 #: An index with at most this many pending changes is updated in one request, without a report of progress.
 _FEW_CHANGES = 10_000
 

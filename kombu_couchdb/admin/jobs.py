@@ -25,22 +25,6 @@ from ..couchdb.shapes import Shape
 from ..documents import workitem
 from ..errors import ConfigurationError, NotFound
 
-__all__ = [
-    'BATCH_ROWS',
-    'ENDED',
-    'STATES',
-    'Removal',
-    'complete',
-    'find',
-    'find_all',
-    'items_in',
-    'needs_jobs_view',
-    'paged',
-    'remove',
-    'state',
-    'state_of',
-]
-
 STATES = ('running', 'pending', 'scheduled', 'dead', 'done', 'gone')
 
 #: The states that do not change any more, unless the same task is sent again.

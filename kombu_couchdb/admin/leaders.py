@@ -9,8 +9,6 @@ from ..couchdb.shapes import number
 from ..documents.ids import LEADER
 from ..leases.leader import LEASE_SECONDS
 
-__all__ = ['Leader', 'leaders']
-
 
 class Leader(TypedDict):
     """The leader of one duty, as its document says."""

@@ -18,8 +18,6 @@ from ..queues import waiting
 from .dead import letters
 from .jobs import BATCH_ROWS, items_in, needs_jobs_view, paged
 
-__all__ = ['Wanted', 'listing', 'workers_of']
-
 #: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
 _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
 _ROW = members(id=text, key=anything)

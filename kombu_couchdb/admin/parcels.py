@@ -17,8 +17,6 @@ from ..documents.receipt import is_open
 from ..errors import DatabaseMissing, NotFound
 from .jobs import paged
 
-__all__ = ['STATES', 'Parcels', 'moving', 'state_of']
-
 #: The states of parcels: those that were moved are receipts.
 STATES = ('waiting', 'refused', 'moved', 'done')
 

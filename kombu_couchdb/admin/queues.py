@@ -24,8 +24,6 @@ from ..queues.broadcasts_database import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
 
-__all__ = ['Paused', 'delete', 'names', 'pause', 'paused', 'purge', 'resume']
-
 #: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
 _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
 

@@ -21,8 +21,6 @@ from ..errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
 from ..options import Options
 from .replications import id_of
 
-__all__ = ['Traffic', 'Region', 'Remote', 'Replication', 'addresses', 'region', 'remote', 'unready']
-
 #: The shapes of the rows of the view `traffic`, reduced and not.
 _COUNT = members(value=number)
 _ROW = members(key=exactly(number, text, text, number))

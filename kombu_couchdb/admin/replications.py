@@ -35,28 +35,6 @@ from ..documents.region import region_id
 from ..errors import AccessDenied, ConfigurationError, Conflict, CouchDBError, DatabaseMissing, describe_user
 from .setup import Step
 
-__all__ = [
-    'BOUNDED',
-    'Endpoint',
-    'Replicator',
-    'beginning_with',
-    'chosen',
-    'database_in',
-    'id_of',
-    'missing',
-    'named',
-    'nudge',
-    'parcels',
-    'plan',
-    'reached',
-    'read',
-    'responds',
-    'results',
-    'server_in',
-    'step',
-    'stored',
-]
-
 _PATH = '/_replicator'
 
 #: The member of a document that `nudge` changes: the milliseconds between two checkpoints. CouchDB starts a replication

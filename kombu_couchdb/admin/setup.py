@@ -16,8 +16,6 @@ from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
 from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, describe_user
 
-__all__ = ['Step', 'Wanted', 'plan']
-
 #: The shapes of the responses to `/_session` and `/_security`.
 _SESSION = members(userCtx=members(name=maybe(text), roles=items(text)))
 _NAMED = maybe(members(names=maybe(items(text)), roles=maybe(items(text))))

@@ -22,9 +22,6 @@ from ..queues.broadcasts_database import broadcasts_of
 from .leaders import Leader, leaders
 from .queues import Paused, paused
 
-__all__ = ['Backlog', 'Consumer', 'Database', 'Queue', 'Server', 'Status', 'backlog', 'consumers', 'status']
-
-
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
 _COUNT = members(value=number)
 _COUNTED = members(key=exactly(lambda queue: True, number), value=number)

@@ -24,8 +24,6 @@ from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import items, maybe, members, number, revision, sequence, text
 from ..errors import NotFound
 
-__all__ = ['Marks', 'Tombstone', 'Tombstones', 'batches', 'is_ours', 'is_replicated']
-
 #: The document with the marks. Only administrators of the server or of the database can write design documents.
 _MARKS = '_design/celery-marks'
 

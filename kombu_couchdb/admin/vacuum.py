@@ -24,8 +24,6 @@ from .cluster import Cluster
 from .indexes import Indexes
 from .tombstones import Marks, Tombstone, Tombstones, is_replicated
 
-__all__ = ['AGE', 'Progress', 'Report', 'longest_lease', 'mark', 'vacuum']
-
 #: Called with the name of the step (`wait`, `index`, `purge`, `prove` or `compact`), how much is done, and the total.
 Progress = Callable[[str, int, int], None]
 

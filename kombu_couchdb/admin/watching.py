@@ -10,8 +10,6 @@ from ..couchdb.follower import Follower
 from ..documents import workitem
 from .jobs import ENDED, find_all, state_of
 
-__all__ = ['watch', 'watch_all']
-
 #: How long `watch` waits for a change before it reads the jobs again, in case that no change announces a new state.
 _MAX_WAIT_SECONDS = 300.0
 

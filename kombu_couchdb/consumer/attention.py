@@ -24,8 +24,6 @@ from math import inf
 
 from ..leases.peers import Peers
 
-__all__ = ['Attention', 'Bell']
-
 #: All resting consumers of a database together look about once in this time, in seconds; but each at least once in the
 #: last and at most once in the second of these numbers of seconds.
 _FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.3, 1.0, 30.0

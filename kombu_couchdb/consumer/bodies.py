@@ -22,8 +22,6 @@ from ..documents.dead_letter import malformed
 from .delivery import Delivery
 from .unacked import Unacked
 
-__all__ = ['Bodies', 'Body', 'read']
-
 #: Bodies of at least this size are read alone, in bytes.
 _MIN_ALONE_BYTES = 64_000
 

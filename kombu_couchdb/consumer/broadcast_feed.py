@@ -17,8 +17,6 @@ from ..errors import CouchDBError, DatabaseMissing
 from ..log import get_logger
 from ..queues.broadcasts_database import BroadcastsDatabase
 
-__all__ = ['BroadcastFeed']
-
 logger = get_logger(__name__)
 
 #: Seconds between the empty lines that the server sends: of all that an idle consumer asks of it, they would cost the

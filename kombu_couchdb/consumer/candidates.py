@@ -25,8 +25,6 @@ from ..documents.rates import waits_for_slot
 from ..queues.waiting import BEGIN, HORIZON_SECONDS, Ask, Cursor, Page
 from .claim_order import ClaimOrder
 
-__all__ = ['Candidate', 'QueueCandidates', 'Reading']
-
 #: For how long a document that was read, or the head of a queue, counts as current if others may claim the same
 #: messages, in seconds.
 _CURRENT_SECONDS = 0.1

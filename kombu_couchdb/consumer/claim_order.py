@@ -19,8 +19,6 @@ from zlib import crc32
 
 from ..design.rows import WaitingRow
 
-__all__ = ['ClaimOrder']
-
 #: A page with at least this number of messages is shared among all consumers.
 _SHARED = 8
 

@@ -27,8 +27,6 @@ from .gate import Gate
 from .pending_writes import PendingWrite
 from .unacked import Unacked
 
-__all__ = ['CandidateReader', 'Claims']
-
 logger = get_logger(__name__)
 
 _UNREAD = Body(None)

@@ -20,8 +20,6 @@ from ..queues.fanout import Listener
 from ..queues.routing import exchange_in, exchange_prefix
 from ..queues.topology import Topology
 
-__all__ = ['Announced', 'Coordination']
-
 #: How often the documents are read while a consumer does not follow the broadcasts database, in seconds; and how often
 #: the declarations of its queues are read with them, for changed limits.
 _ALONE_SECONDS, _QUEUES_SECONDS = 0.25, 1.0

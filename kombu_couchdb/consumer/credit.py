@@ -14,8 +14,6 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ['SHELF_SECONDS', 'Credit', 'Subscription', 'Throughput']
-
 #: For how long a message that was claimed ahead should wait for credit, in seconds. It is given back after twice as
 #: long: then the throughput has fallen.
 SHELF_SECONDS = 0.1

@@ -38,8 +38,6 @@ from .unacked import Unacked
 from .worker_hooks import Suspects
 from .write_order import WriteOrder
 
-__all__ = ['Cycle']
-
 logger = get_logger(__name__)
 
 #: How long a cycle looks for documents because of which views fail, in seconds: heartbeats must go on.

@@ -17,8 +17,6 @@ from ..errors import CouchDBError
 from ..values import revision_parts
 from .credit import Credit, Subscription
 
-__all__ = ['BROADCAST_TAG', 'Delivery', 'Pull', 'broadcast']
-
 #: The prefix of the delivery tags of broadcasts.
 BROADCAST_TAG = 'broadcast-'
 

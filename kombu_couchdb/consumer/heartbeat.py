@@ -11,8 +11,6 @@ from .pending_writes import PendingWrite
 from .unacked import Unacked
 from .worker_hooks import Suspects
 
-__all__ = ['Heartbeat']
-
 logger = get_logger(__name__)
 
 

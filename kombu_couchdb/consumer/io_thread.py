@@ -29,8 +29,6 @@ from .delivery import Delivery, Pull
 from .mailbox import Mailbox
 from .notifier import Notifier
 
-__all__ = ['IOThread']
-
 logger = get_logger(__name__)
 
 #: A consumer without anything to do ends its lease and its threads after this time, in seconds. The next use starts

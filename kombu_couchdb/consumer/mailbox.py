@@ -12,8 +12,6 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
-__all__ = ['Mailbox']
-
 T = TypeVar('T')
 
 

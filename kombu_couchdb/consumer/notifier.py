@@ -28,8 +28,6 @@ from .broadcast_feed import BroadcastFeed
 from .candidates import QueueCandidates
 from .coordination import Coordination
 
-__all__ = ['Notifier']
-
 #: How long a listener that was busy waits before it follows the feed again, in seconds.
 _LINGER_SECONDS = 1.0
 

@@ -13,8 +13,6 @@ from queue import Empty, SimpleQueue
 
 from .credit import Credit
 
-__all__ = ['Pace', 'Wakeup']
-
 #: The time from the beginning of one cycle to that of the next while messages flow, in seconds; and the least time
 #: between two looks at the changes feed then: a message that it reports should not wait for as long.
 _CYCLE_SECONDS, _FEED_SECONDS = 0.06, 0.028

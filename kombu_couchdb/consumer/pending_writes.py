@@ -22,8 +22,6 @@ from ..log import get_logger
 from ..queues.store import Store
 from .pace import Wakeup
 
-__all__ = ['Commits', 'PendingWrite', 'PendingWrites', 'give_up']
-
 logger = get_logger(__name__)
 
 #: A document to be written, and the function that takes the result of the write.

@@ -32,8 +32,6 @@ from .pace import Pace, Wakeup
 from .pending_writes import PendingWrites
 from .worker_hooks import KeepDone, may_run
 
-__all__ = ['Unacked']
-
 logger = get_logger(__name__)
 
 #: The most broadcasts that are kept for a queue without a consumer; the oldest are dropped first.

@@ -20,8 +20,6 @@ from ..errors import ConfigurationError
 from ..leases.lease import worker_name
 from ..log import get_logger
 
-__all__ = ['KeepDone', 'Suspects', 'keep_done_of', 'may_run', 'on_removed', 'while_running']
-
 logger = get_logger(__name__)
 
 _keep_done: list[Callable[[str], Any]] = []

@@ -16,8 +16,6 @@ from ..couchdb.fork_safety import reset_in_child
 from ..documents import workitem
 from .pending_writes import PendingWrite
 
-__all__ = ['Precondition', 'WriteOrder', 'register', 'stored', 'unregister']
-
 
 class Precondition(Protocol):
     """Something of this process that is stored elsewhere, in the order in which it is handed over."""

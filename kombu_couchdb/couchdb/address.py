@@ -11,8 +11,6 @@ from urllib.parse import quote
 
 from ..errors import ConfigurationError
 
-__all__ = ['Address']
-
 #: What CouchDB accepts as the name of a database (its documentation of `PUT /{db}`).
 _DATABASE = re.compile(r'[a-z][a-z0-9_$()+/-]*\Z')
 

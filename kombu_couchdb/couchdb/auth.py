@@ -33,8 +33,6 @@ from . import failures
 from .address import Address
 from .fork_safety import Shared, reset_in_child
 
-__all__ = ['Auth', 'Headers', 'environment', 'from_source', 'user_and_password']
-
 #: Seconds before the client sends a refused password again: two processes can do so without locking their user.
 _REFUSED_SECONDS = 120.0
 

@@ -23,18 +23,6 @@ from requests.adapters import HTTPAdapter
 from ..errors import AnswerTooLarge
 from .failures import NO_HANDSHAKE
 
-__all__ = [
-    'MAX_RESPONSE_BYTES',
-    'MIN_BYTES_PER_SECOND',
-    'ORDINARY',
-    'BoundedAdapter',
-    'Bounds',
-    'Upload',
-    'response_bounds',
-    'seconds_left',
-    'time_limit',
-]
-
 #: The minimum rate at which requests and responses must be transferred, in bytes per second.
 MIN_BYTES_PER_SECOND = 100_000
 

@@ -12,8 +12,6 @@ from .http import encoded
 from .shapes import Document, Shape, equal, exactly, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
-__all__ = ['BulkWrite', 'RequestSize', 'deletion']
-
 #: The maximum bytes of documents in one request of several documents: at first, and the smallest limit after timeouts.
 MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
 

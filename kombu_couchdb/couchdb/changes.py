@@ -19,8 +19,6 @@ from .client import Client, Document, Row
 from .failures import from_transport
 from .shapes import CHANGES
 
-__all__ = ['LIMIT', 'ContinuousFeed', 'Longpoll']
-
 logger = get_logger(__name__)
 
 #: The maximum number of rows in one response. If a response has so many, more changes may follow.

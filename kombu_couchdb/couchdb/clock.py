@@ -14,8 +14,6 @@ from email.utils import parsedate_to_datetime
 from ..log import get_logger
 from .fork_safety import Shared
 
-__all__ = ['ServerClock']
-
 logger = get_logger(__name__)
 
 #: How far the header may lag behind the server's time, in seconds.

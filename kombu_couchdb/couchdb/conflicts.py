@@ -19,8 +19,6 @@ from .bulk import deletion
 from .client import Client, Document
 from .shapes import revision
 
-__all__ = ['SYNC', 'ConflictResolver', 'Rule', 'delete_leaves', 'delete_revisions', 'write_each']
-
 logger = get_logger(__name__)
 
 #: Seconds in which the nodes of a cluster copy a write to each other (the sync_delay of CouchDB's mem3 is 5).

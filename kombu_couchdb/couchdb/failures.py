@@ -27,15 +27,6 @@ from ..errors import (
     describe_user,
 )
 
-__all__ = [
-    'NO_HANDSHAKE',
-    'from_answer',
-    'from_status',
-    'from_transport',
-    'is_account_lock',
-    'reason_of',
-]
-
 #: The text of a connection whose TLS handshake timed out.
 NO_HANDSHAKE = 'no response to the TLS handshake'
 

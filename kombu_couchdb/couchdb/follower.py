@@ -16,8 +16,6 @@ from ..log import get_logger
 from .changes import ContinuousFeed
 from .client import Client, Document, Row
 
-__all__ = ['Changes', 'Follower']
-
 logger = get_logger(__name__)
 
 #: The pauses between two attempts to follow while CouchDB does not respond, in seconds.

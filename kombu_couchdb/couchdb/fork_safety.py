@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable, Hashable, MutableMapping
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ['Shared', 'reset_in_child']
-
 K = TypeVar('K', bound=Hashable)
 V = TypeVar('V')
 

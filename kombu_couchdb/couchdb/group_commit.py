@@ -20,8 +20,6 @@ from .fork_safety import Shared, reset_in_child
 from .http import encoded
 from .write_result import WriteResult, WriteStatus
 
-__all__ = ['GroupCommit']
-
 #: The maximum number of documents in a shared request. A larger write is sent alone, while others go on.
 _MAX_DOCS = 200
 

@@ -28,8 +28,6 @@ from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
 from .latency import LATENCY
 
-__all__ = ['Http', 'Node', 'encoded', 'path_of']
-
 logger = get_logger(__name__)
 
 #: The maximum number of idle connections to a node. More may be in use; those are closed after use.

@@ -9,8 +9,6 @@ from typing import TypedDict
 
 from .fork_safety import reset_in_child
 
-__all__ = ['LATENCY', 'Latency', 'Snapshot']
-
 #: The upper bounds of the buckets, in seconds. One more bucket has everything above.
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 

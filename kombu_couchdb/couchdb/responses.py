@@ -13,8 +13,6 @@ from typing import Any
 
 from ..log import get_logger
 
-__all__ = ['Unusable', 'decoded']
-
 logger = get_logger(__name__)
 
 #: The maximum number of documents in the registry.

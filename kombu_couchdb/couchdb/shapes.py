@@ -12,34 +12,6 @@ from typing import Any
 
 from ..values import is_number
 
-__all__ = [
-    'CHANGES',
-    'DOCUMENT',
-    'INDEX',
-    'REVISION_ROW',
-    'DONE',
-    'Document',
-    'Row',
-    'Shape',
-    'anything',
-    'both',
-    'document',
-    'equal',
-    'exactly',
-    'flag',
-    'found_leaves',
-    'items',
-    'maybe',
-    'members',
-    'number',
-    'ranged_row',
-    'revision',
-    'rows',
-    'sequence',
-    'text',
-    'winner_row',
-]
-
 Shape = Callable[[Any], bool]
 
 #: A document or a part of one.

@@ -13,8 +13,6 @@ from kombu.utils.url import parse_url
 from ..errors import ConfigurationError
 from .address import Address
 
-__all__ = ['MASK', 'check', 'joined', 'parse', 'parse_list', 'redacted', 'wrong_scheme']
-
 #: The TLS parameters in the query of a URL with their values; None means any value.
 _PARAMETERS: dict[str, tuple[str, ...] | None] = {
     'ssl': ('true', 'false'),

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from ..errors import CouchDBError
 from .failures import from_answer
 
-__all__ = ['WriteResult', 'WriteStatus']
-
 #: Errors that the client itself puts in place of a status code that CouchDB gave to a whole request, see `Client.bulk`.
 DOCUMENT_TOO_LARGE, REFUSED, MISSING_STUB, UNSTORABLE = 'document_too_large', 'refused', 'missing_stub', 'unstorable'
 

@@ -13,17 +13,6 @@ from typing import Any, NamedTuple
 
 from . import PLANNED, queue_of
 
-__all__ = [
-    'MALFORMED_DATE',
-    'ClaimCount',
-    'DeadRow',
-    'LeaseRow',
-    'ParcelRow',
-    'QueueCount',
-    'WaitingRow',
-    'revision_in',
-]
-
 #: The date of an item in the view `waiting` if its own is malformed. So the item is the first in its queue, the
 #: consumer that claims it makes a dead letter of it, and no limit of the queue drops it.
 MALFORMED_DATE = 0

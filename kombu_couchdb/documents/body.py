@@ -28,8 +28,6 @@ from ..errors import Unstorable
 from .task_message import content_flaw
 from .types import Attachment, Document, Message
 
-__all__ = ['TooLarge', 'attached', 'check_unpacked', 'decoded', 'encoded', 'is_large', 'loaded', 'stub', 'unpacked']
-
 #: The name and type of the attachment, which contains the bytes of the body. CouchDB would compress an attachment of a
 #: text type.
 NAME, _TYPE = 'body', 'application/octet-stream'

@@ -23,24 +23,6 @@ from .ids import RATE, SLOT
 from .task_message import headers_of
 from .types import Document, Tombstone
 
-__all__ = [
-    'CONCURRENCY_KEY',
-    'CONCURRENCY_LIMIT',
-    'Concurrency',
-    'assign',
-    'check',
-    'flaw',
-    'flaw_of_key',
-    'is_parked',
-    'limit_of',
-    'park',
-    'parked_key',
-    'prefix',
-    'resolve',
-    'slot',
-    'unpark',
-]
-
 #: The names of the headers.
 CONCURRENCY_KEY, CONCURRENCY_LIMIT = 'concurrency_key', 'concurrency_limit'
 

@@ -45,8 +45,6 @@ from . import workitem
 from .types import Document, Tombstone
 from .unique_merge import add_missing, without_known
 
-__all__ = ['decide', 'keep_winner', 'resolve']
-
 
 def decide(
     leaves: Iterable[Document], winner: str | None, unproven: str, living: Collection[str], now: float

@@ -10,21 +10,6 @@ from typing import Any, Literal, TypedDict
 
 from .types import Message, Stored
 
-__all__ = [
-    'Bell',
-    'Binding',
-    'Broadcast',
-    'Consumer',
-    'FanoutExchange',
-    'Leader',
-    'Notice',
-    'Pause',
-    'Queue',
-    'Rate',
-    'Region',
-    'Slot',
-]
-
 
 class _ConsumerOptions(TypedDict, total=False):
     #: The name of the Celery worker whose connection it is, if the process is a worker.

@@ -19,21 +19,6 @@ from . import workitem
 from .concurrency import unpark
 from .types import FAIL, DeadLetter, Document, WorkItem
 
-__all__ = [
-    'DELIVERY_LIMIT',
-    'MALFORMED',
-    'NO_QUEUE',
-    'REJECTED',
-    'apart',
-    'copy',
-    'made_of',
-    'malformed',
-    'members',
-    'rejected',
-    'replayed',
-    'undecodable',
-]
-
 #: The document was changed by hand and is not valid any more, or its body cannot be read or decoded.
 MALFORMED = 'malformed'
 #: A worker rejected the message without requeueing it.

@@ -23,8 +23,6 @@ from ..errors import ServerUnavailable
 from . import workitem
 from .ids import ONCE
 
-__all__ = ['MessageId', 'attempt', 'copy_id', 'fixed_id', 'idempotent', 'is_repeated']
-
 #: The most messages that are remembered because their publish has failed; the oldest are forgotten first.
 _MAX_FAILED = 1000
 

@@ -7,25 +7,6 @@ from typing import Any
 
 from ..errors import ConfigurationError
 
-__all__ = [
-    'BELL',
-    'BINDING',
-    'BROADCAST',
-    'BROKER',
-    'CONSUMER',
-    'JOB',
-    'JOB_KEY',
-    'LEADER',
-    'NOTICE',
-    'ONCE',
-    'PARCEL',
-    'PAUSE',
-    'QUEUE',
-    'RATE',
-    'SLOT',
-    'job_id',
-]
-
 #: All documents in the broker's database that are not messages.
 BROKER = 'broker:'
 

@@ -23,8 +23,6 @@ from .ids import JOB_KEY
 from .region import ANY
 from .types import LENT, Document, Parcel
 
-__all__ = ['is_lendable', 'made_of', 'may_be_lent', 'parcel_of', 'returned']
-
 
 def may_be_lent(headers: Mapping[str, Any]) -> bool:
     """Tell whether a message with these headers may run in another region: keys of jobs, limits and rates may not."""

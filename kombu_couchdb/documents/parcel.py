@@ -28,8 +28,6 @@ from .body import attached, is_large
 from .ids import PARCEL
 from .types import Document, Message, Parcel
 
-__all__ = ['is_waiting', 'moved_id', 'new', 'refused', 'replayed', 'shortened', 'with_body']
-
 #: The members that remain of a refused parcel, and of a receipt, that is `shortened`.
 _REFUSED = ('_id', '_rev', 'status', 'failed')
 _RECEIPT = ('_id', '_rev', 'type', 'id', 'moved', 'state', 'done', 'result', 'error', 'left_out', 'kept_until')

@@ -24,25 +24,6 @@ from .ids import RATE as PREFIX
 from .task_message import headers_of
 from .types import Document, Tombstone
 
-__all__ = [
-    'BURST_SECONDS',
-    'RATE',
-    'RATE_KEY',
-    'Rate',
-    'after',
-    'check',
-    'document',
-    'document_id',
-    'flaw',
-    'has_start',
-    'next_of',
-    'parked_key',
-    'queue_and_key',
-    'rate_of',
-    'resolve',
-    'waits_for_slot',
-]
-
 #: The names of the headers. A `rate` without a `rate_key` is a header of somebody else.
 RATE, RATE_KEY = 'rate', 'rate_key'
 

@@ -26,8 +26,6 @@ from ..errors import Unstorable
 from .types import Document, Receipt
 from .validation import check_value
 
-__all__ = ['MAX_RESULT_CHARACTERS', 'closed', 'is_open', 'opened', 'outlasts']
-
 #: The state of a task that has not ended, as Celery names it.
 _PENDING = 'PENDING'
 

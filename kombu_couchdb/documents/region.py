@@ -20,23 +20,6 @@ from ..errors import ConfigurationError
 from ..values import is_number
 from .coordination import Region
 
-__all__ = [
-    'ANY',
-    'FROM_REGION',
-    'arriving',
-    'check_name',
-    'check_regions',
-    'database',
-    'fallback',
-    'named',
-    'new',
-    'origin',
-    'parcel_id',
-    'region_id',
-    'route',
-    'wants_of',
-]
-
 #: The region of a task that may run anywhere: at home, or in a region that has nothing to do.
 ANY = 'any'
 

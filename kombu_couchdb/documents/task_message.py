@@ -17,24 +17,6 @@ from typing import Any, NamedTuple
 
 from ..values import date_of, is_number
 
-__all__ = [
-    'EMBEDDED',
-    'HEADERS',
-    'HIGHEST',
-    'OPTIONS',
-    'STAMPS',
-    'body_flaw',
-    'content_flaw',
-    'due_date',
-    'flaw',
-    'headers_of',
-    'is_line',
-    'is_task',
-    'lifetime',
-    'priority',
-    'type_flaw',
-]
-
 #: Encodings that a body may have: those of kombu's serializers, and other character sets that are decoded in linear
 #: time and memory. Python knows more: `bz2` and `zlib` decode 1 kB to gigabytes, `punycode` and `idna` need quadratic
 #: time.

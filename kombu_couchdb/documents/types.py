@@ -12,28 +12,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict, final
 
-__all__ = [
-    'DONE',
-    'FAIL',
-    'FANOUT',
-    'LENT',
-    'Attachment',
-    'Claim',
-    'DeadLetter',
-    'Document',
-    'DoneItem',
-    'Follower',
-    'LentItem',
-    'Message',
-    'Parcel',
-    'Parked',
-    'Published',
-    'Receipt',
-    'Stored',
-    'Tombstone',
-    'WorkItem',
-]
-
 #: A document of any type, or one that was read and not checked. `Client` reads and writes these.
 Document = dict[str, Any]
 

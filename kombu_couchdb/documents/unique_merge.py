@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 from . import dead_letter, validation, workitem
 from .types import Document, WorkItem
 
-__all__ = ['AGAIN', 'ENQUEUED', 'MOVED', 'Outcome', 'add_missing', 'merge', 'without_known']
-
 ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
 
 #: How often `sent` of an otherwise unchanged job is updated, at most, in seconds. A queue's message TTL counts from

@@ -19,8 +19,6 @@ from ..errors import ConfigurationError, Unstorable
 from . import concurrency, dead_letter, rates, task_message, workitem
 from .types import Document, WorkItem
 
-__all__ = ['check_names', 'check_value', 'checked', 'flaw', 'is_deeper']
-
 _MAX_NAME_BYTES = 500
 _MAX_LEVELS = 100
 _MAX_NUMBER, _MIN_NUMBER = 10**308, 1e-307

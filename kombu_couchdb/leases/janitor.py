@@ -21,8 +21,6 @@ from ..queues.broadcasts_database import BroadcastsDatabase
 from ..queues.store import Store
 from .lease_expiry import Watch, expires_of
 
-__all__ = ['Janitor']
-
 #: The janitor deletes a broadcast or a heartbeat so many seconds after it expired, and a rate so many seconds after its
 #: next start: listeners may be behind, and clocks differ.
 _KEPT_SECONDS = 3600.0

@@ -33,8 +33,6 @@ from ..documents.ids import LEADER
 from ..errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
 from ..log import get_logger
 
-__all__ = ['LEASE_SECONDS', 'LOOK_SECONDS', 'RENEWAL_SECONDS', 'Duty', 'LeadLost', 'Leader', 'Led', 'Term']
-
 logger = get_logger(__name__)
 
 #: The leader's lease, and the interval at which the leader renews it and the other processes read it.

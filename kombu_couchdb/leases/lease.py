@@ -20,8 +20,6 @@ from ..documents.coordination import Consumer
 from ..documents.ids import CONSUMER
 from ..options import HEARTBEATS_PER_LEASE
 
-__all__ = ['IDLE_LEASES', 'Lease', 'set_worker', 'worker_name']
-
 #: A consumer that holds nothing may be silent for this many leases: nobody waits for its messages.
 IDLE_LEASES = 3.0
 

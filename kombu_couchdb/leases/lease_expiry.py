@@ -16,8 +16,6 @@ from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from .lease import IDLE_LEASES
 
-__all__ = ['CLOCK_SHARE', 'GRACE_SECONDS', 'Watch', 'ends_at', 'expires_of']
-
 #: A lease has expired if the consumer was silent for this much longer than the lease. It is also the error that the
 #: server's time may have.
 GRACE_SECONDS = 2.0

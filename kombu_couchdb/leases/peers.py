@@ -8,8 +8,6 @@ from collections.abc import Collection
 from typing import Any
 from zlib import crc32
 
-__all__ = ['Peers', 'queues_of']
-
 Document = dict[str, Any]
 
 

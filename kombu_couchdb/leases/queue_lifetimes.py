@@ -21,8 +21,6 @@ from ..queues.topology import Topology
 from .lease_expiry import GRACE_SECONDS
 from .peers import queues_of
 
-__all__ = ['Lifetimes', 'OverdueQueues', 'UnusedQueues']
-
 logger = get_logger(__name__)
 
 #: A get prolongs its queue at most once in this fraction of the queue's lifetime.

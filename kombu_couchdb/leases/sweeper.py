@@ -30,8 +30,6 @@ from .lease_expiry import GRACE_SECONDS, Watch, expires_of
 from .peers import queues_of
 from .queue_lifetimes import OverdueQueues, UnusedQueues
 
-__all__ = ['Sweeper', 'UnprovenClaims']
-
 logger = get_logger(__name__)
 
 #: The longest time for which one sweep deletes messages: meanwhile the consumer claims nothing and writes no heartbeat.

@@ -12,8 +12,6 @@ from ..documents import concurrency, workitem
 from ..documents.ids import RATE
 from ..queues import waiting
 
-__all__ = ['ParkedMessages']
-
 _IDS = members(id=text)
 
 #: The most keys whose parked messages one request reads, and the most rate keys that it lists.

@@ -28,8 +28,6 @@ from ..leases.peers import Peers
 from ..log import get_logger
 from ..queues.store import LeaseStats
 
-__all__ = ['REFUSED_SECONDS', 'HeldSlot', 'Slots', 'Starts']
-
 logger = get_logger(__name__)
 
 #: How long the messages of a key wait after CouchDB has refused to store a permit, in seconds.

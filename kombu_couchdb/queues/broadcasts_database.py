@@ -28,8 +28,6 @@ from ..errors import AccessDenied, CouchDBError, DatabaseMissing
 from ..log import get_logger
 from .database import REVS_LIMIT
 
-__all__ = ['LOOK_SECONDS', 'BroadcastsDatabase', 'broadcasts_name', 'broadcasts_of']
-
 logger = get_logger(__name__)
 
 T = TypeVar('T')

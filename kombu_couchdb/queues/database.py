@@ -8,8 +8,6 @@ from ..documents.ids import QUEUE
 from ..errors import AccessDenied, BrokenAnswer, CouchDBError, DatabaseMissing, NotFound, access_denied
 from ..log import get_logger
 
-__all__ = ['MAX_SEEN_ROWS', 'REVS_LIMIT', 'ensure']
-
 logger = get_logger(__name__)
 
 #: The most rows that are read when a connection is established.

@@ -24,8 +24,6 @@ from ..documents.types import Message
 from ..log import get_logger
 from .broadcasts_database import BroadcastsDatabase
 
-__all__ = ['Broadcaster', 'Listener']
-
 logger = get_logger(__name__)
 
 #: The most documents that a new publisher reads to find broadcasts of ended publishers, which it overwrites.

@@ -18,8 +18,6 @@ from ..couchdb.fork_safety import Shared
 from ..errors import ConfigurationError
 from ..values import is_number
 
-__all__ = ['LIMITS', 'Limit', 'Limits', 'check_limits', 'limit_in', 'limits_of']
-
 #: If a later declaration has one of these arguments, its arguments are merged into those of the stored queue. The first
 #: three are limits; `x-expires` is a lifetime.
 LIMITS = ('x-message-ttl', 'x-max-length', 'x-delivery-limit', 'x-expires')

@@ -28,8 +28,6 @@ from ..documents.ids import BROKER
 from ..errors import Conflict, DocumentTooLarge, NotFound, RequestRefused
 from ..log import get_logger
 
-__all__ = ['Harmful', 'set_aside', 'stub']
-
 logger = get_logger(__name__)
 
 #: How many of the latest documents are read first, and the number of documents in one request.

@@ -24,20 +24,6 @@ from ..documents.ids import BINDING
 from ..documents.types import FANOUT
 from ..values import revision_parts
 
-__all__ = [
-    'Routes',
-    'TemporaryQueue',
-    'binding_id',
-    'exchange_id',
-    'exchange_in',
-    'exchange_prefix',
-    'fanout',
-    'is_binding',
-    'routes_of',
-    'topic_matches',
-    'topic_pattern',
-]
-
 #: For how many seconds the bindings of an exchange are trusted after they were read, if no changes feed keeps them up
 #: to date.
 _MAX_AGE_SECONDS = 0.05

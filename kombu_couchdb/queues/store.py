@@ -26,8 +26,6 @@ from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue
 
-__all__ = ['MAX_BATCH_DOCS', 'LeaseStats', 'Store']
-
 logger = get_logger(__name__)
 
 _Published = TypeVar('_Published', bound=Published)

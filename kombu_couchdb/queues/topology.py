@@ -23,8 +23,6 @@ from .broadcasts_database import BroadcastsDatabase
 from .limits import LIMITS, Limit, check_limits, limit_in, limits_of
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
 
-__all__ = ['BINDING', 'QUEUE', 'Topology']
-
 #: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.
 _TEMPORARY_SECONDS = 3600.0
 

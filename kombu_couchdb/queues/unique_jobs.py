@@ -19,8 +19,6 @@ from ..errors import Conflict, NestedTooDeeply, ServerUnavailable
 from ..log import get_logger
 from ..values import revision_parts
 
-__all__ = ['collect_outcomes', 'enqueue']
-
 logger = get_logger(__name__)
 
 #: The most attempts to write a job. An attempt fails only if another process has changed the job.

@@ -16,20 +16,6 @@ from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.workitem import HIGHEST
 
-__all__ = [
-    'BEGIN',
-    'HORIZON_SECONDS',
-    'Ask',
-    'Cursor',
-    'Page',
-    'count',
-    'first_due',
-    'is_row',
-    'planned',
-    'query',
-    'read',
-]
-
 #: Consumers read planned messages this many seconds before they are due, to have them in time.
 HORIZON_SECONDS = 5.0
 

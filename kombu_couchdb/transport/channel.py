@@ -44,8 +44,6 @@ from .publish_batch import PublishBatch
 from .qos import Message, QoS
 from .transient import TransientMessages, is_transient
 
-__all__ = ['Channel', 'Declared']
-
 logger = get_logger(__name__)
 
 #: How the names of the exchanges of remote control end, see `kombu.pidbox`.

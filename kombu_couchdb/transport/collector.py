@@ -20,8 +20,6 @@ from typing import Any
 from ..couchdb.address import Address
 from ..documents.types import Published, WorkItem
 
-__all__ = ['CollectingProducer', 'Taker', 'collector', 'taken_by', 'taker']
-
 #: The messages are stored when there are so many of them, or so many characters in them; `_OTHER_CHARACTERS` is about
 #: what a message has besides its body.
 _MAX_DOCS, _MAX_CHARACTERS, _OTHER_CHARACTERS = 1000, 1_000_000, 1000

@@ -50,8 +50,6 @@ from .other_regions import OtherRegions
 from .parcel_channel import ParcelChannel
 from .temporary_queues import TemporaryQueues
 
-__all__ = ['Transport']
-
 logger = get_logger(__name__)
 
 #: The maximum number of messages delivered in a row, before the event loop serves its other file descriptors.

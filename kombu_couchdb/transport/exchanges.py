@@ -15,8 +15,6 @@ from ..errors import ConfigurationError
 from ..queues.routing import topic_pattern
 from ..queues.topology import Topology
 
-__all__ = ['EXCHANGE_TYPES', 'Direct', 'Fanout', 'Topic', 'check_exchange_type']
-
 
 class _Routed(virtual.ExchangeType):
     """An exchange that delivers a copy to each queue with a matching binding. Only its bindings are stored."""

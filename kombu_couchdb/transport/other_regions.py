@@ -17,8 +17,6 @@ from ..log import get_logger
 from ..options import Options
 from ..queues.store import Store
 
-__all__ = ['OtherRegions', 'store_parcels']
-
 logger = get_logger(__name__)
 
 

@@ -18,8 +18,6 @@ from .channel import Channel, Declared
 from .exchanges import Direct, Fanout, check_exchange_type
 from .other_regions import store_parcels
 
-__all__ = ['ParcelChannel']
-
 _ONLY_TASKS = 'it takes tasks, and neither events nor remote control'
 
 

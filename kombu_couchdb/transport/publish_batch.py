@@ -11,8 +11,6 @@ from ..couchdb.client import Document
 from ..documents.types import Published
 from ..errors import CouchDBError
 
-__all__ = ['PublishBatch']
-
 #: The error of kombu 5.7 for a batch that failed. Older versions do not create batches.
 BatchPublishError: type[Exception] = getattr(exceptions, 'BatchPublishError', exceptions.OperationalError)
 

@@ -13,8 +13,6 @@ from ..documents.dead_letter import REJECTED, rejected, undecodable
 from ..documents.task_message import content_flaw
 from ..errors import CouchDBError
 
-__all__ = ['Message', 'QoS']
-
 
 class QoS:
     """The unacknowledged messages of a channel, by delivery tag; `Unacked` has their documents."""

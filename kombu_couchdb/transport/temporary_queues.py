@@ -18,8 +18,6 @@ from ..couchdb.bounds import time_limit
 from ..errors import RETRIED, CouchDBError
 from ..log import get_logger
 
-__all__ = ['TemporaryQueues']
-
 logger = get_logger(__name__)
 
 #: How long the deletion of a queue may take, in seconds: at first, and after one that got no response.

@@ -18,8 +18,6 @@ from ..couchdb.fork_safety import reset_in_child
 from ..errors import RETRIED
 from ..log import get_logger
 
-__all__ = ['TransientMessages', 'is_transient']
-
 logger = get_logger(__name__)
 
 #: The most messages that wait; of more, the oldest are dropped during an outage. And the most that are stored together.
