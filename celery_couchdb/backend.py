@@ -32,7 +32,7 @@ from kombu_couchdb.queues.quarantine import Harmful
 
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
-from .options import Options
+from .options import ResultOptions
 from .parcels.origin_headers import destination, parcel_of, pass_on
 from .patches import error_output, lifecycle, redaction
 from .results.database import address_of
@@ -74,7 +74,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
         # Check the options first: the base class uses the prefix, which CouchDB might refuse.
-        self.options = Options.of(app.conf.get('result_backend_transport_options') or {})
+        self.options = ResultOptions.of(app.conf.get('result_backend_transport_options') or {})
         super().__init__(app, url=url, **kwargs)
         # All threads share this backend, whatever result_backend_thread_safe says.
         self.thread_safe = True
@@ -95,7 +95,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         )
         self.handover = HandOver(self)
         self.resolver = ConflictResolver(self.client, conflicted(), RULES)
-        self.sweeper = expiry.Sweeper(self._sweep, self.options.sweep_interval)
+        self.sweeper = expiry.ExpirySweeper(self._sweep, self.options.sweep_interval)
         self._harmful = Harmful(self.client, lambda text, reason, now: None)
         self._is_fork = self._is_checked = False
         for signal in lifecycle.READY:

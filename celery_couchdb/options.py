@@ -35,7 +35,7 @@ def _prefix(name: str, prefix: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Options:
+class ResultOptions:
     """The values of `result_backend_transport_options`, checked. Durations are seconds."""
 
     #: Let each task of a worker wait until its result is stored, instead of handing it over to the worker's process.
@@ -62,7 +62,7 @@ class Options:
     global_keyprefix: str | None = option(_prefix, None)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
+    def of(cls, given: Mapping[str, Any]) -> ResultOptions:
         """Return the options in the dictionary `given`, with defaults for the others.
 
         *Raises* `ConfigurationError` for an unknown option or a wrong value.

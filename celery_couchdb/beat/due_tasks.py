@@ -15,13 +15,13 @@ from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, Row, chunks
 from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.documents.ids import LEADER
-from kombu_couchdb.leases.leader import LEASE_SECONDS, Duty, Leader
+from kombu_couchdb.leases.leader import LEASE_SECONDS, Duty, LeaderLease
 from kombu_couchdb.log import get_logger
 
 from .code_entries import to_write
 from .due_dates import Decision, decide, noted, planned
 from .entries import CodeEntry, Entry, Names, ScheduleState, state_of, task_id_of
-from .messages import Call, Messages
+from .messages import DueCall, Messages
 
 logger = get_logger(__name__)
 
@@ -51,7 +51,7 @@ class DueTasks(Duty):
         self._app, self._code = app, code
         self._client: Client = transport.couchdb
         self._names = Names.of(transport.options.schedule)
-        super().__init__(Leader(self._client, self._names.leader))
+        super().__init__(LeaderLease(self._client, self._names.leader))
         self._messages = Messages(app, connection)
         self._follower = Follower(self._client, 'celery-couchdb-beat-feed', wake)
         self._since: Any = None  # the update sequence up to which the entries are known
@@ -151,11 +151,11 @@ class DueTasks(Duty):
             for name, state in self._states.items()
             if state['due'] is not None and state['due'] <= now and name not in self._unread
         ]
-        decisions, calls = dict[str, Decision](), list[Call]()
+        decisions, calls = dict[str, Decision](), list[DueCall]()
         for name in names[:_ROUND_ENTRIES]:
             entry, state = self._entries[name], self._states[name]
             decisions[name] = decision = decide(entry, state, now, max(1, _ROUND_ENTRIES // len(names)))
-            calls += [Call(entry, due, task_id_of(state, due)) for due in decision.send]
+            calls += [DueCall(entry, due, task_id_of(state, due)) for due in decision.send]
             if time.monotonic() >= until:
                 break
         self.check_term()

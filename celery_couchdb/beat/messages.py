@@ -16,7 +16,7 @@ from kombu_couchdb.transport import CollectingProducer
 from .entries import Entry
 
 
-class Call(NamedTuple):
+class DueCall(NamedTuple):
     """A task to send: one due date of an entry."""
 
     entry: Entry
@@ -47,7 +47,7 @@ class Messages:
         self._app, self._connection = app, connection
         self._producer: Any = None
 
-    def send(self, calls: Sequence[Call], seconds: float) -> list[str | None]:
+    def send(self, calls: Sequence[DueCall], seconds: float) -> list[str | None]:
         """Send tasks for about `seconds`, and at least one of them.
 
         Return for each task, of the first ones, why it can never be sent, or None if it was. *Raises* the errors of the
@@ -66,7 +66,7 @@ class Messages:
             except CouchDBError:  # CouchDB refuses one of the messages: find out which
                 return self._send_until(calls, self._producer, time.monotonic() + seconds, RETRIED)
 
-    def _send_until(self, calls: Sequence[Call], producer: Any, until: float, raised: Any) -> list[str | None]:
+    def _send_until(self, calls: Sequence[DueCall], producer: Any, until: float, raised: Any) -> list[str | None]:
         errors: list[str | None] = []
         for call in calls:
             errors.append(self._try(call, producer, raised))
@@ -74,7 +74,7 @@ class Messages:
                 break
         return errors
 
-    def _try(self, call: Call, producer: Any, raised: Any) -> str | None:
+    def _try(self, call: DueCall, producer: Any, raised: Any) -> str | None:
         """Send one task and return an error that concerns it alone; raise the errors in `raised`."""
         try:
             # The caller repeats what fails: a retry here could outlast the lease.

@@ -24,11 +24,11 @@ from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
-from ..options import Options
+from ..options import ResultOptions
 from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pack, unpack
 from ..results.queue_item import QueueItem
 from ..results.result_queue import Done
-from ..results.store import Store
+from ..results.store import ResultStore
 from ..waiting.mixin import tasks_in
 from .counter import LAG_SECONDS, Chords, size_of
 
@@ -44,8 +44,8 @@ _MAX_BODY_BYTES = 20_000
 class ChordMixin:
     """The methods of a backend for chords. The backend sets the attributes `store`, `options` and `chords`."""
 
-    store: Store
-    options: Options
+    store: ResultStore
+    options: ResultOptions
     chords: Chords
 
     if TYPE_CHECKING:  # Celery's base class has these; `waiting` has the last one

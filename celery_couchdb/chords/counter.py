@@ -23,7 +23,7 @@ from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number
 from kombu_couchdb.documents.idempotency import is_repeated
 
 from ..results.documents import Chord, ChordPart, Document, Packed, new_chord, stamp
-from ..results.store import Recent, Store
+from ..results.store import Recent, ResultStore
 
 #: The number of chords whose documents this process remembers, and the longest body of such a chord, in characters.
 _REMEMBERED_CHORDS, _MAX_REMEMBERED_BODY = 1000, 10_000
@@ -55,7 +55,7 @@ class Chords:
     `kombu_couchdb.errors`.
     """
 
-    def __init__(self, store: Store, prefix: str, lifetime: float | None, takeover_after: float) -> None:
+    def __init__(self, store: ResultStore, prefix: str, lifetime: float | None, takeover_after: float) -> None:
         self._store, self._prefix, self._lifetime, self._takeover_after = store, prefix, lifetime, takeover_after
         self._known: Recent[Chord] = Recent(_REMEMBERED_CHORDS)
         #: By group id: the number of parts, and the number of the database's last write, when they were counted.

@@ -11,7 +11,7 @@ import click
 from kombu_couchdb.admin import dead
 from kombu_couchdb.admin.edit import UNCHANGED
 from kombu_couchdb.admin.jobs import STATES, find
-from kombu_couchdb.admin.listing import Wanted, listing
+from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents.workitem import task_id
 from kombu_couchdb.values import date_of
@@ -65,7 +65,7 @@ def list_(
     """
     jobs = jobs_of(ctx)
     now = jobs.client.clock.now()
-    wanted = Wanted(states or STATES[:3], queue, task, None if since is None else now - since, args)
+    wanted = JobFilter(states or STATES[:3], queue, task, None if since is None else now - since, args)
     job_resource(jobs).print_list(
         listing(jobs.client, wanted, limit + 1),
         as_json,

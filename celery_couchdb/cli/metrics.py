@@ -17,7 +17,7 @@ from .databases import app_of, broker_of, results_of, seconds_option
 from .tables import echo, echo_styled
 
 if TYPE_CHECKING:
-    from .metrics_exporter import Reading
+    from .metrics_exporter import Scrape
 
 
 def parse_address(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, int] | None:
@@ -59,16 +59,16 @@ def command(
         )
     from prometheus_client import generate_latest
 
-    from .metrics_exporter import Exporter, MetricsServer, Reading
+    from .metrics_exporter import Exporter, MetricsServer, Scrape
 
     app = app_of(ctx)
     broker, results = broker_of(app, seconds=timeout), results_of(app, seconds=timeout)
     if results and results.address.url == broker.address.url:
         results = None  # the metrics of the broker's database have its size
 
-    def read() -> Reading:
+    def read() -> Scrape:
         begun = time.monotonic()
-        return Reading(status(broker, results), time.monotonic() - begun)
+        return Scrape(status(broker, results), time.monotonic() - begun)
 
     exporter = Exporter(read, queues, timeout, keep if address else math.inf)
     if address is None:

@@ -34,7 +34,7 @@ _MAX_CLIENTS = 20
 _STATES = ('ready', 'scheduled', 'parked', 'held', 'dead')
 
 
-class Reading(NamedTuple):
+class Scrape(NamedTuple):
     """A status, and how many seconds the requests for it took."""
 
     status: Status
@@ -46,7 +46,7 @@ def up(responds: bool) -> Metric:
     return _gauge('up', 'Whether CouchDB responds and the status can be read.', float(responds))
 
 
-def families(reading: Reading, queues: Collection[str] = ()) -> Iterator[Metric]:
+def families(reading: Scrape, queues: Collection[str] = ()) -> Iterator[Metric]:
     """Yield the metrics of a status.
 
     Only those of `queues` are exported, if there are any; otherwise those of all queues but temporary ones, whose names
@@ -141,10 +141,10 @@ class Exporter(Collector):
     scrapes during a reading wait for it, but at most `timeout` seconds. So there is at most one reading at a time.
     """
 
-    def __init__(self, read: Callable[[], Reading], queues: Collection[str], timeout: float, keep: float) -> None:
+    def __init__(self, read: Callable[[], Scrape], queues: Collection[str], timeout: float, keep: float) -> None:
         self._read, self._queues, self.timeout, self._keep = read, queues, timeout, keep
         self._lock = threading.Lock()
-        self._reading: Future[Reading] | None = None
+        self._reading: Future[Scrape] | None = None
         self._ended = float('-inf')
         self._responds = True
         self.registry = CollectorRegistry()
@@ -166,7 +166,7 @@ class Exporter(Collector):
         """Return no names, so that the registration makes no reading."""
         return []
 
-    def read(self) -> Reading:
+    def read(self) -> Scrape:
         """Return a reading that is recent enough; *raises* the errors of `read`, and `ServerUnavailable`."""
         with self._lock:
             if self._reading is None or (self._reading.done() and time.monotonic() - self._ended >= self._keep):
@@ -174,7 +174,7 @@ class Exporter(Collector):
             reading = self._reading
         return result_of(reading, self.timeout)
 
-    def _make(self) -> Reading:
+    def _make(self) -> Scrape:
         try:
             return self._read()
         finally:

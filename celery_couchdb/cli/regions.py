@@ -11,7 +11,7 @@ import click
 
 import kombu_couchdb.design
 from kombu_couchdb.admin import regions, replications
-from kombu_couchdb.admin.regions import Region, Remote
+from kombu_couchdb.admin.regions import RegionStatus, Remote
 from kombu_couchdb.admin.replications import Endpoint, Replicator
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
@@ -187,7 +187,7 @@ class _Found(TypedDict):
 
     name: str
     #: As the own server knows it.
-    local: Region
+    local: RegionStatus
     #: As the other region's server knows it; None if that does not respond.
     remote: Remote | None
     #: The reason for which it does not respond.
@@ -235,7 +235,7 @@ def _remote_client(address: Address) -> Client:
 # -- the output of `status`
 
 
-def _source_of(region: Region) -> str | None:
+def _source_of(region: RegionStatus) -> str | None:
     """Return the URL of the database of regions from which CouchDB pulls, if it is known."""
     return region['replications']['regions']['source']
 
@@ -246,7 +246,7 @@ def _is_bad(one: _Found) -> bool:
     return remote is None or remote['missing'] > 0 or one['source_responds'] is False or _is_broken(one['local'])
 
 
-def _is_broken(region: Region) -> bool:
+def _is_broken(region: RegionStatus) -> bool:
     return any(one['state'] not in (None, 'running') for one in region['replications'].values())
 
 
@@ -278,7 +278,7 @@ _COLUMNS = [
 ]
 
 
-def _pulls(region: Region) -> str:
+def _pulls(region: RegionStatus) -> str:
     states = [one['state'] or 'unknown' for one in region['replications'].values()]
     return states[0] if len(set(states)) == 1 else ', '.join(states)
 

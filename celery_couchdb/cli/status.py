@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from kombu_couchdb.admin.queues import Paused
-from kombu_couchdb.admin.status import Database, Status, status
+from kombu_couchdb.admin.status import DatabaseStatus, Status, status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 
@@ -173,7 +173,7 @@ def _ago(member: str) -> Callable[[Row], Cell]:
     return cell
 
 
-def _databases(found: Status) -> list[Database]:
+def _databases(found: Status) -> list[DatabaseStatus]:
     results = found['results']
     shown = [found['database'], found['broadcasts'], results]
     if results and results['name'] == found['database']['name']:

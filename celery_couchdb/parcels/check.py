@@ -37,7 +37,7 @@ UNSAFE_CONTENT = frozenset({'application/x-python-serialize', 'pickle', 'applica
 _MAX_ID_CHARACTERS = 255
 
 
-class Refused(Exception):
+class ParcelRefused(Exception):
     """A parcel is not moved; the text says why. The mover writes the text into the parcel and does not retry."""
 
 
@@ -52,38 +52,38 @@ class Call(NamedTuple):
 
 
 def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
-    """Return the call in a parcel without a message; *raises* `Refused` if it is malformed or not accepted.
+    """Return the call in a parcel without a message; *raises* `ParcelRefused` if it is malformed or not accepted.
 
     Without an id in the parcel, the task's id is that of its message, so that it is the same in each try.
     """
     if not isinstance(doc.get('task'), str):
-        raise Refused('it has neither a message nor the name of a task')
+        raise ParcelRefused('it has neither a message nor the name of a task')
     if len(doc['_id']) > _MAX_ID_CHARACTERS:
-        raise Refused(f'the id of the document has more than {_MAX_ID_CHARACTERS} characters')
+        raise ParcelRefused(f'the id of the document has more than {_MAX_ID_CHARACTERS} characters')
     args, kwargs = doc.get('args', []), doc.get('kwargs', {})
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise Refused('args must be a list and kwargs an object')
+        raise ParcelRefused('args must be a list and kwargs an object')
     try:
         check_value('the arguments', [args, kwargs])
     except Unstorable as exc:
-        raise Refused(str(exc)) from exc
+        raise ParcelRefused(str(exc)) from exc
     default_id = parcel.moved_id(doc['_id'])
     options: dict[str, Any] = {'task_id': default_id if doc.get('id') is None else doc['id']}
     if options['task_id'] != default_id and not is_id(options['task_id']):
-        raise Refused(f'id must be {ID}')
+        raise ParcelRefused(f'id must be {ID}')
     if (queue := doc.get('queue')) is not None:
         if reason := accept.wrong_queue(queue):
-            raise Refused(reason)
+            raise ParcelRefused(reason)
         options['queue'] = queue
     for name, option in (('date', 'eta'), ('expires', 'expires')):
         if (date := doc.get(name)) is not None:
             options[option] = _datetime(name, date)
     if (priority := doc.get('priority')) is not None:
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= workitem.HIGHEST:
-            raise Refused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
+            raise ParcelRefused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
         options['priority'] = priority
     if reason := accept.refusal(doc['task']):
-        raise Refused(reason)
+        raise ParcelRefused(reason)
     return Call(doc['task'], args, kwargs, options)
 
 
@@ -91,25 +91,25 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
     """Return the message in a parcel, with its body as the publisher sent it.
 
     `body` is the attachment, or None if the parcel has none; `content` is the app's `accept_content`. *Raises*
-    `Refused` if the message is malformed or not accepted.
+    `ParcelRefused` if the message is malformed or not accepted.
     """
     if reason := validation.flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
-        raise Refused(reason)
+        raise ParcelRefused(reason)
     message, headers = doc['message'], doc['message']['headers']
     properties = {name: message['properties'][name] for name in _PROPERTIES if name in message['properties']}
     if JOB_KEY in headers:
-        raise Refused('a unique job has to be published to the database of the broker')
+        raise ParcelRefused('a unique job has to be published to the database of the broker')
     if not is_task(headers):
-        raise Refused('its headers name no task, or no id')
+        raise ParcelRefused('its headers name no task, or no id')
     if not is_id(headers['id']):
-        raise Refused(f'id must be {ID}')
+        raise ParcelRefused(f'id must be {ID}')
     own = {name: value for name, value in headers.items() if name not in _REMOVED}
     for name, value in own.items():
         if reason := wrong_header(name, value):
-            raise Refused(reason)
+            raise ParcelRefused(reason)
     accepted = prepare_accept_content(set(content) - UNSAFE_CONTENT)
     if message.get('content-type') not in accepted:  # kombu also decodes `application/data`, whatever is accepted
-        raise Refused(f'the content type {message.get("content-type")!r:.80} is not accepted')
+        raise ParcelRefused(f'the content type {message.get("content-type")!r:.80} is not accepted')
     try:
         check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))
         check_value('the message', {**message, 'body': None})
@@ -125,9 +125,9 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         LookupError,
         RecursionError,
     ) as exc:
-        raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
+        raise ParcelRefused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
     if reason := body_flaw(task_body) or accept.refusal(headers['task'], task_body[2]):
-        raise Refused(reason)
+        raise ParcelRefused(reason)
     return {**message, 'body': sent, 'headers': own, 'properties': properties}
 
 
@@ -137,4 +137,4 @@ def _datetime(name: str, date: Any) -> datetime:
             raise TypeError
         return datetime.fromtimestamp(date, timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):
-        raise Refused(f'{name} must be a number of seconds since 1970') from None
+        raise ParcelRefused(f'{name} must be a number of seconds since 1970') from None

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.couchdb.follower import Follower
-from kombu_couchdb.leases.leader import Duty, Leader
+from kombu_couchdb.leases.leader import Duty, LeaderLease
 from kombu_couchdb.log import get_logger
 
 logger = get_logger(__name__)
@@ -46,7 +46,7 @@ class Inbox(Duty):
     #: Logged when this process becomes the leader, with the URL of the database.
     done_by_leader: ClassVar[str]
 
-    def __init__(self, leader: Leader, client: Client, selector: dict[str, Any], wake: Callable[[], None]) -> None:
+    def __init__(self, leader: LeaderLease, client: Client, selector: dict[str, Any], wake: Callable[[], None]) -> None:
         """Follow the documents of the database of `client` that match `selector`.
 
         Another thread calls `wake()` when they have changed.

@@ -33,14 +33,14 @@ from kombu_couchdb.errors import (
     NotFound,
     Unstorable,
 )
-from kombu_couchdb.leases.leader import Leader
+from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.log import get_logger, printable
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.quarantine import Harmful
 from kombu_couchdb.transport.channel import Channel
 
 from .accept import PRINTED, Accept
-from .check import Refused, call_in, checked
+from .check import ParcelRefused, call_in, checked
 from .inbox import Batch, Inbox
 from .origin_headers import PARCEL
 from .receipts import Receipts, write
@@ -87,12 +87,12 @@ class CollectingChannel(Channel):
     def send(self, docs: Sequence[Any], message: Document, batch: Any) -> None:
         """Gather the items of a task."""
         if any(doc['type'] == 'Parcel' for doc in docs):
-            raise Refused('its task belongs to another region, and parcels are for tasks of this one')
+            raise ParcelRefused('its task belongs to another region, and parcels are for tasks of this one')
         self.items += docs
 
     def broadcast(self, message: Document, exchange: str, routing_key: str, batch: Any = None) -> None:
         """Refuse a message that no queue would receive."""
-        raise Refused(f'exchange {exchange!r} is for broadcasts')
+        raise ParcelRefused(f'exchange {exchange!r} is for broadcasts')
 
 
 class Mover(Inbox):
@@ -104,7 +104,7 @@ class Mover(Inbox):
         """Use the connected `transport`. Another thread calls `wake()` when there are parcels to move."""
         options = transport.options
         name, database, selector = self._place(options)
-        super().__init__(Leader(transport.couchdb, name), transport.couchdb.beside(database), selector, wake)
+        super().__init__(LeaderLease(transport.couchdb, name), transport.couchdb.beside(database), selector, wake)
         self._app, self._transport = app, transport
         self._accept = Accept(options.parcels_accept, app.amqp.queues)
         self._channel = CollectingChannel(transport)
@@ -227,7 +227,7 @@ class Mover(Inbox):
         for doc in docs:
             try:
                 items = self._items_of(doc)
-            except (Refused, Unstorable, ConfigurationError) as exc:
+            except (ParcelRefused, Unstorable, ConfigurationError) as exc:
                 reasons[doc['_id']] = str(exc)
                 continue
             except CouchDBError:
@@ -288,12 +288,15 @@ class Mover(Inbox):
     def _items_of(self, doc: Document) -> list[WorkItem]:
         """Return the WorkItems for the message of a parcel.
 
-        *Raises* `Refused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be sent.
+        *Raises* `ParcelRefused`, `Unstorable`, `ConfigurationError`, or what Celery raises for a call that cannot be
+        sent.
         """
         self._channel.tag, self._channel.items = parcel.moved_id(doc['_id']), []
         self._publish(doc)
         if not self._channel.items:
-            raise Refused(f'exchange {doc.get("exchange")!r} has no queue for routing key {doc.get("routing_key")!r}')
+            raise ParcelRefused(
+                f'exchange {doc.get("exchange")!r} has no queue for routing key {doc.get("routing_key")!r}'
+            )
         return self._channel.items
 
     def _publish(self, doc: Document) -> None:
@@ -309,7 +312,7 @@ class Mover(Inbox):
             )
         for item in self._channel.items:
             if reason := self._accept.wrong_queue(item['queue']):
-                raise Refused(reason)
+                raise ParcelRefused(reason)
             headers = item['message']['headers']
             headers.update({name: printable(headers[name]) for name in PRINTED if headers.get(name)})
 
@@ -317,9 +320,9 @@ class Mover(Inbox):
         """Publish the message that `check` returns for a parcel and its attached body."""
         attachment = stub(doc)
         if attachment and attachment['length'] > _MAX_BODY_BYTES:
-            raise Refused(f'its body is larger than {_MAX_BODY_BYTES:,} bytes')
+            raise ParcelRefused(f'its body is larger than {_MAX_BODY_BYTES:,} bytes')
         body = bodies.read(self._client, [doc])[0] if attachment else None
         if body and body.content is None:
-            raise Refused(body.reason)
+            raise ParcelRefused(body.reason)
         message = check(doc, body.content if body else None)
         self._channel.basic_publish(message, doc.get('exchange') or '', doc.get('routing_key') or '')

@@ -21,7 +21,7 @@ from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import Document, Parcel
 from kombu_couchdb.log import get_logger
 
-from ..parcels.check import Refused
+from ..parcels.check import ParcelRefused
 from ..parcels.receipts import write
 from .message_checks import message_of
 
@@ -96,7 +96,7 @@ class Fallbacks:
         for doc in docs:
             try:
                 new[doc['_id']] = self._parcel_of(doc)
-            except (Refused, ValueError) as exc:
+            except (ParcelRefused, ValueError) as exc:
                 reasons[doc['_id']] = str(exc)
         for doc_id, result in zip(new, self._regions.create_once([*new.values()]), strict=True):
             if not result.is_stored:
@@ -108,12 +108,12 @@ class Fallbacks:
         )
 
     def _parcel_of(self, doc: Document) -> Parcel:
-        """Return the parcel to the other region. *Raises* `Refused` or `ValueError` for a malformed one."""
+        """Return the parcel to the other region. *Raises* `ParcelRefused` or `ValueError` for a malformed one."""
         if doc['fallback'] not in self._others:
-            raise Refused(f'fallback {doc["fallback"]!r:.80} is not one of the regions')
+            raise ParcelRefused(f'fallback {doc["fallback"]!r:.80} is not one of the regions')
         body = bodies.read(self._regions, [doc])[0] if stub(doc) else None
         if body and body.content is None:
-            raise Refused(body.reason)
+            raise ParcelRefused(body.reason)
         content = body.content if body else None
         message_of(doc, content)
         message = parcel.with_body(doc['message'], content)

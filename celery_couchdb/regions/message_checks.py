@@ -21,7 +21,7 @@ from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_names, check_value, flaw
 from kombu_couchdb.errors import Unstorable
 
-from ..parcels.check import UNSAFE_CONTENT, Refused
+from ..parcels.check import UNSAFE_CONTENT, ParcelRefused
 
 #: Properties that the transport of the receiving region sets.
 _OF_TRANSPORTS = ('body_encoding', 'delivery_info', 'delivery_tag')
@@ -30,24 +30,24 @@ _OF_TRANSPORTS = ('body_encoding', 'delivery_info', 'delivery_tag')
 def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:
     """Return the message in a parcel, with its body as the publisher sent it; `body` is the attachment, if it has one.
 
-    *Raises* `Refused` if the parcel is malformed.
+    *Raises* `ParcelRefused` if the parcel is malformed.
     """
     if 'message' not in doc:
-        raise Refused('it has no message')
+        raise ParcelRefused('it has no message')
     if reason := flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
-        raise Refused(reason)
+        raise ParcelRefused(reason)
     message = doc['message']
     if body is None and message['body'] is None:
-        raise Refused('its body is missing')
+        raise ParcelRefused('its body is missing')
     properties = {name: value for name, value in message['properties'].items() if name not in _OF_TRANSPORTS}
     if not is_task(message['headers']):
-        raise Refused('its headers name no task, or no id')
+        raise ParcelRefused('its headers name no task, or no id')
     try:
         check_names(exchange=doc.get('exchange'), routing_key=doc.get('routing_key'))
         check_value('the message', {**message, 'body': None})
         sent = decoded(message['body'] if body is None else body, message['properties'].get('body_encoding'))
     except (Unstorable, ValueError, TypeError) as exc:
-        raise Refused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
+        raise ParcelRefused(f'its body or its headers cannot be read: {exc}'[:500]) from exc
     return {**message, 'body': sent, 'properties': properties}
 
 

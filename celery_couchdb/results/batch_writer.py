@@ -14,7 +14,7 @@ from kombu_couchdb.log import get_logger
 
 from .documents import Document, is_expired, is_outdated
 from .queue_item import QueueItem
-from .store import Store
+from .store import ResultStore
 
 logger = get_logger(__name__)
 
@@ -28,7 +28,7 @@ Refusal = tuple[QueueItem, CouchDBError]
 class BatchWriter:
     """Writes results and messages, which have different ids, to one store and to the database `broker`."""
 
-    def __init__(self, store: Store, broker: Client | None) -> None:
+    def __init__(self, store: ResultStore, broker: Client | None) -> None:
         self._store, self.broker = store, broker
 
     def write(self, batch: Sequence[QueueItem], *, uncertain: bool = False) -> list[Refusal]:

@@ -28,7 +28,7 @@ from .batch_writer import BatchWriter
 from .documents import is_outdated
 from .prefork_relay import Received, Relay
 from .queue_item import QueueItem
-from .store import Recent, Store
+from .store import Recent, ResultStore
 
 logger = get_logger(__name__)
 
@@ -84,7 +84,7 @@ class ResultQueue:
 
     def __init__(
         self,
-        store: Store,
+        store: ResultStore,
         on_stored: Callable[[Sequence[QueueItem], Done], None],
         on_refused: Callable[[QueueItem, CouchDBError], QueueItem | None],
     ) -> None:

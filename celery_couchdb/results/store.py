@@ -25,7 +25,7 @@ from kombu_couchdb.errors import (
 from kombu_couchdb.log import get_logger
 
 from .. import design
-from ..options import Options
+from ..options import ResultOptions
 from .database import Database
 from .documents import Document, is_expired, is_final, is_outdated
 
@@ -65,14 +65,14 @@ class Recent(dict[str, T]):
                 self.pop(old, None)
 
 
-class Store:
+class ResultStore:
     """The documents of one result database. *Every* method raises the errors of `kombu_couchdb.errors`.
 
     The methods from `write` to `claim` are retried while the server does not respond, as the transport option
     `retry_policy` says. The other methods are not retried.
     """
 
-    def __init__(self, client: Client, options: Options) -> None:
+    def __init__(self, client: Client, options: ResultOptions) -> None:
         self.client, self._options, self.database = client, options, Database(client, options.create_database)
         self._commit = GroupCommit(client)
         #: Called with the ids of documents that are read or written next: results that were handed over come first.

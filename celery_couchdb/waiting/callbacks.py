@@ -22,7 +22,7 @@ from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document
 from .subscriber import Subscriber
-from .watched import Mailbox
+from .watched import ResultMailbox
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -64,7 +64,7 @@ class Callbacks:
         self._lock, self._fulfilling = threading.Lock(), threading.RLock()
         #: Results to add, with the ids of their tasks. Without a result: remove all results of the task.
         self._queue: deque[tuple[str, Any]] = deque()
-        self._mailbox = Mailbox()
+        self._mailbox = ResultMailbox()
         self._watched: set[str] = set()
         #: By document id: functions that return a result, or None if it was deleted.
         self._held: dict[str, list[Callable[[], Any]]] = {}

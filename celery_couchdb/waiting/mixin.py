@@ -19,11 +19,11 @@ from kombu_couchdb.couchdb.bounds import time_limit
 from kombu_couchdb.errors import RETRIED
 
 from ..results.documents import Document, is_final
-from ..results.store import Store
+from ..results.store import ResultStore
 from .callbacks import Callbacks, groups_of
 from .read_ahead import ReadAhead
 from .subscriber import Subscriber
-from .watched import Mailbox
+from .watched import ResultMailbox
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
@@ -41,7 +41,7 @@ _MIN_TIMEOUT_SECONDS = 1.0
 class PushMixin:
     """The methods of a backend that wait for results. The backend sets the attributes below."""
 
-    store: Store
+    store: ResultStore
     subscriber: Subscriber
     callbacks: Callbacks
     read_ahead: ReadAhead
@@ -179,7 +179,7 @@ class PushMixin:
         found: list[Document] = []
         with _time_limit(timeout), self._outages():
             found = self._read_first(awaited, ids, timeout)
-        mailbox = Mailbox()
+        mailbox = ResultMailbox()
         try:
             while True:
                 found.sort(key=lambda doc: doc['_id'] not in awaited)

@@ -19,7 +19,7 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document, is_expired
-from ..results.store import Recent, Store
+from ..results.store import Recent, ResultStore
 
 logger = get_logger(__name__)
 
@@ -130,7 +130,7 @@ class ReadAhead:
     next.
     """
 
-    def __init__(self, store: Store, following: Callable[[str, int], list[str]], cache: Cache) -> None:
+    def __init__(self, store: ResultStore, following: Callable[[str, int], list[str]], cache: Cache) -> None:
         self._store, self._following, self._cache = store, following, cache
         #: By document id, the thread that sent the task.
         self._sent: Recent[int] = Recent(_REMEMBERED_TASKS)

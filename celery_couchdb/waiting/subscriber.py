@@ -37,12 +37,12 @@ from kombu_couchdb.errors import (
 )
 from kombu_couchdb.log import get_logger
 
-from ..options import Options
+from ..options import ResultOptions
 from ..results.documents import Document
-from ..results.store import Store
+from ..results.store import ResultStore
 from .read_ahead import Cache
 from .timing import Pacing, Traffic
-from .watched import Mailbox, Watched
+from .watched import ResultMailbox, Watched
 
 logger = get_logger(__name__)
 
@@ -83,18 +83,18 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
 class Subscriber:
     """Delivers watched documents to mailboxes: first the existing document, then every change of it. Thread-safe."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ResultStore) -> None:
         self.store = store
         self.cache = Cache(store.client.clock.now)
         self.reset()
         reset_in_child(self)
 
     @classmethod
-    def of(cls, address: Address, options: Options) -> Subscriber:
+    def of(cls, address: Address, options: ResultOptions) -> Subscriber:
         """Return the only subscriber of this process to a database. Celery may make a backend for each thread."""
         return _subscribers.of(
             (address, repr(options)),
-            lambda: cls(Store(Client(address, options.request_timeout, options.connect_timeout), options)),
+            lambda: cls(ResultStore(Client(address, options.request_timeout, options.connect_timeout), options)),
         )
 
     def reset(self) -> None:
@@ -124,7 +124,7 @@ class Subscriber:
         is_expected_later = sent_ago is not None and sent_ago < self._watched.expectation.seconds
         return is_expected_later or (self._since is not None and doc_id in self._watched.ahead)
 
-    def watch(self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str] = ()) -> None:
+    def watch(self, mailbox: ResultMailbox, ids: Iterable[str], ahead: Iterable[str] = ()) -> None:
         """Deliver the documents with these ids to `mailbox`, until `unwatch`.
 
         The documents with the ids `ahead` are watched as well. Successes among them are put into `cache`.
@@ -137,7 +137,7 @@ class Subscriber:
                 threading.Thread(target=self._run, name='celery-couchdb-results', daemon=True).start()
                 self._running = True
 
-    def unwatch(self, mailbox: Mailbox, ids: Iterable[str]) -> None:
+    def unwatch(self, mailbox: ResultMailbox, ids: Iterable[str]) -> None:
         """Stop delivering the documents with these ids to `mailbox`."""
         with self._changed:
             self._watched.remove(mailbox, ids)

@@ -22,7 +22,7 @@ _PAUSE_PER_DOC_SECONDS = 0.0005
 _MAX_AHEAD, _MAX_STATE_CHARACTERS = 1000, 4000
 
 
-class Mailbox:
+class ResultMailbox:
     """Documents for one waiting thread, from the subscriber's thread."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Watched:
         self._cache = cache
         self.changed = threading.Condition()
         #: By document id: the mailboxes of the threads that wait for the document.
-        self.mailboxes: dict[str, set[Mailbox]] = {}
+        self.mailboxes: dict[str, set[ResultMailbox]] = {}
         #: The documents that nothing waits for yet, by id: the latest state that was received, or None.
         self.ahead: dict[str, Document | None] = {}
         #: By document id: the monotonic time at which the wait for the result began.
@@ -89,7 +89,7 @@ class Watched:
         """The ids of all watched documents."""
         return self.mailboxes.keys() | self.ahead.keys()
 
-    def add(self, mailbox: Mailbox, ids: Iterable[str], ahead: Iterable[str]) -> bool:
+    def add(self, mailbox: ResultMailbox, ids: Iterable[str], ahead: Iterable[str]) -> bool:
         """Watch documents for `mailbox`, and others ahead; tell whether one of them must be read.
 
         What is known of `ids` is delivered at once.
@@ -121,7 +121,7 @@ class Watched:
         self.ahead.update(dict.fromkeys(added))
         self.unread.update(added)
 
-    def remove(self, mailbox: Mailbox, ids: Iterable[str]) -> None:
+    def remove(self, mailbox: ResultMailbox, ids: Iterable[str]) -> None:
         """Watch these documents for `mailbox` no more."""
         with self.changed:
             for doc_id in list(ids):

@@ -17,7 +17,7 @@ from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..chords.counter import Chords
-from ..results.store import Store
+from ..results.store import ResultStore
 
 logger = get_logger(__name__)
 
@@ -31,7 +31,7 @@ _BATCH_DOCS = 500
 _STOP_SECONDS = 0.5
 
 
-def sweep(store: Store, chords: Chords, is_over: Callable[[], bool]) -> list[str]:
+def sweep(store: ResultStore, chords: Chords, is_over: Callable[[], bool]) -> list[str]:
     """Delete expired results, groups and chords, and return the ids of the chords that may be unfinished.
 
     The sweep ends early when `is_over()` is true. *Raises* the errors of `kombu_couchdb.errors`; `NotFound` if the
@@ -60,7 +60,7 @@ def sweep(store: Store, chords: Chords, is_over: Callable[[], bool]) -> list[str
     return unfinished
 
 
-class Sweeper:
+class ExpirySweeper:
     """Calls `work(is_over)` again and again in a thread.
 
     `interval` is the longest pause in seconds; each pause is random, at least half as long.

@@ -10,7 +10,7 @@ from ..documents.ids import LEADER
 from ..leases.leader import LEASE_SECONDS
 
 
-class Leader(TypedDict):
+class LeaderStatus(TypedDict):
     """The leader of one duty, as its document says."""
 
     #: `beat:`, `parcels:` or `region:`, and a name.
@@ -23,9 +23,9 @@ class Leader(TypedDict):
     alive: bool
 
 
-def leaders(client: Client) -> list[Leader]:
+def leaders(client: Client) -> list[LeaderStatus]:
     """Return the leader of each duty; one request."""
-    now, found = client.clock.now(), list[Leader]()
+    now, found = client.clock.now(), list[LeaderStatus]()
     for doc in (row.get('doc') or {} for row in client.id_range(LEADER, docs=True)):
         if doc.get('type') != 'Leader':
             continue

@@ -23,7 +23,7 @@ _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
 _ROW = members(id=text, key=anything)
 
 
-class Wanted(NamedTuple):
+class JobFilter(NamedTuple):
     """Which jobs are listed; None stands for all."""
 
     states: Collection[str]
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
         )
 
 
-def listing(client: Client, wanted: Wanted, limit: int) -> Iterator[Document]:
+def listing(client: Client, wanted: JobFilter, limit: int) -> Iterator[Document]:
     """Yield up to `limit` jobs, in batches that are read when they are needed.
 
     If only states and a queue are `wanted`, and `done` is not: running items come first, then pending, scheduled and
@@ -63,7 +63,7 @@ def listing(client: Client, wanted: Wanted, limit: int) -> Iterator[Document]:
     return islice((doc for doc in found if wanted.matches(doc, now)), limit)
 
 
-def _queued(client: Client, wanted: Wanted, now: float) -> Iterator[Document]:
+def _queued(client: Client, wanted: JobFilter, now: float) -> Iterator[Document]:
     states, queue = wanted.states, wanted.queue
     queues = (
         [queue]
@@ -106,7 +106,7 @@ def _order(row: Row) -> tuple[int, float, str]:
     return found.rank, found.date, found.id
 
 
-def _history(client: Client, wanted: Wanted, now: float) -> Iterator[Document]:
+def _history(client: Client, wanted: JobFilter, now: float) -> Iterator[Document]:
     task = wanted.task or ''
     where = {'startkey': [task, {}], 'endkey': [task, wanted.since or 0], 'descending': True, 'include_docs': True}
     with needs_jobs_view(client):

@@ -32,7 +32,7 @@ _DOCS = '/_scheduler/docs/_replicator'
 _HOP_SECONDS, _MAX_PARCELS = 2.0, 1000
 
 
-class Traffic(TypedDict):
+class RegionTraffic(TypedDict):
     """The parcels of one kind between two regions."""
 
     count: int
@@ -54,17 +54,17 @@ class Replication(TypedDict):
     source: str | None
 
 
-class Region(TypedDict):
+class RegionStatus(TypedDict):
     """What the own server knows of another region."""
 
     #: By kind, `regions` or `results`.
     replications: dict[str, Replication]
     #: Parcels to the region; also those that it has published and whose deletion has not returned.
-    leaving: Traffic
+    leaving: RegionTraffic
     #: Parcels from the region that are here and not published yet.
-    arrived: Traffic
+    arrived: RegionTraffic
     #: Parcels from or to the region that the other side has refused.
-    refused: Traffic
+    refused: RegionTraffic
     #: The age of the region's own document; None if there is none.
     seen: float | None
     #: Up to which change of the other region's database the parcels are here; None if unknown.
@@ -77,7 +77,7 @@ class Remote(TypedDict):
     #: The duration of a request.
     response: float
     #: Parcels on their way from the region; those that have arrived here, too, until their deletion has returned.
-    leaving: Traffic
+    leaving: RegionTraffic
     #: The number of changes in its database that the replication has not looked at; None if unknown.
     pending: int | None
     #: The number of parcels from the region that were still not here after two seconds. Only 1,000 are looked for.
@@ -123,7 +123,7 @@ def unready(client: Client, name: str) -> str | None:
     return None
 
 
-def region(client: Client, own: str, other: str, kinds: Iterable[str], reached: Collection[str] | None) -> Region:
+def region(client: Client, own: str, other: str, kinds: Iterable[str], reached: Collection[str] | None) -> RegionStatus:
     """Return what the own server knows of another region.
 
     `client` is for the own database of regions; `kinds` are those of the replications; `reached` is the result of
@@ -179,7 +179,7 @@ def _missing(client: Client, here: Client, own: str, other: str) -> int:
     return len(missing)
 
 
-def _parcels(client: Client, kind: int, to: str, sender: str) -> Traffic:
+def _parcels(client: Client, kind: int, to: str, sender: str) -> RegionTraffic:
     keys: dict[str, Any] = {'startkey': [kind, to, sender], 'endkey': [kind, to, sender, {}]}
     try:
         counted = client.view(design.REGIONS, 'traffic', _COUNT, **keys)
@@ -193,7 +193,7 @@ def _parcels(client: Client, kind: int, to: str, sender: str) -> Traffic:
     return {'count': int(counted[0]['value']), 'oldest': oldest}
 
 
-def _together(*parts: Traffic) -> Traffic:
+def _together(*parts: RegionTraffic) -> RegionTraffic:
     dates = [part['oldest'] for part in parts if part['oldest'] is not None]
     return {'count': sum(part['count'] for part in parts), 'oldest': max(dates, default=None)}
 

@@ -19,7 +19,7 @@ from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.lease_expiry import ends_at
 from ..queues import waiting
 from ..queues.broadcasts_database import broadcasts_of
-from .leaders import Leader, leaders
+from .leaders import LeaderStatus, leaders
 from .queues import Paused, paused
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
@@ -47,7 +47,7 @@ class Backlog(TypedDict):
     oldest: float | None
 
 
-class Queue(Backlog):
+class QueueStatus(Backlog):
     """The messages in one queue."""
 
     #: Messages that are reserved for one worker (running or prefetched; the database does not know which).
@@ -66,7 +66,7 @@ class Queue(Backlog):
 _EMPTY: Backlog = {'ready': 0, 'scheduled': 0, 'parked': 0, 'oldest': None}
 
 
-class Consumer(TypedDict):
+class ConsumerStatus(TypedDict):
     """One consumer, from its heartbeat document."""
 
     id: str
@@ -81,7 +81,7 @@ class Consumer(TypedDict):
     alive: bool
 
 
-class Database(TypedDict):
+class DatabaseStatus(TypedDict):
     """One database. The embedded server does not know `tombstones`, `size` and `active`: they are None."""
 
     name: str
@@ -93,7 +93,7 @@ class Database(TypedDict):
     active: int | None
 
 
-class Server(TypedDict):
+class ServerStatus(TypedDict):
     """The server of the broker's database. The URL has no user and no password."""
 
     url: str
@@ -105,18 +105,18 @@ class Server(TypedDict):
 class Status(TypedDict):
     """The result of `status`."""
 
-    server: Server
-    queues: dict[str, Queue]
+    server: ServerStatus
+    queues: dict[str, QueueStatus]
     #: The number of messages whose queue is not text. They are dead letters.
     malformed: int
-    consumers: list[Consumer]
+    consumers: list[ConsumerStatus]
     #: One for each duty that only one process may do at a time, such as beat.
-    leaders: list[Leader]
-    database: Database
+    leaders: list[LeaderStatus]
+    database: DatabaseStatus
     #: None if it is missing, or the user may not read it: then every consumer follows the broker's database.
-    broadcasts: Database | None
+    broadcasts: DatabaseStatus | None
     #: None if the result backend is not CouchDB, or if its database does not exist yet.
-    results: Database | None
+    results: DatabaseStatus | None
 
 
 def status(client: Client, results: Client | None = None, *, temporary: bool = False) -> Status:
@@ -187,7 +187,9 @@ def backlog(client: Client) -> dict[str, Backlog]:
     }
 
 
-def _queues(client: Client, declared: Iterable[str], auto_delete: Collection[str]) -> tuple[dict[str, Queue], int]:
+def _queues(
+    client: Client, declared: Iterable[str], auto_delete: Collection[str]
+) -> tuple[dict[str, QueueStatus], int]:
     """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
     found = backlog(client)
     dead, held = Counter[str](), Counter[str]()
@@ -242,13 +244,13 @@ def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str
 # -- consumers
 
 
-def consumers(client: Client, prefix: str = '') -> list[Consumer]:
+def consumers(client: Client, prefix: str = '') -> list[ConsumerStatus]:
     """Return the consumers whose ids begin with `prefix`, which may be a host's name and a colon; one request."""
     docs, now = _documents(client, CONSUMER + prefix, 'Consumer'), client.clock.now()
     return [_consumer(doc, now) for doc in docs]
 
 
-def _consumer(doc: Document, now: float) -> Consumer:
+def _consumer(doc: Document, now: float) -> ConsumerStatus:
     queues, pid = doc.get('queues'), doc.get('pid')
     written = _float_or_none(doc.get('date'))
     return {
@@ -272,7 +274,7 @@ def _rates(doc: Document) -> dict[str, float]:
 # -- databases and server
 
 
-def _database(client: Client) -> Database:
+def _database(client: Client) -> DatabaseStatus:
     info = client.info(_INFO)
     sizes = info.get('sizes') or {}
     return {
@@ -284,7 +286,7 @@ def _database(client: Client) -> Database:
     }
 
 
-def _optional(client: Client | None) -> Database | None:
+def _optional(client: Client | None) -> DatabaseStatus | None:
     """Return a database; None if it does not exist (its first use creates it if the user may), or may not be read."""
     try:
         return _database(client) if client else None
@@ -292,7 +294,7 @@ def _optional(client: Client | None) -> Database | None:
         return None
 
 
-def _server(client: Client, greeting: Document) -> Server:
+def _server(client: Client, greeting: Document) -> ServerStatus:
     embedded = 'couchdb' not in greeting
     return {
         'url': client.address.server,

@@ -74,7 +74,7 @@ def is_replicated(client: Client) -> bool:
 
 
 @dataclass(frozen=True)
-class Tombstone:
+class DeletedDocument:
     """A deleted document: its id and its leaf revisions, all of which are deleted."""
 
     id: str
@@ -143,7 +143,7 @@ class Tombstones:
         """Return the number of tombstones in the database, including those of other applications."""
         return int(self._client.info(_INFO)['doc_del_count'])
 
-    def before(self, mark: Any, moving: Collection[str] = ()) -> Iterator[list[Tombstone]]:
+    def before(self, mark: Any, moving: Collection[str] = ()) -> Iterator[list[DeletedDocument]]:
         """Yield our tombstones that are older than the sequence `mark`, in pages.
 
         Leave out those of messages in `moving`: their parcels are still there, and would be moved a second time.
@@ -153,7 +153,7 @@ class Tombstones:
             # Read the changes after the page: they include everything that happened to its documents before.
             self._read_changes()
             ours = [
-                Tombstone(row['id'], tuple(change['rev'] for change in row['changes']))
+                DeletedDocument(row['id'], tuple(change['rev'] for change in row['changes']))
                 for row in rows
                 if row.get('deleted') and is_ours(row['id'])
             ]
@@ -162,7 +162,7 @@ class Tombstones:
             # A message that is copied into several queues has an id with a suffix for each.
             yield [tombstone for tombstone in old if tombstone.id.partition('-')[0] not in moving]
 
-    def purge(self, tombstones: list[Tombstone]) -> None:
+    def purge(self, tombstones: list[DeletedDocument]) -> None:
         """Purge tombstones. A document that was created anew meanwhile is kept."""
         # The other ids can be used again. Ids of messages never are, so these need no note.
         self._marks.set_purging([tombstone.id for tombstone in tombstones if not _MESSAGE.match(tombstone.id)])
@@ -200,7 +200,7 @@ class Tombstones:
             yield rows, since
 
 
-def batches(tombstones: list[Tombstone]) -> Iterator[dict[str, list[str]]]:
+def batches(tombstones: list[DeletedDocument]) -> Iterator[dict[str, list[str]]]:
     """Yield the bodies of `_purge` requests for tombstones, each within CouchDB's limits."""
     batch: dict[str, list[str]] = {}
     count = 0

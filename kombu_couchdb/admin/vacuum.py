@@ -22,7 +22,7 @@ from ..leases.janitor import Janitor
 from ..leases.lease_expiry import ends_at
 from .cluster import Cluster
 from .indexes import Indexes
-from .tombstones import Marks, Tombstone, Tombstones, is_replicated
+from .tombstones import DeletedDocument, Marks, Tombstones, is_replicated
 
 #: Called with the name of the step (`wait`, `index`, `purge`, `prove` or `compact`), how much is done, and the total.
 Progress = Callable[[str, int, int], None]
@@ -175,7 +175,7 @@ class _Vacuum:
         self._cluster.synchronise(self._age)
         self._update_indexes(build=False)
         size = _MIN_PURGE_DOCS
-        waiting: list[Tombstone] = []
+        waiting: list[DeletedDocument] = []
         # A parcel whose message was deleted before the mark was there before the mark, too: none is missing here.
         for page in self._tombstones.before(mark, self._moving()):
             waiting += page
@@ -190,7 +190,7 @@ class _Vacuum:
             self._purge_batch(waiting, size)
         self._marks.set_purging([])
 
-    def _purge_batch(self, tombstones: list[Tombstone], size: int) -> int:
+    def _purge_batch(self, tombstones: list[DeletedDocument], size: int) -> int:
         """Purge tombstones, and return the size of the next batch: workers should not have to wait for the indexes."""
         self._cluster.nodes()
         self._tombstones.purge(tombstones)

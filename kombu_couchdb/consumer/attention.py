@@ -80,7 +80,7 @@ class _Waiting:
         self.pause = min(2 * self.pause, _MAX_PAUSE_SECONDS)
 
 
-class Bell:
+class BellRinger:
     """When one consumer rings for which queues, for its I/O thread alone."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Attention:
         #: The queues that it follows if it listens, and reads if it does not.
         self.followed: set[str] = set()
         #: When to wake the others.
-        self.bell = Bell()
+        self.bell = BellRinger()
         self._active_until = -inf
         self._losses = 0
         self._look_at = -inf

@@ -3,7 +3,7 @@
 Two headers of a message give its rate key and its rate. A consumer claims such a message only after it has taken a
 *start*: it writes the document `rate:<key>` with a later `next`, in the revision that it has read. The starts of a key
 have even distances (the generic cell rate algorithm): one may be taken up to `BURST_SECONDS` before `next`, and moves
-`next` by `Rate.interval`, which is so much longer that no period has more starts than the rate allows.
+`next` by `RateLimit.interval`, which is so much longer that no period has more starts than the rate allows.
 
 A message for which there is no start is parked under `parked_key`, see `concurrency`, until its turn comes.
 """
@@ -39,7 +39,7 @@ _LOWEST, _HIGHEST = 1 / 86_400, 1000
 _MAX_INTERVAL_SECONDS = 1 / _LOWEST + 1
 
 
-class Rate(NamedTuple):
+class RateLimit(NamedTuple):
     """The rate of a message: at most `most` messages with this key start in `period` seconds."""
 
     key: str
@@ -76,13 +76,13 @@ def check(headers: Mapping[str, Any]) -> None:
         raise ConfigurationError(reason)
 
 
-def rate_of(doc: Mapping[str, Any]) -> Rate | None:
+def rate_of(doc: Mapping[str, Any]) -> RateLimit | None:
     """Return the rate of an item, or None if it has none. It may be malformed: it is then a dead letter soon."""
     headers = headers_of(doc)
     if headers.get(RATE_KEY) is None or flaw(headers):
         return None
     parsed = _parse(headers[RATE])
-    return None if parsed is None else Rate(headers[RATE_KEY], *parsed)
+    return None if parsed is None else RateLimit(headers[RATE_KEY], *parsed)
 
 
 def _parse(rate: Any) -> tuple[int, float] | None:
@@ -126,7 +126,7 @@ def has_start(next_: float, now: float) -> bool:
     return next_ - BURST_SECONDS <= now
 
 
-def after(next_: float, rate: Rate, now: float) -> float:
+def after(next_: float, rate: RateLimit, now: float) -> float:
     """Return the time of the next start after one was taken."""
     return max(next_, now) + rate.interval
 

@@ -77,7 +77,7 @@ class _Expiring(TypedDict, total=False):
     expires: float
 
 
-class Follower(_Expiring):
+class DatedMessage(_Expiring):
     """A message with its dates and priority: part of a WorkItem, and an element of a unique job's `next`."""
 
     priority: int
@@ -101,7 +101,7 @@ class _WorkItemOptions(TypedDict, total=False):
     #: this date if it is later than the due date.
     sent: float
     #: The messages that run after the current one.
-    next: list[Follower]
+    next: list[DatedMessage]
     #: The delivery tag of the message that was done last.
     done: str
     #: Blanks that keep space for later states of a large job, until it is claimed.
@@ -117,7 +117,7 @@ class _WorkItemOptions(TypedDict, total=False):
 
 
 @final
-class WorkItem(Follower, _WorkItemOptions, Stored):
+class WorkItem(DatedMessage, _WorkItemOptions, Stored):
     """A message in the broker's database."""
 
     _id: str

@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
 
 #: The interval at which other processes should read it that want to take over at most 20 seconds after a leader was
-#: killed, see `Leader.next_in`.
+#: killed, see `LeaderLease.next_in`.
 LOOK_SECONDS = 3.0
 
 #: The longest time for which `Led.stop` waits for what is being done, in seconds.
@@ -71,7 +71,7 @@ class Term:
         self.until = float('-inf')
 
 
-class Leader:
+class LeaderLease:
     """One process's offer to do the duty `name`. It is not thread-safe."""
 
     def __init__(self, client: Client, name: str) -> None:
@@ -160,7 +160,7 @@ class Duty:
     #: What the log calls this process.
     process: ClassVar[str]
 
-    def __init__(self, leader: Leader) -> None:
+    def __init__(self, leader: LeaderLease) -> None:
         self._leader = leader
         self._term: Term | None = None  # the one in which the duty is done
         self._stale = self._stopping = False

@@ -25,7 +25,7 @@ from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC
 from ..couchdb.write_result import WriteResult
 from ..documents import concurrency, rates
-from ..documents.rates import Rate
+from ..documents.rates import RateLimit
 from ..leases.lease import Lease
 from ..leases.peers import Peers
 from ..log import get_logger
@@ -50,7 +50,7 @@ class _Look:
     at: float
     #: The highest limit of those that wait for slots, and the rate of those that wait for starts, if it is known.
     most: int = 0
-    rate: Rate | None = None
+    rate: RateLimit | None = None
 
 
 class LimitsGate:

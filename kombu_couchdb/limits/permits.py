@@ -22,7 +22,7 @@ from ..couchdb.shapes import members, text
 from ..couchdb.write_result import WriteResult
 from ..documents import concurrency, rates
 from ..documents.concurrency import Concurrency
-from ..documents.rates import BURST_SECONDS, Rate
+from ..documents.rates import BURST_SECONDS, RateLimit
 from ..leases.lease import Lease
 from ..leases.peers import Peers
 from ..log import get_logger
@@ -265,7 +265,7 @@ class Slots:
 # -- starts
 
 #: By message id: a message that needs a start, and its rate.
-_Rated = Mapping[str, tuple[Document, Rate]]
+_Rated = Mapping[str, tuple[Document, RateLimit]]
 
 
 class _Known(NamedTuple):
@@ -285,7 +285,7 @@ class Starts:
 
     # -- messages that wait
 
-    def look_at(self, parked: str, rate: Rate | None) -> float:
+    def look_at(self, parked: str, rate: RateLimit | None) -> float:
         """Return the monotonic time to look for messages under a `parked_key`: when a start can be taken.
 
         The consumer that took the last start looks at once when the next one is due, with time to spare, the others a
@@ -314,7 +314,7 @@ class Starts:
                 doc = next((leaf for leaf in leaves if leaf['_rev'] not in others), None)
             self._known[key] = _Known(doc, rates.next_of(doc, now))
 
-    def available(self, key: str, rate: Rate | None, most: int) -> int:
+    def available(self, key: str, rate: RateLimit | None, most: int) -> int:
         """Return how many messages can start when they have been read, up to `most`; 0 if none can start now."""
         now = self._client.clock.now()
         next_ = self._known[key].next

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from celery_couchdb.beat.messages import Call, Messages
+from celery_couchdb.beat.messages import DueCall, Messages
 from chaos.short_lease import shorten
 
 from .app import app
@@ -17,7 +17,7 @@ __all__ = ['app']
 _send = Messages.send
 
 
-def _send_and_die(self: Messages, calls: Sequence[Call], seconds: float) -> Any:
+def _send_and_die(self: Messages, calls: Sequence[DueCall], seconds: float) -> Any:
     _send(self, calls, seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_couchdb.chords.counter import Chords
-from celery_couchdb.options import Options as ResultOptions
-from celery_couchdb.results.store import Store as Results
+from celery_couchdb.options import ResultOptions as ResultOptions
+from celery_couchdb.results.store import ResultStore as Results
 from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb import design
 from kombu_couchdb.admin import cluster, dead, indexes, jobs, queues, vacuum
@@ -156,7 +156,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'vacuum': lambda c: vacuum.vacuum(c, lambda step, done, total: None, age=0.0, wait=False),
     'jobs': lambda c: [
         jobs.find(c, 'task-1'),
-        list(history.listing(c, history.Wanted(jobs.STATES), 5)),
+        list(history.listing(c, history.JobFilter(jobs.STATES), 5)),
         jobs.state(c, 'task-1'),
     ],
     'read a result': lambda c: chords(c)[0].read_many(['celery-task-meta-t', 'x']),

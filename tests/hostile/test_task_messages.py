@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_couchdb.parcels.accept import Accept
-from celery_couchdb.parcels.check import Refused, checked
+from celery_couchdb.parcels.check import ParcelRefused, checked
 from celery_couchdb.regions.message_checks import message_of
 from kombu_couchdb.consumer.credit import Credit
 from kombu_couchdb.consumer.delivery import Delivery
@@ -149,7 +149,7 @@ def test_worker_accepts_each_message_without_a_flaw(worker: Worker, message: dic
 def test_headers_of_a_moved_parcel_do_not_act(message: dict[str, Any]) -> None:
     try:
         moved = checked({'message': message}, None, ACCEPT, ['json'])['headers']
-    except Refused:
+    except ParcelRefused:
         return
     usual, found = Context({'task': 'add', 'id': 'a'}), Context(moved)
     acting = {*dir(Context)} - {*task_message.HEADERS}
@@ -173,7 +173,7 @@ def test_body_of_any_shape(doc: dict[str, Any]) -> None:
 
 @given(retyped({'message': FULL}))
 def test_parcels_of_any_shape_are_moved_or_refused(doc: dict[str, Any]) -> None:
-    with suppress(Refused):
+    with suppress(ParcelRefused):
         checked(doc, None, ACCEPT, ['json'])
-    with suppress(Refused):
+    with suppress(ParcelRefused):
         message_of(doc, None)

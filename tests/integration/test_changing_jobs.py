@@ -12,7 +12,7 @@ from celery import Celery
 from kombu import Connection, Queue
 
 from celery_couchdb.jobs import Jobs
-from kombu_couchdb.admin.listing import Wanted, listing
+from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, NotChangeable
@@ -184,7 +184,7 @@ def test_job_that_waits_for_a_slot(app: Celery, connect: Callable[..., Connectio
     inbox.wait(1)
     later, edited = app.send_task('report', (2,), **limit).id, app.send_task('report', (3,), **limit).id
     inbox.drain_until(lambda: sum('parked' in item for item in items(client)) == 2, 'both to wait for a slot')
-    listed = listing(client, Wanted(['running', 'pending']), 10)
+    listed = listing(client, JobFilter(['running', 'pending']), 10)
     assert [bool(item.get('parked')) for item in listed] == [False, True, True]
     assert 'parked' not in known.move(later, countdown=3600, priority=9)
     assert known.state(later) == 'scheduled'

@@ -21,7 +21,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import lent, receipt, region, workitem
 from kombu_couchdb.documents.parcel import refused
 from kombu_couchdb.leases import lease
-from kombu_couchdb.leases.leader import Leader
+from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
 from kombu_couchdb.transport.other_regions import OtherRegions
@@ -187,7 +187,7 @@ def test_document_of_a_pause(client: Client, sent: list[Request]) -> None:
 
 
 def test_document_of_a_leader(client: Client, sent: list[Request]) -> None:
-    one = Leader(client, 'job')
+    one = LeaderLease(client, 'job')
     one.step()
     one.release()
     compare('Leader', written(sent)['Leader'])

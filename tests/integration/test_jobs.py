@@ -14,7 +14,7 @@ from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
 from kombu_couchdb import design
-from kombu_couchdb.admin.listing import Wanted, listing
+from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError
@@ -268,7 +268,7 @@ def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection
     Inbox(connect(), 'q1', ack=False).wait(2)
 
     def count(*states: str, queue: str | None = None, limit: int = 50) -> int:
-        return len(list(listing(client, Wanted(states, queue), limit)))
+        return len(list(listing(client, JobFilter(states, queue), limit)))
 
     wait_for(
         lambda: (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs'
@@ -276,7 +276,7 @@ def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection
     assert count('pending', 'running', 'scheduled') == 6
     assert (count('pending', queue='q1'), count('running', queue='q1'), count('pending', queue='q0')) == (0, 2, 3)
     assert count('pending', limit=2) == 2
-    assert [workitem.task_id(doc) for doc in listing(client, Wanted(('scheduled',), 'q0'), 10)] == [later.id]
+    assert [workitem.task_id(doc) for doc in listing(client, JobFilter(('scheduled',), 'q0'), 10)] == [later.id]
     app.send_task('soon', queue='q0', countdown=600)
     assert (count('pending', queue='q0'), count('pending', 'scheduled', queue='q0')) == (3, 5)
 
@@ -292,9 +292,9 @@ def test_pending_jobs_are_listed_in_the_order_of_claims(app: Celery, client: Cli
         for number in range(500)
     ]
     client.bulk([{**doc, **({'date': doc['published']} if number % 3 == 0 else {})} for number, doc in enumerate(docs)])
-    found = [doc['_id'] for doc in listing(client, Wanted(('pending',)), 600)]
+    found = [doc['_id'] for doc in listing(client, JobFilter(('pending',)), 600)]
     assert found[:-1] == [doc['_id'] for doc in sorted(docs, key=lambda doc: (-doc['priority'], doc['published']))]
-    assert [doc['_id'] for doc in listing(client, Wanted(('pending',)), 300)] == found[:300]
+    assert [doc['_id'] for doc in listing(client, JobFilter(('pending',)), 300)] == found[:300]
 
 
 def test_no_job_is_left_out_between_two_pages(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,4 +305,4 @@ def test_no_job_is_left_out_between_two_pages(app: Celery, client: Client, monke
     del like['_rev']
     now = client.clock.now()
     client.bulk([{**like, '_id': f'{number:030x}', 'published': now - 900 + number / 7} for number in range(400)])
-    assert len(list(listing(client, Wanted(('pending',)), 500))) == 401
+    assert len(list(listing(client, JobFilter(('pending',)), 500))) == 401

@@ -14,7 +14,7 @@ from kombu import Connection
 from celery_couchdb.jobs import Jobs
 from kombu_couchdb import design
 from kombu_couchdb.admin import dead, jobs
-from kombu_couchdb.admin.listing import Wanted, listing
+from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
@@ -129,7 +129,7 @@ def test_kept_message_is_in_no_count_and_no_list_of_the_queue(
     assert store.drop_expired() == 0
     assert dead.count(client) == 0
     assert not store.leases()['claim']
-    assert list(listing(client, Wanted(jobs.STATES[:4]), 10)) == []
+    assert list(listing(client, JobFilter(jobs.STATES[:4]), 10)) == []
     [doc] = jobs.find(client, task_id)
     assert not dead.is_letter(doc)
     assert dead.replay(client, [doc]) == ([], {doc['_id']: 'it is no dead letter (any more)'})
@@ -287,7 +287,7 @@ def test_history_by_task_state_time_and_argument(
     now = client.clock.now()
 
     def listed(states: Any = jobs.STATES, limit: int = 10, **more: Any) -> list[str | None]:
-        return [workitem.task_id(doc) for doc in listing(client, Wanted(states, **more), limit)]
+        return [workitem.task_id(doc) for doc in listing(client, JobFilter(states, **more), limit)]
 
     assert listed(('done',)) == names[1::-1]
     assert listed() == names[::-1]
@@ -314,10 +314,10 @@ def test_history_of_more_than_a_page(app: Celery, connect: Callable[..., Connect
         for number in range(450)
     ]
     client.bulk(docs)
-    found = list(listing(client, Wanted(('done',), task='many'), 1000))
+    found = list(listing(client, JobFilter(('done',), task='many'), 1000))
     assert len({doc['_id'] for doc in found}) == len(found) == 450
     assert [doc['finished'] for doc in found] == sorted((doc['finished'] for doc in docs), reverse=True)
-    assert len(list(listing(client, Wanted(('done',), since=1063.0), 1000))) == 9
+    assert len(list(listing(client, JobFilter(('done',), since=1063.0), 1000))) == 9
 
 
 def test_wait_for_many_jobs_shares_one_feed(

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from celery_couchdb.waiting.watched import Mailbox
+from celery_couchdb.waiting.watched import ResultMailbox
 from kombu_couchdb.couchdb import bounds
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AnswerTooLarge
@@ -61,7 +61,7 @@ def test_messages_and_results(
         app.backend.store_result(result.id, body, 'SUCCESS')
     assert [result.get(timeout=PATIENCE) for result in results] == bodies
     # The subscriber gets all results at once.
-    mailbox, ids = Mailbox(), {app.backend.get_key_for_task(result.id) for result in results}
+    mailbox, ids = ResultMailbox(), {app.backend.get_key_for_task(result.id) for result in results}
     app.backend.subscriber.watch(mailbox, ids)
     heard: set[str] = set()
 

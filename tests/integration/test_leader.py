@@ -10,7 +10,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import leader
-from kombu_couchdb.leases.leader import LEASE_SECONDS, RENEWAL_SECONDS, Leader
+from kombu_couchdb.leases.leader import LEASE_SECONDS, RENEWAL_SECONDS, LeaderLease
 
 
 class Clock:
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_one_process_leads(client: Client, clock: Clock) -> None:
-    leaders = [Leader(client, 'job') for _ in range(5)]
+    leaders = [LeaderLease(client, 'job') for _ in range(5)]
     for _ in range(20):
         assert [one.step() is not None for one in leaders] == [True, False, False, False, False]
         clock.now += RENEWAL_SECONDS
@@ -39,12 +39,12 @@ def test_one_process_leads(client: Client, clock: Clock) -> None:
 
 
 def test_two_jobs_have_leaders_of_their_own(client: Client) -> None:
-    assert Leader(client, 'a').step()
-    assert Leader(client, 'b').step()
+    assert LeaderLease(client, 'a').step()
+    assert LeaderLease(client, 'b').step()
 
 
 def test_another_process_takes_over_only_after_the_lease_expired(client: Client, clock: Clock) -> None:
-    first, second = Leader(client, 'job'), Leader(client, 'job')
+    first, second = LeaderLease(client, 'job'), LeaderLease(client, 'job')
     assert first.step()
     silent_from = clock.now
     while not second.step():
@@ -56,7 +56,7 @@ def test_another_process_takes_over_only_after_the_lease_expired(client: Client,
 
 
 def test_released_lead_is_taken_at_the_next_step(client: Client, clock: Clock) -> None:
-    first, second = Leader(client, 'job'), Leader(client, 'job')
+    first, second = LeaderLease(client, 'job'), LeaderLease(client, 'job')
     assert first.step()
     assert not second.step()
     first.release()
@@ -68,7 +68,7 @@ def test_released_lead_is_taken_at_the_next_step(client: Client, clock: Clock) -
 def test_leader_keeps_its_lead_during_an_outage_until_its_lease_expires(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Leader(client, 'job')
+    first = LeaderLease(client, 'job')
     assert first.step()
 
     def away(docs: object) -> None:
@@ -87,7 +87,7 @@ def test_leader_keeps_its_lead_during_an_outage_until_its_lease_expires(
 
 def test_lead_that_has_ended_is_not_taken_up_again(client: Client, clock: Clock) -> None:
     """A process that was paused takes the lead again in one step, but its former term stays over."""
-    leader = Leader(client, 'job')
+    leader = LeaderLease(client, 'job')
     before = leader.step()
     clock.now += RENEWAL_SECONDS
     assert leader.step() is before is leader.term
@@ -102,7 +102,7 @@ def test_lead_that_has_ended_is_not_taken_up_again(client: Client, clock: Clock)
 def test_lead_ends_if_a_renewal_takes_longer_than_the_lease(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader, bulk = Leader(client, 'job'), client.bulk
+    leader, bulk = LeaderLease(client, 'job'), client.bulk
     before = leader.step()
     clock.now += RENEWAL_SECONDS
 
@@ -119,7 +119,7 @@ def test_lead_ends_if_a_renewal_takes_longer_than_the_lease(
 def test_leader_goes_on_after_the_response_to_a_renewal_was_lost(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader, bulk = Leader(client, 'job'), client.bulk
+    leader, bulk = LeaderLease(client, 'job'), client.bulk
     leader.step()
     clock.now += RENEWAL_SECONDS
 
@@ -139,7 +139,7 @@ def test_leader_goes_on_after_the_response_to_a_renewal_was_lost(
 def test_no_step_of_the_server_s_clock_ends_a_lead(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
-    leader, standby = Leader(client, 'job'), Leader(client, 'job')
+    leader, standby = LeaderLease(client, 'job'), LeaderLease(client, 'job')
     term, true = leader.step(), client.clock.now
     assert not standby.step()
     monkeypatch.setattr(client.clock, 'now', lambda: true() + step)
@@ -153,8 +153,8 @@ def test_age_of_the_document_by_a_clock_proves_nothing(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that starts waits for a lease: the server's clock may just have been set."""
-    assert Leader(client, 'job').step()
-    true, second = client.clock.now, Leader(client, 'job')
+    assert LeaderLease(client, 'job').step()
+    true, second = client.clock.now, LeaderLease(client, 'job')
     monkeypatch.setattr(client.clock, 'now', lambda: true() + 3600)
     assert not second.step()
     clock.now += LEASE_SECONDS
@@ -166,13 +166,13 @@ def test_unproven_write_gives_no_lead(client: Client, clock: Clock, monkeypatch:
     monkeypatch.setattr(
         client, 'bulk', lambda docs: [answer._replace(status=WriteStatus.UNPROVEN) for answer in bulk(docs)]
     )
-    assert not Leader(client, 'job').step()
+    assert not LeaderLease(client, 'job').step()
 
 
 def test_process_that_loses_the_race_does_not_lead(
     client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = Leader(client, 'job'), Leader(client, 'job')
+    first, second = LeaderLease(client, 'job'), LeaderLease(client, 'job')
     monkeypatch.setattr(second, '_replaceable', lambda asked: '')  # both processes have seen that there is no document
     assert first.step()
     assert not second.step()
@@ -182,4 +182,4 @@ def test_process_that_loses_the_race_does_not_lead(
 @pytest.mark.parametrize('holder', [5, None, {'a': 1}, ''])
 def test_malformed_leader_document_is_replaced(client: Client, holder: object) -> None:
     client.put({'_id': 'broker:leader:job', 'type': 'Leader', 'holder': holder})
-    assert (Leader(client, 'job').step() is not None) is (holder != '')
+    assert (LeaderLease(client, 'job').step() is not None) is (holder != '')

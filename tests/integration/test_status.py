@@ -15,7 +15,7 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
-from kombu_couchdb.leases.leader import Leader
+from kombu_couchdb.leases.leader import LeaderLease
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish, publish_many
 
@@ -129,7 +129,7 @@ def test_consumers_and_their_rates(connection: Connection, client: Client) -> No
 
 def test_leaders_are_shown_with_their_duties(connection: Connection, client: Client) -> None:
     connection.connect()
-    leader, standby = Leader(client, 'beat:shop'), Leader(client, 'beat:shop')
+    leader, standby = LeaderLease(client, 'beat:shop'), LeaderLease(client, 'beat:shop')
     assert leader.step()
     assert not standby.step()
     [found] = status(client)['leaders']

@@ -18,7 +18,7 @@ from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin import vacuum as module
 from kombu_couchdb.admin.cluster import Refused
-from kombu_couchdb.admin.tombstones import Tombstone, Tombstones
+from kombu_couchdb.admin.tombstones import DeletedDocument, Tombstones
 from kombu_couchdb.admin.vacuum import Progress, Report, longest_lease, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
@@ -150,22 +150,22 @@ def test_all_deleted_leaf_revisions_are_purged(couch: Client) -> None:
 
 
 @pytest.fixture
-def recreated(couch: Client) -> Callable[[], tuple[Tombstone, str]]:
+def recreated(couch: Client) -> Callable[[], tuple[DeletedDocument, str]]:
     """A function that deletes a unique job, creates it again, and returns the tombstone and the new revision."""
     if couch.is_cluster():
         pytest.skip('which rows are lost depends on the node that responds')
 
-    def recreated() -> tuple[Tombstone, str]:
+    def recreated() -> tuple[DeletedDocument, str]:
         deleted = couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])[0].rev
         rev = couch.put({'_id': JOB, 'type': 'WorkItem', 'queue': 'q', 'n': 2})
         assert len(rows(couch)) == 1
-        return Tombstone(JOB, (deleted,)), rev
+        return DeletedDocument(JOB, (deleted,)), rev
 
     return recreated
 
 
 def test_purge_removes_the_view_rows_of_a_recreated_document(
-    couch: Client, recreated: Callable[[], tuple[Tombstone, str]]
+    couch: Client, recreated: Callable[[], tuple[DeletedDocument, str]]
 ) -> None:
     """Shows the behaviour of CouchDB that the vacuum works around.
 
@@ -178,7 +178,7 @@ def test_purge_removes_the_view_rows_of_a_recreated_document(
 
 
 def test_recreated_document_is_kept_unchanged(
-    couch: Client, recreated: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
+    couch: Client, recreated: Callable[[], tuple[DeletedDocument, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The document is created between the reading of its tombstone and the purge."""
     couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
@@ -190,7 +190,7 @@ def test_recreated_document_is_kept_unchanged(
 
 
 def test_vacuum_killed_right_after_a_purge(
-    couch: Client, recreated: Callable[[], tuple[Tombstone, str]], monkeypatch: pytest.MonkeyPatch
+    couch: Client, recreated: Callable[[], tuple[DeletedDocument, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vacuum records its purges first. The next vacuum finds documents that may have been created again."""
     couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
@@ -208,7 +208,7 @@ def test_vacuum_killed_right_after_a_purge(
 def between(purge: Callable[..., None], act: Callable[[], object]) -> Callable[..., None]:
     """Return a replacement for `purge` that calls a function first."""
 
-    def purged(self: Tombstones, tombstones: list[Tombstone]) -> None:
+    def purged(self: Tombstones, tombstones: list[DeletedDocument]) -> None:
         act()
         purge(self, tombstones)
 

@@ -20,7 +20,7 @@ from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.waiting.watched import Mailbox
+from celery_couchdb.waiting.watched import ResultMailbox
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError, RequestRefused, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
@@ -268,7 +268,7 @@ def test_new_waits_do_not_delay_other_results(app: Celery, worker: CouchDBBacken
     first, *others = ids(40)
     waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
     wait_for(lambda: is_listening(sent, first), 'the longpoll')
-    subscriber, mailbox = app.backend.subscriber, Mailbox()
+    subscriber, mailbox = app.backend.subscriber, ResultMailbox()
     go_on = threading.Event()
 
     def press() -> None:

@@ -15,7 +15,7 @@ from celery_couchdb.beat import due_dates, due_tasks
 from celery_couchdb.beat.due_tasks import DueTasks
 from celery_couchdb.beat.entries import Entry
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.leases.leader import LEASE_SECONDS, Leader, LeadLost
+from kombu_couchdb.leases.leader import LEASE_SECONDS, LeaderLease, LeadLost
 
 from .beat import START, Beat, Clock, Killed, ModelClient, World
 
@@ -215,7 +215,7 @@ def clock_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def duty_that_outlives_its_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lead is taken up again in the same term, and entries that were taken when it ended are forgotten."""
-    send, step = DueTasks._send, Leader.step
+    send, step = DueTasks._send, LeaderLease.step
 
     def forgetful(self: Any) -> None:
         try:
@@ -225,7 +225,7 @@ def duty_that_outlives_its_lead(monkeypatch: pytest.MonkeyPatch) -> None:
                 if state['due'] is not None and state['due'] <= self._client.clock.now():
                     state['due'] = None
 
-    def again(self: Leader) -> Any:
+    def again(self: LeaderLease) -> Any:
         before = self._term
         term = step(self)
         if term is not None and before is not None and term is not before:
@@ -234,7 +234,7 @@ def duty_that_outlives_its_lead(monkeypatch: pytest.MonkeyPatch) -> None:
         return self.term
 
     monkeypatch.setattr(DueTasks, '_send', forgetful)
-    monkeypatch.setattr(Leader, 'step', again)
+    monkeypatch.setattr(LeaderLease, 'step', again)
 
 
 def past_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def entry_that_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def age_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby believes the date of the leader's document."""
     monkeypatch.setattr(
-        Leader,
+        LeaderLease,
         '_replaceable',
         lambda self, asked: (
             found['_rev']

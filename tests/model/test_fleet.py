@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kombu_couchdb.consumer.attention import Attention, Bell
+from kombu_couchdb.consumer.attention import Attention, BellRinger
 from kombu_couchdb.consumer.broadcast_feed import BroadcastFeed
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.notifier import Notifier
@@ -294,7 +294,7 @@ STATES = (
 
 FAULTS = [
     Fault('nobody looks now and then', Events, Attention, '_pause', 'random.uniform(0.75, 1.0) * seconds', 'inf'),
-    Fault('the bell never rings', Events, Bell, 'check', 'now < waiting.ring_at', 'True'),
+    Fault('the bell never rings', Events, BellRinger, 'check', 'now < waiting.ring_at', 'True'),
     Fault(
         'a consumer that rests does not hear the bell', Events, Attention, 'heard', 'self._rung.add(queue)', 'return'
     ),
@@ -325,7 +325,12 @@ FAULTS = [
     ),
     Fault('the feed of broadcasts ends', Events, BroadcastFeed, 'take', 'self._watch(last)', 'pass'),
     Fault(
-        'a listener reads without a wait', Events, Bell, 'check', 'now + min(self._reads_every, waiting.pause)', 'now'
+        'a listener reads without a wait',
+        Events,
+        BellRinger,
+        'check',
+        'now + min(self._reads_every, waiting.pause)',
+        'now',
     ),
     Fault(
         'the first ranks are those of consumers without the queue',

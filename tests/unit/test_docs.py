@@ -73,7 +73,7 @@ def test_counterparts_exist() -> None:
     named = set(re.findall(r'^``\w+``\s+``(\w+)``', text, re.MULTILINE))
     known = {
         field.name
-        for options in (kombu_couchdb.options.Options, celery_couchdb.options.Options)
+        for options in (kombu_couchdb.options.Options, celery_couchdb.options.ResultOptions)
         for field in fields(options)
     }
     assert named

@@ -10,8 +10,8 @@ import requests
 from requests import exceptions as http
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ProtocolError
 
-from celery_couchdb.options import Options
-from celery_couchdb.results.store import Store as Results
+from celery_couchdb.options import ResultOptions
+from celery_couchdb.results.store import ResultStore as Results
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb import failures
 from kombu_couchdb.couchdb.address import Address
@@ -178,5 +178,5 @@ def test_setup_of_a_database_without_a_user(name: str) -> None:
     with pytest.raises(
         errors.AccessDenied, match=r'no user in the URL, and without one nobody may .* database'
     ) as caught:
-        ensure(client, True) if name == 'broker' else Results(client, Options()).read('x')
+        ensure(client, True) if name == 'broker' else Results(client, ResultOptions()).read('x')
     assert 'None' not in str(caught.value)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.options import Options
+from celery_couchdb.options import ResultOptions
 from kombu_couchdb.errors import ConfigurationError
 
 
@@ -21,7 +21,7 @@ def backend_of(**options: Any) -> Any:
 
 
 def test_retry_policy_is_completed_with_defaults() -> None:
-    assert dict(Options.of({'retry_policy': {'max_retries': 3}}).retry_policy) == {
+    assert dict(ResultOptions.of({'retry_policy': {'max_retries': 3}}).retry_policy) == {
         'max_retries': 3,
         'interval_start': 0,
         'interval_step': 1,
@@ -54,7 +54,7 @@ def test_wrong_options_are_refused_by_name(name: str, value: Any) -> None:
 def test_error_about_an_unknown_option_lists_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="unknown transport option 'retry_polcy'") as caught:
         backend_of(retry_polcy={})
-    for name in (*(f.name for f in fields(Options)), 'retry_policy', 'global_keyprefix'):
+    for name in (*(f.name for f in fields(ResultOptions)), 'retry_policy', 'global_keyprefix'):
         assert re.search(rf'known are: .*\b{name}\b', str(caught.value))
 
 
@@ -72,7 +72,9 @@ def test_documentation_lists_every_option_with_its_default() -> None:
     section = text.split('\nIn ``result_backend_transport_options``')[1]
     table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
     rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)
-    named = [(f.name, str(f.default)) for f in fields(Options) if f.name not in ('retry_policy', 'global_keyprefix')]
+    named = [
+        (f.name, str(f.default)) for f in fields(ResultOptions) if f.name not in ('retry_policy', 'global_keyprefix')
+    ]
     assert [row for row in rows if row[0] not in ('retry_policy', 'global_keyprefix')] == named
-    for name, value in Options().retry_policy.items():
+    for name, value in ResultOptions().retry_policy.items():
         assert f'``{name}`` ({value})' in table

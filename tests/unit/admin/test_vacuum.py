@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from kombu_couchdb.admin.cluster import Cluster, Refused
-from kombu_couchdb.admin.tombstones import Marks, Tombstone, batches, is_ours
+from kombu_couchdb.admin.tombstones import DeletedDocument, Marks, batches, is_ours
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import idempotency, workitem
@@ -77,11 +77,11 @@ def test_parcels_and_their_messages_are_recognized() -> None:
 
 
 def test_purge_requests_fit_the_limits_of_couchdb() -> None:
-    many = [Tombstone(f'a{number}', ('1-a',)) for number in range(250)]
+    many = [DeletedDocument(f'a{number}', ('1-a',)) for number in range(250)]
     torn = [
-        Tombstone('b', tuple(f'2-{number}' for number in range(2500))),
-        Tombstone('c', tuple(f'2-{number}' for number in range(400))),
-        Tombstone('d', ('2-a',) * 400),
+        DeletedDocument('b', tuple(f'2-{number}' for number in range(2500))),
+        DeletedDocument('c', tuple(f'2-{number}' for number in range(400))),
+        DeletedDocument('d', ('2-a',) * 400),
     ]
     found = list(batches([*many, *torn]))
     assert all(0 < len(batch) <= 100 and sum(map(len, batch.values())) <= 1000 for batch in found)

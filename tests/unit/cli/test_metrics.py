@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from celery_couchdb.cli.databases import result_of, start
 from celery_couchdb.cli.metrics import command, parse_address
-from kombu_couchdb.admin.status import Consumer, Database, Queue, Status
+from kombu_couchdb.admin.status import ConsumerStatus, DatabaseStatus, QueueStatus, Status
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 
@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
 from celery_couchdb.cli import metrics_exporter  # noqa: E402
-from celery_couchdb.cli.metrics_exporter import Exporter, MetricsServer, Reading  # noqa: E402
+from celery_couchdb.cli.metrics_exporter import Exporter, MetricsServer, Scrape  # noqa: E402
 
 #: A name with everything that the text format escapes, and with what a terminal obeys.
 EVIL = 'a"b\\c\nd\x1b[2J\u202e\ud800é'
@@ -33,7 +33,7 @@ EVIL = 'a"b\\c\nd\x1b[2J\u202e\ud800é'
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def queue(**members: Any) -> Queue:
+def queue(**members: Any) -> QueueStatus:
     return {
         'ready': 0,
         'scheduled': 0,
@@ -48,15 +48,17 @@ def queue(**members: Any) -> Queue:
     }
 
 
-def consumer(*queues: str, alive: bool = True) -> Consumer:
+def consumer(*queues: str, alive: bool = True) -> ConsumerStatus:
     return {'id': 'a', 'host': 'h', 'pid': 1, 'queues': list(queues), 'heartbeat': 1.0, 'rate': 0.0, 'alive': alive}
 
 
-def database(name: str, size: int | None = None) -> Database:
+def database(name: str, size: int | None = None) -> DatabaseStatus:
     return {'name': name, 'documents': 5, 'tombstones': size, 'size': size, 'active': size}
 
 
-def a_status(queues: dict[str, Queue], *consumers: Consumer, results: Database | None = None) -> Status:
+def a_status(
+    queues: dict[str, QueueStatus], *consumers: ConsumerStatus, results: DatabaseStatus | None = None
+) -> Status:
     return {
         'server': {'url': 'http://h:1', 'version': '3.5.0', 'vendor': 'Apache', 'embedded': False},
         'queues': queues,
@@ -69,7 +71,7 @@ def a_status(queues: dict[str, Queue], *consumers: Consumer, results: Database |
     }
 
 
-def exporter(read: Callable[[], Reading], *queues: str, timeout: float = PATIENCE, keep: float = 0.0) -> Exporter:
+def exporter(read: Callable[[], Scrape], *queues: str, timeout: float = PATIENCE, keep: float = 0.0) -> Exporter:
     return Exporter(read, queues, timeout, keep)
 
 
@@ -86,7 +88,7 @@ def samples(registry: CollectorRegistry) -> dict[Sample, float]:
 
 
 def of(status: Status, *queues: str) -> dict[Sample, float]:
-    return samples(exporter(lambda: Reading(status, 0.25), *queues).registry)
+    return samples(exporter(lambda: Scrape(status, 0.25), *queues).registry)
 
 
 def test_all_of_a_status_is_exported() -> None:
@@ -159,7 +161,7 @@ def test_hostile_names_are_one_label_and_cannot_forge_a_sample() -> None:
     assert found['up', ()] == 1
     assert all(
         line.isprintable()
-        for line in generate_latest(exporter(lambda: Reading(a_status({EVIL: queue()}), 0)).registry)
+        for line in generate_latest(exporter(lambda: Scrape(a_status({EVIL: queue()}), 0)).registry)
         .decode()
         .split('\n')
     )
@@ -176,12 +178,12 @@ class Source:
         self.may_end = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def __call__(self) -> Reading:
+    def __call__(self) -> Scrape:
         self.made += 1
         assert self.may_end.acquire(timeout=PATIENCE)
         if self.error:
             raise self.error
-        return Reading(a_status({}), self.made)
+        return Scrape(a_status({}), self.made)
 
 
 @pytest.fixture
@@ -260,7 +262,7 @@ def serving(server: MetricsServer) -> Iterator[MetricsServer]:
 def server(request: pytest.FixtureRequest) -> Iterator[MetricsServer]:
     if request.param == '::1' and not socket.has_dualstack_ipv6():
         pytest.skip('needs IPv6')
-    with serving(MetricsServer((request.param, 0), exporter(lambda: Reading(a_status({'q': queue()}), 0)))) as server:
+    with serving(MetricsServer((request.param, 0), exporter(lambda: Scrape(a_status({'q': queue()}), 0)))) as server:
         yield server
 
 
@@ -281,7 +283,7 @@ def connected(server: MetricsServer) -> socket.socket:
 def test_slow_client_is_cut_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Also one that sends something now and then."""
     monkeypatch.setattr(metrics_exporter, '_CLIENT_SECONDS', 0.0)
-    slow = exporter(lambda: Reading(a_status({}), 0), timeout=0.1)
+    slow = exporter(lambda: Scrape(a_status({}), 0), timeout=0.1)
     with serving(MetricsServer(('127.0.0.1', 0), slow)) as server, connected(server) as client:
         assert client.recv(1) == b''
     assert capsys.readouterr().err == ''
@@ -289,7 +291,7 @@ def test_slow_client_is_cut_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 def test_clients_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_exporter, '_MAX_CLIENTS', 2)
-    with serving(MetricsServer(('127.0.0.1', 0), exporter(lambda: Reading(a_status({}), 0)))) as server:
+    with serving(MetricsServer(('127.0.0.1', 0), exporter(lambda: Scrape(a_status({}), 0)))) as server:
         with connected(server), connected(server), pytest.raises(OSError, match=r'reset|closed'):
             urllib.request.urlopen(server.url, timeout=PATIENCE / 6).read()
 

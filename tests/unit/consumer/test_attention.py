@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kombu_couchdb.consumer import attention as module
-from kombu_couchdb.consumer.attention import Attention, Bell
+from kombu_couchdb.consumer.attention import Attention, BellRinger
 from kombu_couchdb.leases.peers import Peers
 
 
@@ -343,7 +343,7 @@ def test_busy_worker_does_not_listen_because_of_its_queue_for_broadcasts(world: 
 # -- when the consumers that rest are woken
 
 
-def rings(bell: Bell, world: World, seconds: float, head: str = 'abc') -> list[float]:
+def rings(bell: BellRinger, world: World, seconds: float, head: str = 'abc') -> list[float]:
     """Let time pass while the messages `head` wait; return when the bell rang, in seconds from now on."""
     rang, begun = list[float](), world.now
     while bell.due_at <= begun + seconds:
@@ -357,13 +357,13 @@ def rings(bell: Bell, world: World, seconds: float, head: str = 'abc') -> list[f
 
 
 def test_nothing_is_due_while_no_messages_wait(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     assert (bell.due, bell.due_at, bell.knows('q')) == ([], inf, False)
 
 
 @pytest.mark.parametrize(('rank', 'seconds'), [(0, 0.1), (1, 0.2), (2, 0.3), (None, 1.5)])
 def test_the_listener_of_the_first_rank_rings_first(world: World, rank: int | None, seconds: float) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', rank, ['a'])
     assert bell.knows('q')
     assert not bell.knows('r')
@@ -375,7 +375,7 @@ def test_the_listener_of_the_first_rank_rings_first(world: World, rank: int | No
 
 
 def test_bell_does_not_ring_if_others_take_the_messages(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a', 'b'])
     assert rings(bell, world, 10.0, 'cd') == []
     assert not bell.knows('q')
@@ -384,7 +384,7 @@ def test_bell_does_not_ring_if_others_take_the_messages(world: World) -> None:
 
 @pytest.mark.parametrize('head', ['', 'c'])
 def test_bell_does_not_ring_for_other_messages(world: World, head: str) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a'])
     world.now += 0.1
     assert not bell.check('q', [*head])
@@ -392,13 +392,13 @@ def test_bell_does_not_ring_for_other_messages(world: World, head: str) -> None:
 
 
 def test_bell_rings_if_some_of_the_messages_are_left(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a', 'b'])
     assert rings(bell, world, 0.5, 'bc') == [0.1]
 
 
 def test_time_counts_from_the_first_message(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a'])
     world.now += 0.09
     bell.waits('q', 0, ['a', 'b'])
@@ -406,7 +406,7 @@ def test_time_counts_from_the_first_message(world: World) -> None:
 
 
 def test_consumer_that_can_take_the_messages_does_not_ring(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a'])
     bell.forget('q')
     bell.forget('q')
@@ -414,7 +414,7 @@ def test_consumer_that_can_take_the_messages_does_not_ring(world: World) -> None
 
 
 def test_queues_that_are_not_served_any_more_are_forgotten(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a'])
     bell.waits('r', 0, ['b'])
     bell.keep({'r'})
@@ -423,7 +423,7 @@ def test_queues_that_are_not_served_any_more_are_forgotten(world: World) -> None
 
 
 def test_pauses_double_while_the_same_messages_wait(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', None, ['a'])
     pauses = [after - before for before, after in pairwise(rings(bell, world, 200.0))]
     assert pauses[:6] == pytest.approx([2.2, 4.4, 8.8, 17.6, 33.0, 33.0], abs=0.01)
@@ -431,14 +431,14 @@ def test_pauses_double_while_the_same_messages_wait(world: World) -> None:
 
 def test_listener_rings_when_it_reads(world: World) -> None:
     """It reads the queue every two seconds."""
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a'])
     pauses = [after - before for before, after in pairwise(rings(bell, world, 200.0))]
     assert pauses[:6] == pytest.approx([4.0, 6.0, 10.0, 18.0, 34.0, 34.0], abs=0.01)
 
 
 def test_pauses_begin_anew_with_other_messages(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a'])
     rings(bell, world, 20.0)
     assert rings(bell, world, 5.0, 'xyz') == []
@@ -448,7 +448,7 @@ def test_pauses_begin_anew_with_other_messages(world: World) -> None:
 
 @pytest.mark.parametrize('rank', [0, 3, None])
 def test_bell_of_another_consumer_postpones_the_own(world: World, rank: int | None) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', rank, ['a'])
     world.now += 0.05
     bell.heard('q')
@@ -457,7 +457,7 @@ def test_bell_of_another_consumer_postpones_the_own(world: World, rank: int | No
 
 
 def test_bell_just_before_the_messages_postpones_the_own(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.heard('q')
     world.now += 0.3
     bell.waits('q', 0, ['a'])
@@ -470,7 +470,7 @@ def test_bell_just_before_the_messages_postpones_the_own(world: World) -> None:
 @pytest.mark.parametrize('age', [0.0, 5.0, 60.0])
 def test_listener_notices_within_two_seconds_that_the_messages_are_gone(world: World, age: float) -> None:
     """Until then it does not follow the feed, and would not learn of new ones."""
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 1, ['a'])
     rings(bell, world, age, 'a')
     gone = world.now
@@ -479,7 +479,7 @@ def test_listener_notices_within_two_seconds_that_the_messages_are_gone(world: W
 
 
 def test_consumer_that_is_no_listener_reads_only_to_ring(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', None, ['a'])
     bell.heard('q')
     assert bell.due_at == pytest.approx(world.now + 2.2)
@@ -490,7 +490,7 @@ def test_consumer_that_is_no_listener_reads_only_to_ring(world: World) -> None:
 
 
 def test_bell_that_was_not_stored_rings_again(world: World) -> None:
-    bell = Bell()
+    bell = BellRinger()
     bell.waits('q', 0, ['a'])
     world.now += 0.1
     assert bell.check('q', ['a'])  # and nobody hears it

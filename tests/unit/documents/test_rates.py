@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.documents import concurrency, rates, workitem
-from kombu_couchdb.documents.rates import Rate
+from kombu_couchdb.documents.rates import RateLimit
 
 
 def item(rate: Any = '10/s', key: Any = 'k') -> Any:
@@ -38,9 +38,11 @@ def test_invalid_rate(rate: Any) -> None:
     )
 
 
-@pytest.mark.parametrize('rate', [Rate('k', 1, 1), Rate('k', 5, 1), Rate('k', 100, 1), Rate('k', 100, 60)])
+@pytest.mark.parametrize(
+    'rate', [RateLimit('k', 1, 1), RateLimit('k', 5, 1), RateLimit('k', 100, 1), RateLimit('k', 100, 60)]
+)
 @pytest.mark.parametrize('late', [0.0, 0.04, 3.0])
-def test_no_period_has_more_starts_than_the_rate(rate: Rate, late: float) -> None:
+def test_no_period_has_more_starts_than_the_rate(rate: RateLimit, late: float) -> None:
     """Consumers take all starts that there are, at random times which are `late` at most."""
     chance = random.Random(1)
     now, next_, starts = 1000.0, 1000.0, list[float]()

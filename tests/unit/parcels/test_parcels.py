@@ -16,7 +16,7 @@ from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
 from celery_couchdb.parcels.accept import Accept
-from celery_couchdb.parcels.check import Refused, call_in, checked
+from celery_couchdb.parcels.check import ParcelRefused, call_in, checked
 from celery_couchdb.parcels.origin_headers import PARCEL, parcel_of
 
 #: 100 MB of blanks, compressed to 100 kB.
@@ -204,7 +204,7 @@ def test_result_of_another_task_names_no_parcel(header: Any) -> None:
 
 
 def test_long_document_id_is_refused() -> None:
-    with pytest.raises(Refused, match='the id of the document has more than 255 characters'):
+    with pytest.raises(ParcelRefused, match='the id of the document has more than 255 characters'):
         call_in({'_id': 'a' * 256, 'task': 'add'}, ACCEPT)
 
 
@@ -215,7 +215,7 @@ def test_long_document_id_is_refused() -> None:
 def test_header_that_acts_like_a_part_of_the_body_is_refused(name: str, own_body: str) -> None:
     """Each header becomes an attribute of Celery's request, where the worker looks for the next tasks, too."""
     headers = {'task': 'add', 'id': 'a', name: [signature('subtract')]}
-    with pytest.raises(Refused, match=f'the header {name} is not for publishers'):
+    with pytest.raises(ParcelRefused, match=f'the header {name} is not for publishers'):
         checked({'message': message(headers=headers, body=own_body)}, None, ACCEPT, ['json'])
 
 
@@ -223,7 +223,7 @@ def test_header_that_acts_like_a_part_of_the_body_is_refused(name: str, own_body
 def test_body_that_leaves_a_part_to_the_headers_is_refused(missing: str) -> None:
     embedded = {name: None for name in ('callbacks', 'errbacks', 'chain', 'chord') if name != missing}
     for spoilt in (embedded, {**embedded, missing: None, PARCEL: ['order-17', 'a']}):
-        with pytest.raises(Refused, match='must have exactly the members callbacks, chain, chord, errbacks'):
+        with pytest.raises(ParcelRefused, match='must have exactly the members callbacks, chain, chord, errbacks'):
             checked({'message': message(body=json.dumps([[1], {}, spoilt]))}, None, ACCEPT, ['json'])
 
 
@@ -309,7 +309,7 @@ def test_stamps_do_not_become_options_of_a_retry(name: str) -> None:
     """A retry gives stamps to `apply_async` as options. An empty stamp `stamped_headers` makes them act."""
     stamps = {'customer': 'x', name: [signature('subtract')]}
     headers = {'task': 'add', 'id': 'a', 'stamped_headers': list(stamps), 'stamps': stamps}
-    with pytest.raises(Refused, match=f"the stamp '{name}' is not for publishers"):
+    with pytest.raises(ParcelRefused, match=f"the stamp '{name}' is not for publishers"):
         checked({'message': message(headers=headers)}, None, ACCEPT, ['json'])
     options = {**stamps, 'stamped_headers': list(stamps)}
     assert f"the stamp '{name}' is" in str(ACCEPT.refusal('add', {'chain': [signature('add', options=options)]}))
@@ -327,22 +327,22 @@ def test_content_type_that_nobody_accepts_is_not_decoded(content: str | None, mo
     monkeypatch.setattr('celery_couchdb.parcels.check.loaded', None)
     for encoding in ('utf-8', 'bz2', 'zlib', 'punycode', 'idna'):
         changed = message(**{'content-type': content, 'content-encoding': encoding})
-        with pytest.raises(Refused, match='content'):
+        with pytest.raises(ParcelRefused, match='content'):
             checked({'message': changed}, None, ACCEPT, ['json', 'yaml', 'pickle'])
 
 
 def test_map_of_three_members_is_no_body() -> None:
     _, _, packed = serialization.dumps({'a': 1, 'b': 2, 'c': {}}, 'msgpack')
     changed = message(body=base64.b64encode(packed).decode(), properties={'body_encoding': 'base64'})
-    with pytest.raises(Refused, match='its body must be a list'):
+    with pytest.raises(ParcelRefused, match='its body must be a list'):
         checked({'message': {**changed, 'content-type': 'application/x-msgpack'}}, None, ACCEPT, ['msgpack'])
 
 
 def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
     taken = call_in({'_id': 'order-17', 'task': 'add'}, ACCEPT).options['task_id']
-    with pytest.raises(Refused, match='id must be printable'):
+    with pytest.raises(ParcelRefused, match='id must be printable'):
         call_in({'_id': 'order-18', 'task': 'add', 'id': taken}, ACCEPT)
-    with pytest.raises(Refused, match='id must be printable'):
+    with pytest.raises(ParcelRefused, match='id must be printable'):
         checked({'message': message(headers={'task': 'add', 'id': taken})}, None, ACCEPT, ['json'])
     assert call_in({'_id': 'order-17', 'task': 'add', 'id': taken}, ACCEPT).options['task_id'] == taken
 
@@ -386,5 +386,5 @@ def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
     ],
 )
 def test_refused_message(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(ParcelRefused, match=reason):
         checked({'message': message(**changes)}, None, ACCEPT, ['json', 'pickle'])

@@ -13,7 +13,7 @@ from celery_couchdb.results.batch_writer import BatchWriter, Refusal
 from celery_couchdb.results.documents import ChordPart
 from celery_couchdb.results.queue_item import QueueItem
 from celery_couchdb.results.result_queue import Done, ResultQueue
-from celery_couchdb.results.store import Store
+from celery_couchdb.results.store import ResultStore
 from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
 from tests.conftest import PATIENCE
 
@@ -56,7 +56,7 @@ class Recorder:
         """Return a queue that writes to this recorder, and is not open; children wait for `timeout` seconds."""
         store = SimpleNamespace(client=SimpleNamespace(timeouts=(timeout / 2, timeout / 2)), before_access=[])
         queue = ResultQueue(
-            cast(Store, store),
+            cast(ResultStore, store),
             lambda results, done: self.on_stored(results, done),
             lambda result, error: self.on_refused(result, error),
         )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.results.store import Recent, Store
+from celery_couchdb.results.store import Recent, ResultStore
 from celery_couchdb.waiting import read_ahead as module
 from celery_couchdb.waiting.read_ahead import Cache, ReadAhead
 
@@ -52,7 +52,7 @@ def reading(store: FakeStore, sent: Iterable[str], following: Iterable[str] = ()
     def after(doc_id: str, count: int) -> list[str]:
         return known[known.index(doc_id) + 1 :][:count] if doc_id in known else []
 
-    ahead = ReadAhead(cast(Store, store), after, Cache(lambda: 0.0))
+    ahead = ReadAhead(cast(ResultStore, store), after, Cache(lambda: 0.0))
     for doc_id in sent:
         ahead.sent(doc_id)
     return ahead

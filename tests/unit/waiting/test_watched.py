@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_couchdb.waiting.read_ahead import Cache
-from celery_couchdb.waiting.watched import Mailbox, Watched
+from celery_couchdb.waiting.watched import ResultMailbox, Watched
 from kombu_couchdb.errors import RequestRefused
 
 
@@ -20,7 +20,7 @@ def deliver(watched: Watched, *docs: dict[str, Any]) -> int:
 
 
 def test_states_are_kept_while_they_are_watched_ahead() -> None:
-    cache, mailbox = Cache(lambda: 0.0), Mailbox()
+    cache, mailbox = Cache(lambda: 0.0), ResultMailbox()
     watched = Watched(cache)
     assert watched.add(mailbox, ['now'], 'abc')
     assert watched.take_unread() == {'now', *'abc'}
@@ -36,7 +36,7 @@ def test_states_are_kept_while_they_are_watched_ahead() -> None:
 
 
 def test_mailbox_gets_each_revision_once_and_errors_last() -> None:
-    mailbox, started = Mailbox(), doc('a', 'STARTED')
+    mailbox, started = ResultMailbox(), doc('a', 'STARTED')
     for item in (started, started, RequestRefused('no'), doc('b', 'SUCCESS')):
         mailbox.deliver(item)
     assert mailbox.receive(0) == [started]
