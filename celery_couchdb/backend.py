@@ -1,8 +1,8 @@
 """The Celery result backend for Apache CouchDB: each result is one document that people can read.
 
-This module implements Celery's interface of a backend. `results.documents` defines the documents, `results.store` the
-requests to the server, `waiting` waits for results, `chords.completion` ends chords, and `worker` has what only workers
-do.
+This module implements Celery's interface of a backend. `results.documents` defines the documents,
+`results.result_store` the requests to the server, `waiting` waits for results, `chords.completion` ends chords, and
+`worker` has what only workers do.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .chords.counter import LAG_SECONDS, Chords
 from .options import ResultOptions
 from .parcels.origin_headers import destination, parcel_of, pass_on
 from .patches import error_output, lifecycle, redaction
-from .results.database import address_of
 from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
-from .results.store import ResultTooLarge
+from .results.result_store import ResultTooLarge
+from .results.results_database import address_of
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
 from .waiting.read_ahead import ReadAhead

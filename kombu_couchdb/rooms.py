@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 #: By name: the module that the core uses.
-ROOMS = {'limits': 'kombu_couchdb.limits.gate'}
+ROOMS = {'limits': 'kombu_couchdb.limits.limits_gate'}
 
 
 @cache

@@ -28,7 +28,7 @@ from ..options import ResultOptions
 from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pack, unpack
 from ..results.queue_item import QueueItem
 from ..results.result_queue import Done
-from ..results.store import ResultStore
+from ..results.result_store import ResultStore
 from ..waiting.mixin import tasks_in
 from .counter import LAG_SECONDS, Chords, size_of
 

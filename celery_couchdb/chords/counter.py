@@ -23,7 +23,7 @@ from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number
 from kombu_couchdb.documents.idempotency import is_repeated
 
 from ..results.documents import Chord, ChordPart, Document, Packed, new_chord, stamp
-from ..results.store import Recent, ResultStore
+from ..results.result_store import Recent, ResultStore
 
 #: The number of chords whose documents this process remembers, and the longest body of such a chord, in characters.
 _REMEMBERED_CHORDS, _MAX_REMEMBERED_BODY = 1000, 10_000

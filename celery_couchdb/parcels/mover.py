@@ -40,9 +40,9 @@ from kombu_couchdb.queues.quarantine import Harmful
 from kombu_couchdb.transport.channel import Channel
 
 from .accept import PRINTED, Accept
-from .check import ParcelRefused, call_in, checked
 from .inbox import Batch, Inbox
 from .origin_headers import PARCEL
+from .parcel_checks import ParcelRefused, call_in, checked
 from .receipts import Receipts, write
 
 logger = get_logger(__name__)

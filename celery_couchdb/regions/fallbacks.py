@@ -21,7 +21,7 @@ from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import Document, Parcel
 from kombu_couchdb.log import get_logger
 
-from ..parcels.check import ParcelRefused
+from ..parcels.parcel_checks import ParcelRefused
 from ..parcels.receipts import write
 from .message_checks import message_of
 

@@ -21,7 +21,7 @@ from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_names, check_value, flaw
 from kombu_couchdb.errors import Unstorable
 
-from ..parcels.check import UNSAFE_CONTENT, ParcelRefused
+from ..parcels.parcel_checks import UNSAFE_CONTENT, ParcelRefused
 
 #: Properties that the transport of the receiving region sets.
 _OF_TRANSPORTS = ('body_encoding', 'delivery_info', 'delivery_tag')

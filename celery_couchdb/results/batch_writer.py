@@ -14,7 +14,7 @@ from kombu_couchdb.log import get_logger
 
 from .documents import Document, is_expired, is_outdated
 from .queue_item import QueueItem
-from .store import ResultStore
+from .result_store import ResultStore
 
 logger = get_logger(__name__)
 

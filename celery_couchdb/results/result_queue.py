@@ -28,7 +28,7 @@ from .batch_writer import BatchWriter
 from .documents import is_outdated
 from .prefork_relay import Received, Relay
 from .queue_item import QueueItem
-from .store import Recent, ResultStore
+from .result_store import Recent, ResultStore
 
 logger = get_logger(__name__)
 

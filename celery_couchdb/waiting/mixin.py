@@ -19,7 +19,7 @@ from kombu_couchdb.couchdb.bounds import time_limit
 from kombu_couchdb.errors import RETRIED
 
 from ..results.documents import Document, is_final
-from ..results.store import ResultStore
+from ..results.result_store import ResultStore
 from .callbacks import Callbacks, groups_of
 from .read_ahead import ReadAhead
 from .subscriber import Subscriber

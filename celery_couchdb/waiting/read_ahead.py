@@ -19,7 +19,7 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document, is_expired
-from ..results.store import Recent, ResultStore
+from ..results.result_store import Recent, ResultStore
 
 logger = get_logger(__name__)
 

@@ -39,7 +39,7 @@ from kombu_couchdb.log import get_logger
 
 from ..options import ResultOptions
 from ..results.documents import Document
-from ..results.store import ResultStore
+from ..results.result_store import ResultStore
 from .read_ahead import Cache
 from .timing import Pacing, Traffic
 from .watched import ResultMailbox, Watched

@@ -17,7 +17,7 @@ from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..chords.counter import Chords
-from ..results.store import ResultStore
+from ..results.result_store import ResultStore
 
 logger = get_logger(__name__)
 

@@ -21,7 +21,7 @@ from ..chords.completion import Counting
 from ..results.documents import ChordPart, Packed, Result, pack, stamp
 from ..results.queue_item import QueueItem
 from ..results.result_queue import ResultQueue
-from ..results.store import ResultTooLarge
+from ..results.result_store import ResultTooLarge
 
 logger = get_logger(__name__)
 

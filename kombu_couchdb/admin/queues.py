@@ -1,8 +1,8 @@
 """Queues: list, pause, resume, purge and delete them.
 
 While a queue is paused, no consumer claims its messages. A pause is a document of its own (see
-`documents.coordination.Pause`) and belongs to the name of the queue: no declaration, by whichever process, changes or
-conflicts with it. It ends when the queue is resumed, or deleted by `delete`.
+`documents.shared_documents.Pause`) and belongs to the name of the queue: no declaration, by whichever process, changes
+or conflicts with it. It ends when the queue is resumed, or deleted by `delete`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import exactly, members, number
 from ..design.rows import QueueCount
-from ..documents.coordination import Pause
 from ..documents.ids import CONSUMER, PAUSE, QUEUE
+from ..documents.shared_documents import Pause
 from ..documents.validation import check_names
 from ..errors import ConfigurationError
 from ..leases.peers import queues_of

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
-from .coordination import Slot
 from .ids import RATE, SLOT
+from .shared_documents import Slot
 from .task_message import headers_of
 from .types import Document, Tombstone
 

@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from ..errors import ConfigurationError
 from ..values import SECONDS_OF_UNIT, is_number
 from . import concurrency
-from .coordination import Rate as RateDocument
 from .ids import RATE as PREFIX
+from .shared_documents import Rate as RateDocument
 from .task_message import headers_of
 from .types import Document, Tombstone
 

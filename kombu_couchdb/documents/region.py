@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import ConfigurationError
 from ..values import is_number
-from .coordination import Region
+from .shared_documents import Region
 
 #: The region of a task that may run anywhere: at home, or in a region that has nothing to do.
 ANY = 'any'

@@ -28,7 +28,7 @@ from math import inf
 from typing import Any, ClassVar
 
 from ..couchdb.client import Client
-from ..documents import coordination
+from ..documents import shared_documents
 from ..documents.ids import LEADER
 from ..errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
 from ..log import get_logger
@@ -147,7 +147,7 @@ class LeaderLease:
             self._term.end()
         self._term = Term(result.rev, asked) if result.is_proven else None
 
-    def _document(self, holder: str | None) -> coordination.Leader:
+    def _document(self, holder: str | None) -> shared_documents.Leader:
         return {'_id': self._id, 'type': 'Leader', 'holder': holder, 'date': self._client.clock.now()}
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from .. import design
 from ..couchdb.client import Document
-from ..documents.coordination import Consumer
 from ..documents.ids import CONSUMER
+from ..documents.shared_documents import Consumer
 from ..options import HEARTBEATS_PER_LEASE
 
 #: A consumer that holds nothing may be silent for this many leases: nobody waits for its messages.

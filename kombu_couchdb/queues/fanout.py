@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
-from ..documents.coordination import Broadcast
 from ..documents.ids import BROADCAST
+from ..documents.shared_documents import Broadcast
 from ..documents.types import Message
 from ..log import get_logger
 from .broadcasts_database import BroadcastsDatabase

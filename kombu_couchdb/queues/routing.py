@@ -19,8 +19,8 @@ from typing import Any
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared, reset_in_child
 from ..couchdb.shapes import equal, maybe, members, number, text
-from ..documents.coordination import FanoutExchange
 from ..documents.ids import BINDING
+from ..documents.shared_documents import FanoutExchange
 from ..documents.types import FANOUT
 from ..values import revision_parts
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, Row
-from ..documents.coordination import Binding, FanoutExchange, Queue
 from ..documents.ids import BINDING, PAUSE, QUEUE
+from ..documents.shared_documents import Binding, FanoutExchange, Queue
 from .broadcasts_database import BroadcastsDatabase
-from .limits import LIMITS, Limit, check_limits, limit_in, limits_of
+from .queue_limits import LIMITS, Limit, check_limits, limit_in, limits_of
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
 
 #: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from celery_couchdb.chords.counter import Chords
 from celery_couchdb.options import ResultOptions as ResultOptions
-from celery_couchdb.results.store import ResultStore as Results
+from celery_couchdb.results.result_store import ResultStore as Results
 from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb import design
 from kombu_couchdb.admin import cluster, dead, indexes, jobs, queues, vacuum

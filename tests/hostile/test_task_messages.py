@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_couchdb.parcels.accept import Accept
-from celery_couchdb.parcels.check import ParcelRefused, checked
+from celery_couchdb.parcels.parcel_checks import ParcelRefused, checked
 from celery_couchdb.regions.message_checks import message_of
 from kombu_couchdb.consumer.credit import Credit
 from kombu_couchdb.consumer.delivery import Delivery

@@ -531,7 +531,7 @@ def test_worker_killed_at_the_end_of_a_chord(
 
 def test_worker_killed_between_two_deletions(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send(*range(4))
-    monkeypatch.setattr('celery_couchdb.results.store._DELETE_DOCS', 2)
+    monkeypatch.setattr('celery_couchdb.results.result_store._DELETE_DOCS', 2)
     worker = site.backend()
     bulk = worker.client.bulk
 

@@ -86,7 +86,7 @@ def test_imports_are_parsed_correctly() -> None:
     assert {'kombu_couchdb.errors', 'kombu_couchdb.couchdb.address', 'requests'} <= IMPORTS[
         'kombu_couchdb.couchdb.http'
     ]
-    assert 'kombu_couchdb.couchdb.client' in IMPORTS['celery_couchdb.results.store']
+    assert 'kombu_couchdb.couchdb.client' in IMPORTS['celery_couchdb.results.result_store']
     assert 'kombu_couchdb.design' in IMPORTS['kombu_couchdb.queues.store']
 
 
@@ -199,7 +199,7 @@ def test_kombu_s_classes_stay_at_the_edge() -> None:
         module for module in FILES if any(name.startswith('kombu.transport') for name in IMPORTS[module])
     } <= edge | {
         'kombu_couchdb.registration',
-        'celery_couchdb.patches.registration',
+        'celery_couchdb.patches.installation',
     }  # these change the table of schemes
 
 

@@ -111,7 +111,7 @@ def test_write_gives_up_after_many_conflicts(monkeypatch: pytest.MonkeyPatch) ->
         tries.append(doc)
         raise Conflict('never')
 
-    monkeypatch.setattr('celery_couchdb.results.store._ATTEMPTS', 10)
+    monkeypatch.setattr('celery_couchdb.results.result_store._ATTEMPTS', 10)
     backend.client.put = put
     backend.client.get = lambda doc_id: {'_id': doc_id, '_rev': '1-a', 'status': 'STARTED'}
     with pytest.raises(Conflict):

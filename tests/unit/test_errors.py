@@ -11,7 +11,7 @@ from requests import exceptions as http
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ProtocolError
 
 from celery_couchdb.options import ResultOptions
-from celery_couchdb.results.store import ResultStore as Results
+from celery_couchdb.results.result_store import ResultStore as Results
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb import failures
 from kombu_couchdb.couchdb.address import Address

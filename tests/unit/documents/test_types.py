@@ -10,7 +10,7 @@ import pytest
 
 from celery_couchdb.beat import entries
 from celery_couchdb.results import documents as results
-from kombu_couchdb.documents import coordination, types
+from kombu_couchdb.documents import shared_documents, types
 
 PAGE = (Path(__file__).parents[3] / 'docs/reference/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
@@ -18,21 +18,21 @@ TYPES: dict[str, Any] = {
     'WorkItem': types.WorkItem,
     'DoneItem': types.DoneItem,
     'LentItem': types.LentItem,
-    'Consumer': coordination.Consumer,
-    'Queue': coordination.Queue,
-    'Binding': coordination.Binding,
-    'Exchange': coordination.FanoutExchange,
-    'Broadcast': coordination.Broadcast,
-    'Leader': coordination.Leader,
-    'Pause': coordination.Pause,
-    'Notice': coordination.Notice,
-    'Bell': coordination.Bell,
-    'Rate': coordination.Rate,
-    'Slot': coordination.Slot,
+    'Consumer': shared_documents.Consumer,
+    'Queue': shared_documents.Queue,
+    'Binding': shared_documents.Binding,
+    'Exchange': shared_documents.FanoutExchange,
+    'Broadcast': shared_documents.Broadcast,
+    'Leader': shared_documents.Leader,
+    'Pause': shared_documents.Pause,
+    'Notice': shared_documents.Notice,
+    'Bell': shared_documents.Bell,
+    'Rate': shared_documents.Rate,
+    'Slot': shared_documents.Slot,
     'Schedule': entries.Schedule,
     'ScheduleState': entries.ScheduleState,
     'Parcel': types.Parcel,
-    'Region': coordination.Region,
+    'Region': shared_documents.Region,
     'Receipt': types.Receipt,
     'Result': results.Result,
     'Group': results.Group,

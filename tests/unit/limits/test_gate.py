@@ -12,7 +12,7 @@ import pytest
 from kombu_couchdb.consumer.gate import Write
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.limits import permits
-from kombu_couchdb.limits.gate import LimitsGate
+from kombu_couchdb.limits.limits_gate import LimitsGate
 
 NEVER = float('inf')
 

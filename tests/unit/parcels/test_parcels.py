@@ -16,8 +16,8 @@ from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
 from celery_couchdb.parcels.accept import Accept
-from celery_couchdb.parcels.check import ParcelRefused, call_in, checked
 from celery_couchdb.parcels.origin_headers import PARCEL, parcel_of
+from celery_couchdb.parcels.parcel_checks import ParcelRefused, call_in, checked
 
 #: 100 MB of blanks, compressed to 100 kB.
 BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()
@@ -324,7 +324,7 @@ def test_time_limits_and_retries_are_those_of_the_task() -> None:
 @pytest.mark.parametrize('content', ['application/data', 'application/text', '', None, 'application/x-yaml'])
 def test_content_type_that_nobody_accepts_is_not_decoded(content: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """kombu trusts `application/data` and `application/text`, and 400 bytes of YAML may take minutes."""
-    monkeypatch.setattr('celery_couchdb.parcels.check.loaded', None)
+    monkeypatch.setattr('celery_couchdb.parcels.parcel_checks.loaded', None)
     for encoding in ('utf-8', 'bz2', 'zlib', 'punycode', 'idna'):
         changed = message(**{'content-type': content, 'content-encoding': encoding})
         with pytest.raises(ParcelRefused, match='content'):

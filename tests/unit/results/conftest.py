@@ -13,7 +13,7 @@ from celery_couchdb.results.batch_writer import BatchWriter, Refusal
 from celery_couchdb.results.documents import ChordPart
 from celery_couchdb.results.queue_item import QueueItem
 from celery_couchdb.results.result_queue import Done, ResultQueue
-from celery_couchdb.results.store import ResultStore
+from celery_couchdb.results.result_store import ResultStore
 from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
 from tests.conftest import PATIENCE
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.results.store import Recent, ResultStore
+from celery_couchdb.results.result_store import Recent, ResultStore
 from celery_couchdb.waiting import read_ahead as module
 from celery_couchdb.waiting.read_ahead import Cache, ReadAhead
 

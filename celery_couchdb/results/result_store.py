@@ -26,8 +26,8 @@ from kombu_couchdb.log import get_logger
 
 from .. import design
 from ..options import ResultOptions
-from .database import Database
 from .documents import Document, is_expired, is_final, is_outdated
+from .results_database import Database
 
 logger = get_logger(__name__)
 
