@@ -62,7 +62,10 @@ class Gate(Protocol):
 
 
 class OpenGate:
-    """A gate that admits every message at once."""
+    """A gate that admits every message at once, also those with a concurrency key or a rate.
+
+    It wakes no message that a process with the room `limits` has parked.
+    """
 
     holds_slots = False
 
