@@ -32,20 +32,8 @@ class Example:
 
     def worker(self) -> CeleryTestWorker:
         """Start the example's worker and wait until it is ready."""
-        command = [
-            'celery',
-            '-A',
-            'shop',
-            'worker',
-            '-l',
-            'INFO',
-            '--pool',
-            'threads',
-            '--concurrency',
-            '2',
-            '-n',
-            'worker@%h',
-        ]
+        words = '-m celery -A shop worker -l INFO --pool threads --concurrency 2 -n worker@%h'
+        command = [sys.executable, *words.split()]
         worker = self.site.run(command, {**self.environment, 'PYTHONPATH': str(self.folder)}, {})
         worker.ready()
         return worker
