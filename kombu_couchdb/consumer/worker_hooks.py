@@ -1,7 +1,7 @@
-"""What the worker in this process knows about its tasks and the consumer does not; and what the consumer tells it.
+"""The hooks of a worker: functions that Celery's side registers, and that the consumer calls about tasks.
 
-The program's framework registers its functions here. They answer how long a completed message is kept, and whether a
-task may still run when its channel closes. And they learn which tasks were removed.
+They answer how long a completed message is kept, and whether a task may still run when its channel closes. And they are
+told which tasks were removed.
 
 `admin.jobs.remove` marks the document of a claimed message with `removed`, and the message is deleted when its claim
 ends, whoever ends it. The worker is told to revoke the task by a broadcast. A consumer that was cut off from the
