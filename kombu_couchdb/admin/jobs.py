@@ -69,20 +69,34 @@ def find(client: Client, name: str) -> list[Document]:
 
 
 def find_all(client: Client, names: Collection[str]) -> dict[str, list[Document]]:
-    """Return what `find` returns for each of these ids; a request for each 100 ids, and one for those of documents."""
+    """Return what `find` returns for each of these ids.
+
+    One request for each 100 ids. Two more, for those without an item: one for their documents, and one for their items
+    again, because a node of a cluster may answer whose index lacks what the other nodes have stored a moment ago.
+    """
     found: dict[str, list[Document]] = {name: [] for name in names}
+    _read_items(client, list(found), found)
+    others = _without_items(found)
+    for name, doc in zip(others, client.find(others) if others else (), strict=True):
+        if doc and doc.get('type') in _TYPES:
+            found[name].append(doc)
+    _read_items(client, _without_items(found), found)
+    return found
+
+
+def _without_items(found: Mapping[str, list[Document]]) -> list[str]:
+    return [name for name, docs in found.items() if name and not docs]
+
+
+def _read_items(client: Client, names: Collection[str], found: Mapping[str, list[Document]]) -> None:
+    """Add the items of the tasks with these ids to `found`."""
     now = client.clock.now()
-    for part in chunks(sorted(found), _MAX_KEYS):
+    for part in chunks(sorted(names), _MAX_KEYS):
         rows = _by_task(client, keys=part, include_docs=True)
         docs = {row['id']: row['doc'] for row in rows if row.get('doc')}
         for item in (item for doc in docs.values() for item in items_in(doc, now)):
             if (name := workitem.task_id(item)) in part:
                 found[str(name)].append(item)
-    others = [name for name in found if name and not found[name]]
-    for name, doc in zip(others, client.find(others) if others else (), strict=True):
-        if doc and doc.get('type') in _TYPES:
-            found[name].append(doc)
-    return found
 
 
 def _by_task(client: Client, **where: Any) -> list[Row]:
@@ -152,7 +166,7 @@ def state_of(docs: Collection[Document], now: float) -> str:
 
 
 def state(client: Client, task_id: str) -> str:
-    """Return the state of a job, see `STATES`. One request, or two if no task has this id."""
+    """Return the state of a job, see `STATES`. One request, or three if no task has this id."""
     return state_of(find(client, task_id), client.clock.now())
 
 

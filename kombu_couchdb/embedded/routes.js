@@ -74,8 +74,12 @@ module.exports = () => {
 
   app.dbWrapper.registerWrapper((name, db, next) => {
     db.setMaxListeners(0);
-    const bulkDocs = original => original().finally(() => db.emit('written'));
-    wrappers.installWrapperMethods(db, {bulkDocs});
+    // An index that is brought up to date leaves out the documents that change meanwhile, so that views would show
+    // neither their old nor their new rows: writes and views take turns.
+    let last = Promise.resolve();
+    const inTurn = original => { last = last.then(original, original); return last; };
+    const bulkDocs = original => inTurn(original).finally(() => db.emit('written'));
+    wrappers.installWrapperMethods(db, {bulkDocs, query: inTurn});
     return next();
   });
   app.all('/:db/_changes', jsonParser, (req, res) => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ from celery.exceptions import TaskRevokedError
 from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
+from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.listing import JobFilter, listing
-from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client, Row
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError
 from tests.conftest import PATIENCE, wait_for
@@ -96,6 +98,36 @@ def test_watch_continues_through_a_retry(app: Celery, connect: Callable[..., Con
     app.send_task('retried', task_id=task_id, countdown=3600)
     inbox.messages[0].ack()
     assert next(states) == 'scheduled'
+
+
+def test_job_is_found_while_its_document_changes(app: Celery, server: Server, client: Client) -> None:
+    """A view shows the old or the new row of a document, and never neither."""
+    states, writer = Counter[str](), server.client(client.address.database)
+
+    def change(task_id: str) -> None:
+        for _ in range(5):
+            writer.bulk([{**item, 'changed': True} for item in items(writer) if workitem.task_id(item) == task_id])
+
+    for task_id in [app.send_task('changed').id for _ in range(20)]:
+        changing = threading.Thread(target=change, args=[task_id])
+        changing.start()
+        while changing.is_alive():
+            states[Jobs(app).state(task_id)] += 1
+        changing.join()
+    writer.close()
+    assert set(states) == {'pending'}
+
+
+def test_job_that_one_node_of_a_cluster_lacks_is_found(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just after a message is stored, a node may answer whose index lacks it."""
+    task_id = app.send_task('stored on two of three nodes').id
+    view, nodes = Client.view, iter(('behind',))
+
+    def read(self: Client, *args: Any, **where: Any) -> list[Row]:
+        return [] if next(nodes, '') == 'behind' else view(self, *args, **where)
+
+    monkeypatch.setattr(Client, 'view', read)
+    assert Jobs(app).state(task_id) == 'pending'
 
 
 def test_database_without_the_design_document(app: Celery, client: Client) -> None:
