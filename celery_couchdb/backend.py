@@ -36,8 +36,7 @@ from .options import ResultOptions
 from .parcels.origin_headers import destination, parcel_of, pass_on
 from .patches import error_output, lifecycle, redaction
 from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
-from .results.result_store import ResultTooLarge
-from .results.results_database import address_of
+from .results.result_store import ResultTooLarge, address_of
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
 from .waiting.read_ahead import ReadAhead
@@ -235,7 +234,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             lifetime = max(lifetime, chord) if lifetime and chord else None
             part = self.chord_part(request, task_id, state, result)
         if not self.hand_over(stamp(doc, self.client.clock.now(), lifetime), request, state, part):
-            self._write(doc, lifetime, final_stays=True, also=part)
+            self._write(doc, lifetime, part)
         self.subscriber.cache.drop(doc['_id'])
         return result
 
@@ -323,12 +322,5 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         chord = self.expires if chord is None else self.prepare_expires(chord)
         return max(chord, self.expires) if chord and self.expires else None
 
-    def _write(
-        self,
-        doc: Mapping[str, Any],
-        lifetime: float | None,
-        *,
-        final_stays: bool = False,
-        also: ChordPart | None = None,
-    ) -> None:
-        self.store.write(stamp(doc, self.client.clock.now(), lifetime), final_stays=final_stays, also=also)
+    def _write(self, doc: Mapping[str, Any], lifetime: float | None, also: ChordPart | None = None) -> None:
+        self.store.write(stamp(doc, self.client.clock.now(), lifetime), also=also)

@@ -12,15 +12,14 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from kombu_couchdb.couchdb.bulk import deletion
+from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document, Row, chunks
-from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.documents.ids import LEADER
 from kombu_couchdb.leases.leader import LEASE_SECONDS, Duty, LeaderLease
 from kombu_couchdb.log import get_logger
 
-from .code_entries import to_write
 from .due_dates import Decision, decide, noted, planned
-from .entries import CodeEntry, Entry, Names, ScheduleState, state_of, task_id_of
+from .entries import CodeEntry, Entry, Names, ScheduleState, state_of, task_id_of, to_write
 from .messages import DueCall, Messages
 
 logger = get_logger(__name__)

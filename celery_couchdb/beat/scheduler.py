@@ -18,9 +18,8 @@ from kombu_couchdb.leases.leader import Led
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 
-from .code_entries import code_entries
 from .due_tasks import DueTasks
-from .entries import CodeEntry
+from .entries import CodeEntry, code_entries
 
 logger = get_logger(__name__)
 

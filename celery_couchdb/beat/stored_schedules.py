@@ -18,9 +18,8 @@ from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import is_number
 
-from .code_entries import code_entries
 from .due_dates import upcoming
-from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, error_of, state_of
+from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, code_entries, error_of, state_of
 from .messages import send
 from .schedules import described
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
+from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.leases.leader import Duty, LeaderLease
 from kombu_couchdb.log import get_logger
 

@@ -84,13 +84,13 @@ class CollectingChannel(Channel):
         if 'task' in message['headers']:
             super().basic_publish(message, exchange, routing_key, **kwargs)
 
-    def send(self, docs: Sequence[Any], message: Document, batch: Any) -> None:
+    def send(self, docs: Sequence[Any], message: Document) -> None:
         """Gather the items of a task."""
         if any(doc['type'] == 'Parcel' for doc in docs):
             raise ParcelRefused('its task belongs to another region, and parcels are for tasks of this one')
         self.items += docs
 
-    def broadcast(self, message: Document, exchange: str, routing_key: str, batch: Any = None) -> None:
+    def broadcast(self, message: Document, exchange: str, routing_key: str) -> None:
         """Refuse a message that no queue would receive."""
         raise ParcelRefused(f'exchange {exchange!r} is for broadcasts')
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from celery import states
 
 from kombu_couchdb import design
+from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.conflicts import delete_revisions
-from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
 from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, UNSTORABLE, WriteResult
 from kombu_couchdb.documents import parcel, receipt, workitem

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.documents.ids import PAUSE
 
 #: The number of looks that find nothing before the feed is followed.

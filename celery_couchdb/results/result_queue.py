@@ -24,10 +24,9 @@ from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 from kombu_couchdb.log import get_logger
 
-from .batch_writer import BatchWriter
+from .batch_writer import BatchWriter, QueueItem
 from .documents import is_outdated
 from .prefork_relay import Received, Relay
-from .queue_item import QueueItem
 from .result_store import Recent, ResultStore
 
 logger = get_logger(__name__)

@@ -1,4 +1,4 @@
-"""The store of results: every request for documents of the result database."""
+"""The result database: its address, its creation when it is missing, and the store of results."""
 
 from __future__ import annotations
 
@@ -10,27 +10,33 @@ from typing import Any, TypeVar
 from kombu.exceptions import EncodeError
 from kombu.utils.functional import retry_over_time
 
+from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.shapes import Shape
+from kombu_couchdb.couchdb.urls import parse_list
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import (
     RETRIED,
+    AccessDenied,
     Conflict,
     CouchDBError,
+    DatabaseMissing,
     DocumentTooLarge,
     NestedTooDeeply,
+    NotFound,
+    access_denied,
 )
 from kombu_couchdb.log import get_logger
 
 from .. import design
 from ..options import ResultOptions
 from .documents import Document, is_expired, is_final, is_outdated
-from .results_database import Database
 
 logger = get_logger(__name__)
 
+A = TypeVar('A')
 T = TypeVar('T')
 
 #: How often a write is tried while other processes change the same document.
@@ -63,6 +69,69 @@ class Recent(dict[str, T]):
             # Remove a tenth more than necessary: making the list costs as much as removing the entries.
             for old in list(self)[: len(self) - self._limit + self._limit // 10]:
                 self.pop(old, None)
+
+
+def address_of(url: str, credentials: str | None = None, auth: str | None = None) -> Address:
+    """Return the address in `url`: a `couchdb://` or `couchdbs://` URL, or one for each node, separated by semicolons.
+
+    `credentials` and `auth` are the transport options of the same names. *Raises* `ConfigurationError` for an invalid
+    URL; its text does not contain the URL, which may have a password in it.
+    """
+    return parse_list(url.split(';'), 'result_backend', 'celery_results', credentials=credentials, auth=auth)
+
+
+class Database:
+    """One result database. `may_create` is the transport option `create_database`.
+
+    *Every* method raises the errors of `kombu_couchdb.errors`.
+    """
+
+    def __init__(self, client: Client, may_create: bool) -> None:
+        self._client, self._may_create = client, may_create
+
+    def set_up(self) -> None:
+        """Create the database and its design document if they do not exist; one request if both exist.
+
+        *Raises* `AccessDenied` if the user may not create them, and `DatabaseMissing` or `NotFound` if they are missing
+        and the transport option `create_database` is off.
+        """
+        wanted = design.document()
+        try:
+            self.call(self._client.get, wanted['_id'])
+        except NotFound:
+            if not self._may_create:
+                raise
+            try:
+                self.call(self._client.try_put, wanted)  # a conflict means that another process has stored it
+            except AccessDenied as exc:
+                raise access_denied(
+                    self._client.address.url,
+                    self._client.user,
+                    'write the design document',
+                    'let an administrator run "celery -A your_app couchdb setup"',
+                ) from exc
+
+    def call(self, request: Callable[[A], T], argument: A) -> T:
+        """Make a request; if the database is missing, create it and make the request again."""
+        try:
+            return request(argument)
+        except DatabaseMissing as missing:
+            address = self._client.address
+            if not self._may_create:
+                raise DatabaseMissing(
+                    f'{address.url}: the database does not exist, and the transport option create_database is off'
+                ) from missing
+            try:
+                self._client.create()
+            except AccessDenied as exc:
+                raise access_denied(
+                    address.url,
+                    self._client.user,
+                    'create the database, which does not exist',
+                    'let an administrator run "celery -A your_app couchdb setup", or name an existing one in '
+                    'result_backend',
+                ) from exc
+        return request(argument)
 
 
 class ResultStore:
@@ -115,13 +184,11 @@ class ResultStore:
 
     # -- writing, and the reads of chords: retried while the server does not respond
 
-    def write(
-        self, doc: Mapping[str, Any], *, final_stays: bool = False, also: Mapping[str, Any] | None = None
-    ) -> None:
-        """Store a document in place of any other under its id.
+    def write(self, doc: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> None:
+        """Store a document in place of any other under its id, but keep a stored result that it must not replace.
 
-        With `final_stays`, keep a stored result that `doc` must not replace, see `is_outdated`. `also` is a second
-        document, which is stored in the same request if there is none under its id.
+        See `is_outdated`. `also` is a second document, which is stored in the same request if there is none under its
+        id.
 
         This takes one request for a new document, and for one that this process wrote last; three requests to replace
         another one. *Raises* `ResultTooLarge` if CouchDB refuses the document for its size, and `Conflict` if other
@@ -134,17 +201,11 @@ class ResultStore:
         for _ in range(_ATTEMPTS):
             new_rev = self._put_retried({**doc, '_rev': rev} if rev else doc, also)
             if new_rev is not None:
-                if final_stays:
-                    self.note_stored(doc, new_rev)
+                self.note_stored(doc, new_rev)
                 return
             also = None
             current = self.current(doc_id)
-            if (
-                current
-                and final_stays
-                and not is_expired(current, self.client.clock.now())
-                and is_outdated(doc, current)
-            ):
+            if current and not is_expired(current, self.client.clock.now()) and is_outdated(doc, current):
                 logger.debug('%s keeps the state %s: %s is outdated', doc_id, current['status'], doc['status'])
                 return
             rev = current['_rev'] if current else None

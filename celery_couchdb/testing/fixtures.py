@@ -22,7 +22,7 @@ def couchdb_server() -> Iterator[Server]:
         yield server
 
 
-# -- with Docker: the broker
+# -- with Docker
 
 
 @pytest.fixture
@@ -34,46 +34,6 @@ def celery_couchdb_broker(default_couchdb_broker: CouchDBContainer) -> Iterator[
 
 
 @pytest.fixture
-def default_couchdb_broker_cls() -> type[CouchDBContainer]:
-    """The class that defines image, ports and environment of the broker's container."""
-    return CouchDBContainer
-
-
-@pytest.fixture
-def default_couchdb_broker_image(default_couchdb_broker_cls: type[CouchDBContainer]) -> str:
-    """The image of the broker's container."""
-    return default_couchdb_broker_cls.image()
-
-
-@pytest.fixture
-def default_couchdb_broker_ports(default_couchdb_broker_cls: type[CouchDBContainer]) -> dict[str, Any]:
-    """The ports of the broker's container."""
-    return default_couchdb_broker_cls.ports()
-
-
-@pytest.fixture
-def default_couchdb_broker_env(default_couchdb_broker_cls: type[CouchDBContainer]) -> dict[str, str]:
-    """The environment of the broker's container."""
-    return default_couchdb_broker_cls.initial_env()
-
-
-default_couchdb_broker_volume = volume()
-
-default_couchdb_broker = container(
-    image='{default_couchdb_broker_image}',
-    ports=fxtr('default_couchdb_broker_ports'),
-    environment=fxtr('default_couchdb_broker_env'),
-    network='{default_pytest_celery_network.name}',
-    volumes={'{default_couchdb_broker_volume.name}': COUCHDB_VOLUME},
-    wrapper_class=CouchDBContainer,
-    timeout=COUCHDB_CONTAINER_TIMEOUT,
-)
-
-
-# -- with Docker: the result backend
-
-
-@pytest.fixture
 def celery_couchdb_backend(default_couchdb_backend: CouchDBContainer) -> Iterator[CouchDBTestBackend]:
     """A result backend in a container."""
     backend = CouchDBTestBackend(default_couchdb_backend)
@@ -82,37 +42,44 @@ def celery_couchdb_backend(default_couchdb_backend: CouchDBContainer) -> Iterato
 
 
 @pytest.fixture
-def default_couchdb_backend_cls() -> type[CouchDBContainer]:
-    """The class that defines image, ports and environment of the result backend's container."""
+def _container_cls() -> type[CouchDBContainer]:
+    """The class that defines image, ports and environment of a container."""
     return CouchDBContainer
 
 
-@pytest.fixture
-def default_couchdb_backend_image(default_couchdb_backend_cls: type[CouchDBContainer]) -> str:
-    """The image of the result backend's container."""
-    return default_couchdb_backend_cls.image()
+def _from_class(role: str, method: str) -> Any:
+    """Return the fixture for what a method of the class of a container returns."""
+
+    @pytest.fixture
+    def value(request: pytest.FixtureRequest) -> Any:
+        return getattr(request.getfixturevalue(f'default_couchdb_{role}_cls'), method)()
+
+    return value
 
 
-@pytest.fixture
-def default_couchdb_backend_ports(default_couchdb_backend_cls: type[CouchDBContainer]) -> dict[str, Any]:
-    """The ports of the result backend's container."""
-    return default_couchdb_backend_cls.ports()
+def _container(role: str) -> Any:
+    """Return the fixture for the container of the broker or of the result backend."""
+    return container(
+        image=f'{{default_couchdb_{role}_image}}',
+        ports=fxtr(f'default_couchdb_{role}_ports'),
+        environment=fxtr(f'default_couchdb_{role}_env'),
+        network='{default_pytest_celery_network.name}',
+        volumes={f'{{default_couchdb_{role}_volume.name}}': COUCHDB_VOLUME},
+        wrapper_class=CouchDBContainer,
+        timeout=COUCHDB_CONTAINER_TIMEOUT,
+    )
 
 
-@pytest.fixture
-def default_couchdb_backend_env(default_couchdb_backend_cls: type[CouchDBContainer]) -> dict[str, str]:
-    """The environment of the result backend's container."""
-    return default_couchdb_backend_cls.initial_env()
+default_couchdb_broker_cls = default_couchdb_backend_cls = _container_cls
 
+default_couchdb_broker_image = _from_class('broker', 'image')
+default_couchdb_broker_ports = _from_class('broker', 'ports')
+default_couchdb_broker_env = _from_class('broker', 'initial_env')
+default_couchdb_broker_volume = volume()
+default_couchdb_broker = _container('broker')
 
+default_couchdb_backend_image = _from_class('backend', 'image')
+default_couchdb_backend_ports = _from_class('backend', 'ports')
+default_couchdb_backend_env = _from_class('backend', 'initial_env')
 default_couchdb_backend_volume = volume()
-
-default_couchdb_backend = container(
-    image='{default_couchdb_backend_image}',
-    ports=fxtr('default_couchdb_backend_ports'),
-    environment=fxtr('default_couchdb_backend_env'),
-    network='{default_pytest_celery_network.name}',
-    volumes={'{default_couchdb_backend_volume.name}': COUCHDB_VOLUME},
-    wrapper_class=CouchDBContainer,
-    timeout=COUCHDB_CONTAINER_TIMEOUT,
-)
+default_couchdb_backend = _container('backend')

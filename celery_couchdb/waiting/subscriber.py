@@ -209,6 +209,7 @@ class Subscriber:
         self._since = None  # the feed begins anew afterwards
         docs = self.store.read_many(ids)
         self._traffic.add_results(self._watched.deliver(zip(ids, docs, strict=True), asked))
+        self._fail_unreadable([doc_id for doc_id, doc in zip(ids, docs, strict=True) if doc is None])
         self._count_updates()
         return 0.0
 
@@ -262,11 +263,22 @@ class Subscriber:
         if any(row.get('doc') is None and not row.get('deleted') for row in rows):
             raise NestedTooDeeply(f'{self.store.client.address.url}: a result is nested too deeply to be read')
         self._watched.deliver((row['id'], None if row.get('deleted') else row.get('doc')) for row in rows)
+        self._fail_unreadable([row['id'] for row in rows if not row.get('doc')])
         count = sum(not row.get('deleted') for row in rows)
         self._since = response['last_seq']
         self._traffic.add_results(count)
         self._traffic.count(self._since, time.monotonic())
         return count
+
+    def _fail_unreadable(self, missing: Iterable[str]) -> None:
+        """Deliver errors in the place of those of the missing documents that cannot be decoded."""
+        client = self.store.client
+        unreadable = [doc_id for doc_id in missing if client.unusable.has(doc_id, None)]
+        for doc_id in unreadable:
+            self._watched.drop(doc_id)
+        if unreadable:
+            error = NestedTooDeeply(f'{client.address.url}: a document is nested too deeply to be read')
+            self._watched.fail(dict.fromkeys(unreadable, error))
 
     def _stop_following(self) -> None:
         """Ask for the documents that threads wait for: a response, perhaps for other documents, cannot be read."""

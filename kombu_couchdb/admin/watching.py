@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 
+from ..couchdb.changes import Follower
 from ..couchdb.client import Client, Document
-from ..couchdb.follower import Follower
 from ..documents import workitem
 from .jobs import ENDED, find_all, state_of
 

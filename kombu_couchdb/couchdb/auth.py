@@ -234,14 +234,8 @@ class Auth:
         """Return user and password, from their source if there is one; *raises* if CouchDB refused them recently."""
         address = self._address
         try:
-            if address.credentials:
-                credentials = _Credentials(*from_source(address.credentials))
-                self._user = credentials.user
-            else:
-                # Not in a variable of its own: recorded tracebacks show the variables of their frames.
-                credentials = _Credentials(
-                    self._user, address.password() if callable(address.password) else address.password or ''
-                )
+            credentials = _Credentials(*(user_and_password(address) or (None, '')))
+            self._user = credentials.user
         except errors.CouchDBError:
             raise
         except Exception as exc:

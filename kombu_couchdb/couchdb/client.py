@@ -19,8 +19,8 @@ from .bulk import BulkWrite, RequestSize
 from .clock import ServerClock
 from .failures import from_answer
 from .http import Http, encoded, path_of
-from .responses import Unusable, decoded
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
+from .unusable import Unusable
 from .write_result import WriteResult
 
 __all__ = ['LAST', 'Client', 'Document', 'Row', 'chunks', 'path_of']
@@ -30,9 +30,6 @@ LAST: dict[str, Any] = {}
 
 #: Any object.
 _ANY = members()
-
-#: From this limit of rows on, the documents of a view's rows are read in a second request.
-_SEPARATE_DOCS_FROM_ROWS = 10
 
 #: How long to wait for CouchDB's information about an index, in seconds.
 _INFO_SECONDS = 2.0
@@ -45,6 +42,7 @@ _FEW_CHANGES, _START = 10_000, {'limit': 0, 'reduce': False, 'update': 'lazy'}
 _PAUSE_SECONDS = 0.5
 
 _Doc = TypeVar('_Doc', bound=Mapping[str, Any])
+_Found = TypeVar('_Found')
 
 
 class Client:
@@ -146,10 +144,10 @@ class Client:
         """Send a request and return the JSON of the response.
 
         `path` is relative to the URL of the database; None means the root of the server. With `repeat`, for reads, the
-        request is sent again if the connection was cut before the response, see `Http.send`. Documents that cannot be
-        decoded are null, and `unusable` has their ids.
+        request is sent again if the connection was cut before the response, see `Http.send`.
 
-        *Raises* `BrokenAnswer` if the response does not have the `shape`.
+        *Raises* `BrokenAnswer` if the response does not have the `shape`, `NestedTooDeeply` if a document in it exceeds
+        Python's recursion limit.
         """
         text, status = self.http.exchange(method, path, params, body, repeat=repeat)
         return self.decode(text, status, f'{method} {path or "/"}', shape)
@@ -170,13 +168,12 @@ class Client:
         """Return the JSON in the response `text` to a `request`, which error texts name.
 
         *Raises* `BrokenAnswer` if it is incomplete or does not have the `shape`, `NotCouchDB` if it is not JSON,
-        `NestedTooDeeply` if it is a document that exceeds Python's recursion limit.
+        `NestedTooDeeply` if there is a document in it that exceeds Python's recursion limit.
         """
-        too_deep = f'{self.address.url}: a document is nested too deeply to be read'
         try:
-            found = decoded(text, lambda doc_id: self.unusable.note(doc_id, None, too_deep))
+            found = json.loads(text)
         except RecursionError as exc:
-            raise errors.NestedTooDeeply(too_deep) from exc
+            raise errors.NestedTooDeeply(f'{self.address.url}: a document is nested too deeply to be read') from exc
         except ValueError as exc:
             if text.lstrip()[:1] in (b'{', b'['):
                 raise errors.BrokenAnswer(f'{self.address.url}: the response was cut off') from exc
@@ -217,11 +214,10 @@ class Client:
 
         Use `find` for ids that may never have existed. `params` are CouchDB's query parameters.
         """
-        try:
-            leaves = self.fetch_leaves(ids, **params)
-        except errors.AnswerTooLarge as exc:
-            return self._fetch_halves(lambda part: self.fetch(part, **params), ids, exc)
-        by_id = dict(zip(ids, leaves, strict=True))
+        return self._in_parts(lambda part: self._fetch(part, **params), ids)
+
+    def _fetch(self, ids: Sequence[str], **params: Any) -> list[Document | None]:
+        by_id = dict(zip(ids, self._bulk_get(ids, **params), strict=True))
         found = {name: docs[0] if docs and not docs[0].get('_deleted') else None for name, docs in by_id.items()}
         conflicted = [name for name, docs in by_id.items() if len(docs) > 1]
         found.update(zip(conflicted, self._winners(conflicted), strict=True))
@@ -234,19 +230,32 @@ class Client:
         to be down: while one node does not respond, that takes a minute (measured with CouchDB 3.5). `find` needs
         responses of a majority of nodes at most.
         """
-        try:
-            if len(ids) == 1:
-                return [self._find_one(ids[0])]
-            return self._winners(ids) if ids and self.is_cluster() else self.fetch(ids)
-        except errors.AnswerTooLarge as exc:
-            return self._fetch_halves(self.find, ids, exc)
+        return self._in_parts(self._find, ids)
 
-    def _find_one(self, doc_id: str) -> Document | None:
+    def _find(self, ids: Sequence[str]) -> list[Document | None]:
+        if len(ids) == 1:
+            return [self.get_or_none(ids[0])]
+        return self._winners(ids) if ids and self.is_cluster() else self._fetch(ids)
+
+    def _in_parts(
+        self, read: Callable[[Sequence[str]], Sequence[_Found | None]], ids: Sequence[str]
+    ) -> list[_Found | None]:
+        """Return what `read` returns for these ids, in several requests if they cannot be read in one.
+
+        That is so if the documents are too large together: *raises* `AnswerTooLarge` if a single one is. Or if one of
+        them cannot be decoded: that one is None, and `unusable` has its id.
+        """
         try:
-            return self.get_or_none(doc_id)
+            return list(read(ids))
+        except errors.AnswerTooLarge:
+            if len(ids) == 1:
+                raise
         except errors.NestedTooDeeply as exc:
-            self.unusable.note(doc_id, None, str(exc))
-            return None
+            if len(ids) == 1:
+                self.unusable.note(ids[0], None, str(exc))
+                return [None]
+        half = len(ids) // 2
+        return [*self._in_parts(read, ids[:half]), *self._in_parts(read, ids[half:])]
 
     def leaves(self, doc_id: str, **params: Any) -> list[Document]:
         """Return all leaf revisions of a document, deleted ones included; an empty list if it never existed.
@@ -259,15 +268,16 @@ class Client:
             found = self.request('GET', path_of(doc_id), params, repeat=True, shape=shape)
         except errors.NotFound:
             return []
-        if any('ok' in leaf and leaf['ok'] is None for leaf in found):
-            raise errors.NestedTooDeeply(f'{self.address.url}: a document is nested too deeply to be read')
         return [leaf['ok'] for leaf in found if leaf.get('ok')]
 
     def fetch_leaves(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
         """Return a list of `leaves` for each of these ids, in this order; one request.
 
-        Leaf revisions that cannot be decoded are missing in the lists.
+        The list is empty if one of its leaf revisions cannot be decoded.
         """
+        return [leaves or [] for leaves in self._in_parts(lambda part: self._bulk_get(part, **params), ids)]
+
+    def _bulk_get(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
         if not ids:
             return []
         # _bulk_get needs less than half the time of _all_docs (0.13 and 0.3 ms per document, measured on CouchDB 3.5).
@@ -278,14 +288,6 @@ class Client:
         if leaves.keys() != set(ids):
             raise errors.BrokenAnswer(f'{self.address.url}: unexpected response to POST /_bulk_get')
         return [leaves[doc_id] for doc_id in ids]
-
-    def _fetch_halves(
-        self, read: Callable[[Sequence[str]], list[Document | None]], ids: Sequence[str], exc: errors.AnswerTooLarge
-    ) -> list[Document | None]:
-        """Read documents in two requests, because together they are too large; *raises* `exc` for a single one."""
-        if len(ids) == 1:
-            raise exc
-        return [*read(ids[: len(ids) // 2]), *read(ids[len(ids) // 2 :])]
 
     def _leaf(self, found: Document) -> Document | None:
         if 'ok' in found:
@@ -336,7 +338,7 @@ class Client:
         shape = members(rows=items(shapes.ranged_row))
         try:
             found = cast('list[Row]', self.request('GET', '/_all_docs', params, repeat=True, shape=shape)['rows'])
-        except errors.AnswerTooLarge:
+        except (errors.AnswerTooLarge, errors.NestedTooDeeply):
             if not docs:
                 raise
             found = self._with_docs(self.id_range(prefix, to=to, limit=limit, after=after))
@@ -348,24 +350,20 @@ class Client:
         """Return the rows of the view `view` in the design document `design`.
 
         `params` are CouchDB's query parameters; `key`, `keys`, `startkey` and `endkey` are Python values. With
-        `include_docs`, each row contains its current `doc`, or None if it was deleted. The documents of many rows are
-        read in a second request.
+        `include_docs`, each row contains its current `doc`, or None if it was deleted: these are read in a second
+        request.
 
         *Raises* `BrokenAnswer` if a row does not have the shape `row`, `NotFound` if the view does not exist.
         """
         for name in ('key', 'keys', 'startkey', 'endkey'):
             if name in params:
                 params[name] = json.dumps(params[name])
-        if params.get('include_docs'):
-            row = shapes.both(row, members(id=shapes.text, doc=maybe(shapes.DOCUMENT)))
         # A view needs three times as long per document as _bulk_get (0.42 ms, measured on CouchDB 3.5).
-        separate = (
-            params.get('include_docs') and params.get('limit', _SEPARATE_DOCS_FROM_ROWS) >= _SEPARATE_DOCS_FROM_ROWS
-        )
-        if separate:
-            del params['include_docs']
+        docs = params.pop('include_docs', False)
+        if docs:
+            row = shapes.both(row, members(id=shapes.text))
         found = cast('list[Row]', self.query(design, 'GET', view, params, shape=members(rows=items(row)))['rows'])
-        return self._with_docs(found) if separate else found
+        return self._with_docs(found) if docs else found
 
     def _with_docs(self, rows: list[Row]) -> list[Row]:
         """Add the documents to the rows: None for a document that was deleted or cannot be decoded."""
@@ -535,7 +533,14 @@ class Client:
         `body`, `limit` and `docs` are those of `open_changes`. Documents that cannot be decoded are None in their rows.
         """
         params = _feed(since, body, limit, docs)
-        return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=shapes.CHANGES))
+        try:
+            return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=shapes.CHANGES))
+        except errors.NestedTooDeeply:
+            found = self.changes(since, body, limit, docs=False)
+        for row in self._with_docs(found['results']):
+            if row.get('deleted'):
+                row['doc'] = {'_id': row['id'], '_rev': row['changes'][0]['rev'], '_deleted': True}
+        return found
 
     def open_changes(
         self, since: Any, body: Document, limit: int, heartbeat: float, *, docs: bool = True

@@ -10,11 +10,9 @@ old instead of delivering them. The sweep drops the rest. A queue without limits
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..couchdb.fork_safety import Shared
 from ..errors import ConfigurationError
 from ..values import is_number
 
@@ -50,12 +48,6 @@ class Limits:
 
 
 _NONE = Limit()
-_known: Shared[tuple[int, str], Limits] = Shared({})
-
-
-def limits_of(url: str) -> Limits:
-    """Return the limits that this process knows for the database at `url`."""
-    return _known.of((os.getpid(), url), Limits)
 
 
 def check_limits(queue: str, arguments: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from ..documents.ids import BINDING
 from ..documents.shared_documents import FanoutExchange
 from ..documents.types import FANOUT
 from ..values import revision_parts
+from .queue_limits import Limits
 
 #: For how many seconds the bindings of an exchange are trusted after they were read, if no changes feed keeps them up
 #: to date.
@@ -52,11 +53,13 @@ class Routes:
     """
 
     def __init__(self) -> None:
+        #: What this process knows of the queues' limits.
+        self.limits = Limits()
         self.reset()
         reset_in_child(self)
 
     def reset(self) -> None:
-        """Forget everything. In a forked child no changes feed keeps the table of its parent up to date."""
+        """Forget all bindings. In a forked child no changes feed keeps the table of its parent up to date."""
         self._lock = threading.Lock()
         self._bindings: dict[str, Mapping[str, Any]] = {}
         self._read: dict[str, float] = {}

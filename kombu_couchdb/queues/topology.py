@@ -6,7 +6,7 @@ write one document. Only fanout exchanges are stored: a publisher that has not d
 broadcasts.
 
 A connection knows without a request what it has declared, what existed when it connected, and, with the other
-connections of its process, the bindings (`routing`) and the limits of queues (`limits`).
+connections of its process, the bindings and the limits of queues (`routing`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..couchdb.client import Client, Document, Row
 from ..documents.ids import BINDING, PAUSE, QUEUE
 from ..documents.shared_documents import Binding, FanoutExchange, Queue
 from .broadcasts_database import BroadcastsDatabase
-from .queue_limits import LIMITS, Limit, check_limits, limit_in, limits_of
+from .queue_limits import LIMITS, Limit, check_limits, limit_in
 from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
 
 #: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.
@@ -37,7 +37,8 @@ class Topology:
     def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
         """`broadcasts` is where consumers learn of changes at once; without it they find them when they look."""
         self.client, self.broadcasts = client, broadcasts
-        self.routes, self.limits = routes_of(client.address.url), limits_of(client.address.url)
+        self.routes = routes_of(client.address.url)
+        self.limits = self.routes.limits
         self._declared: dict[str, Mapping[str, Any]] = {}  # what was declared here, by id
         self._deleted: set[str] = set()  # ids of what was declared here and deleted by other processes
         # What existed when the connection was established: revisions by id, whether they are all, and when.

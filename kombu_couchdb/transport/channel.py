@@ -38,9 +38,8 @@ from ..documents.workitem import KEEP_DONE, check_keep_done
 from ..errors import RETRIED, IndexNotReady, ServerUnavailable, Unstorable
 from ..log import get_logger
 from ..queues.routing import TemporaryQueue
-from .collector import collector, taker
+from .collector import PublishBatch, collector, taker
 from .exchanges import EXCHANGE_TYPES, Direct, check_exchange_type
-from .publish_batch import PublishBatch
 from .qos import Message, QoS
 from .transient import TransientMessages, is_transient
 
@@ -68,16 +67,8 @@ class Channel(virtual.Channel):
 
     # -- publish
 
-    def basic_publish(
-        self,
-        message: Document,
-        exchange: str,
-        routing_key: str,
-        *,
-        _publish_batch: PublishBatch | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Store a message: one document for each of its queues, all in one request; or add it to a batch.
+    def basic_publish(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Store a message: one document for each of its queues, all in one request; or let the `collector` have it.
 
         A process that consumes stores events and replies of remote control in a thread, see `transient`.
 
@@ -94,17 +85,17 @@ class Channel(virtual.Channel):
         couchdb = self.connection.couchdb
         with attempt(couchdb.address.url, message, exchange, routing_key, couchdb.clock.now()):
             prepared = self._prepared(message, exchange, routing_key)
-            if _publish_batch is not None or collector() is not None:
-                prepared = _copied(prepared)  # the caller may change the message before the batch is stored
+            if collector() is not None:
+                prepared = _copied(prepared)  # the caller may change the message before it is stored
             prepared, parcels = self.connection.regions.parcels_of(prepared, exchange, routing_key)
             if parcels:
-                self.send(parcels, prepared, _publish_batch)
-            elif exchange and _publish_batch is None and self._may_wait(prepared):
+                self.send(parcels, prepared)
+            elif exchange and _batch() is None and self._may_wait(prepared):
                 self._store_soon((_copied(prepared), exchange, routing_key))
             elif (docs := self._documents(prepared, exchange, routing_key)) is not None:
-                self.send(docs, prepared, _publish_batch)
+                self.send(docs, prepared)
             else:
-                self.broadcast(prepared, exchange, routing_key, _publish_batch)
+                self.broadcast(prepared, exchange, routing_key)
 
     def close(self) -> None:
         """Store the transient messages that wait, if CouchDB responds, and close the channel."""
@@ -124,23 +115,23 @@ class Channel(virtual.Channel):
         """Return a body as it was published; *raises* `ValueError` if the stored body is malformed."""
         return decoded(body, encoding)
 
-    def send(self, docs: Sequence[Published], message: Document, batch: PublishBatch | None) -> None:
-        """Store the documents of a message, or add them to a batch or to the messages that are collected."""
+    def send(self, docs: Sequence[Published], message: Document) -> None:
+        """Store the documents of a message, or let the `collector` have them."""
         may_be_stored = message['properties']['delivery_tag'].may_be_stored
-        sink = batch or collector()
-        if sink is None or may_be_stored or (batch is None and any('key' in doc for doc in docs)):
+        collecting = collector()
+        if collecting is None or may_be_stored or (_batch() is None and any('key' in doc for doc in docs)):
             self.store_docs(docs, again=may_be_stored)
         else:
-            sink.add(docs, len(message['body']))
+            collecting.add(docs, len(message['body']))
 
-    def broadcast(self, message: Document, exchange: str, routing_key: str, batch: PublishBatch | None = None) -> None:
+    def broadcast(self, message: Document, exchange: str, routing_key: str) -> None:
         """Broadcast a message, or add it to a batch. Listeners ignore the copy that a retry may make.
 
         kombu publishes commands of remote control with endless retries. They are tried here for `connect_timeout`
         instead, and then *raise* `OperationalError`, as other messages do when kombu stops trying.
         """
         send = self.connection.broadcaster.send
-        if batch is not None:
+        if (batch := _batch()) is not None:
             batch.add_broadcast(exchange, routing_key, message)
         elif not exchange.endswith(_REMOTE_CONTROL):
             send(exchange, routing_key, message)
@@ -455,6 +446,12 @@ class Channel(virtual.Channel):
         """Delete the ready and scheduled messages of a queue and return their number; claimed messages are kept."""
         check_names(queue=queue)
         return int(self.connection.store.purge(queue))
+
+
+def _batch() -> PublishBatch | None:
+    """Return the batch that collects the message which is being published now, or None."""
+    found = collector()
+    return found if isinstance(found, PublishBatch) else None
 
 
 def _copied(value: Any) -> Any:

@@ -1,10 +1,9 @@
-"""A collecting producer: it stores the messages of many calls of `publish` in few requests, and retries those requests.
+"""Collectors: they store the messages of many calls of `publish` in few requests.
 
-`Producer.batch()` of kombu 5.7 does not work with the option `retry`, and older versions of kombu have no batches. A
-`CollectingProducer` takes the place of a producer, and each of its requests is retried as the messages in it ask for.
-
-Unique jobs and broadcasts are not collected: their publisher learns at once what happened to them. If it may take long
-until the next message comes, a thread stores what was collected.
+A `PublishBatch` is what `Producer.batch()` of kombu 5.7 needs. It does not work with the option `retry`, and older
+versions of kombu have no batches. A `CollectingProducer` takes the place of a producer, and each of its requests is
+retried as the messages in it ask for. It does not collect unique jobs and broadcasts: their publisher learns at once
+what happened to them. If it may take long until the next message comes, a thread stores what was collected.
 
 A *taker* stores the messages that are published in its context, so that their publisher does not wait for CouchDB.
 """
@@ -17,8 +16,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any
 
+from kombu import exceptions
+
 from ..couchdb.address import Address
+from ..couchdb.client import Document
 from ..documents.types import Published, WorkItem
+from ..errors import CouchDBError
+
+#: The error of kombu 5.7 for a batch that failed. Older versions do not create batches.
+BatchPublishError: type[Exception] = getattr(exceptions, 'BatchPublishError', exceptions.OperationalError)
 
 #: The messages are stored when there are so many of them, or so many characters in them; `_OTHER_CHARACTERS` is about
 #: what a message has besides its body.
@@ -31,12 +37,21 @@ _MAX_RETRIES = 3
 Taker = Callable[[Address, Sequence[WorkItem]], Sequence[WorkItem]]
 
 _taker: ContextVar[Taker | None] = ContextVar('kombu_couchdb_taker', default=None)
-_collector: ContextVar[CollectingProducer | None] = ContextVar('kombu_couchdb_collector', default=None)
+_collector: ContextVar[CollectingProducer | PublishBatch | None] = ContextVar('kombu_couchdb_collector', default=None)
 
 
-def collector() -> CollectingProducer | None:
-    """Return the producer that collects the message which is being published now, or None."""
+def collector() -> CollectingProducer | PublishBatch | None:
+    """Return what collects the message that is being published now, or None."""
     return _collector.get()
+
+
+@contextmanager
+def _collected_by(collecting: CollectingProducer | PublishBatch) -> Iterator[None]:
+    token = _collector.set(collecting)
+    try:
+        yield
+    finally:
+        _collector.reset(token)
 
 
 def taker() -> Taker | None:
@@ -96,11 +111,8 @@ class CollectingProducer:
             if policy != self._policy:
                 self.flush()
             self._policy = policy
-            token = _collector.set(self)
-            try:
+            with _collected_by(self):
                 self._producer.publish(body, *args, retry=retry, retry_policy=retry_policy, **options)
-            finally:
-                _collector.reset(token)
             if len(self._docs) >= _MAX_DOCS or self._characters >= _MAX_CHARACTERS:
                 self.flush()
             elif self._docs and self._timer is None and self._max_seconds is not None:
@@ -154,3 +166,68 @@ class CollectingProducer:
     def _store(self) -> None:
         again, self._tried = self._tried, True
         self._producer.channel.store_docs(self._docs, again=again)
+
+
+class PublishBatch:
+    """Collects messages for `Producer.batch()` of kombu 5.7, broadcasts and unique jobs too.
+
+    It stores them when it contains `max_size` of them, or when it is flushed. A batch cannot be used again
+    after a flush that failed.
+    """
+
+    def __init__(self, channel: Any, max_size: int) -> None:
+        self.channel, self._max_size = channel, max_size
+        self._docs: list[Published] = []
+        self._broadcasts: list[tuple[str, str, Document]] = []
+        self._ended: str | None = None
+        self._failure: BaseException | None = None
+
+    def publish(self, message: Document, **kwargs: Any) -> None:
+        """Add one message, and flush a full batch; *raises* `BatchPublishError` if the flush fails."""
+        self._check()
+        with _collected_by(self):
+            self.channel.basic_publish(message, **kwargs)
+        if len(self._docs) + len(self._broadcasts) >= self._max_size:
+            self.flush()
+
+    def add(self, docs: Sequence[Published], characters: int) -> None:
+        """Add the documents of a message; the number of characters of its body is not used."""
+        self._docs += docs
+
+    def add_broadcast(self, exchange: str, routing_key: str, message: Document) -> None:
+        """Add a message for a fanout exchange."""
+        self._broadcasts.append((exchange, routing_key, message))
+
+    def flush(self) -> None:
+        """Store the collected messages; *raises* `BatchPublishError` if some of them may not be stored."""
+        self._check()
+        docs, broadcasts = self._docs, self._broadcasts
+        self._docs, self._broadcasts = [], []
+        try:
+            if docs:
+                self.channel.store_docs(docs)
+            for broadcast in broadcasts:
+                self.channel.connection.broadcaster.send(*broadcast)
+        except BaseException as exc:
+            self._failure = exc
+            if not isinstance(exc, CouchDBError):
+                raise
+            raise BatchPublishError(
+                f'a batch of {len(docs) + len(broadcasts)} messages failed; which of them were stored '
+                f'is uncertain: {exc}'
+            ) from exc
+
+    def discard(self) -> None:
+        """Drop the messages that are not stored yet."""
+        self._ended = self._ended or 'aborted'
+        self._docs, self._broadcasts = [], []
+
+    def close(self) -> None:
+        """Close the batch: it takes no more messages."""
+        self._ended = 'closed'
+
+    def _check(self) -> None:
+        if self._ended:
+            raise RuntimeError(f'the publish batch is {self._ended}')
+        if self._failure is not None:
+            raise BatchPublishError('the publish batch failed before and cannot be used again') from self._failure

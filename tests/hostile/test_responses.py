@@ -160,9 +160,7 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
         jobs.state(c, 'task-1'),
     ],
     'read a result': lambda c: chords(c)[0].read_many(['celery-task-meta-t', 'x']),
-    'write a result': lambda c: chords(c)[0].write(
-        {'_id': 'celery-task-meta-t', 'status': 'SUCCESS'}, final_stays=True
-    ),
+    'write a result': lambda c: chords(c)[0].write({'_id': 'celery-task-meta-t', 'status': 'SUCCESS'}),
     'delete a result': lambda c: chords(c)[0].delete('celery-task-meta-t'),
     'sweep results': lambda c: sweep(*chords(c), lambda: False),
     'claim a chord': lambda c: chords(c)[1].claim('g', 'chord-unlock-g:part:00000000:t'),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kombu import Connection
 
 from celery_couchdb.options import ResultOptions as ResultOptions
-from celery_couchdb.results.results_database import address_of
+from celery_couchdb.results.result_store import address_of
 from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from kombu_couchdb.options import Options
 

@@ -16,7 +16,7 @@ from kombu import Connection
 
 from celery_couchdb import design
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.results.results_database import Database
+from celery_couchdb.results.result_store import Database
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import anything
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable

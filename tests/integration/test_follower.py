@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.follower import Follower
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Request

@@ -148,7 +148,7 @@ def test_prepared_message_published_twice_is_two_messages(
     batch = channel.create_publish_batch(100) if batched else None
     for number in (1, 2):
         headers['of'][0] = number
-        channel.basic_publish(message, '', 'q', _publish_batch=batch)
+        (batch.publish if batch else channel.basic_publish)(message, exchange='', routing_key='q')
         assert message['body'] == body
     if batch:
         batch.flush()

@@ -16,7 +16,7 @@ from unittest import mock
 from celery import Celery
 
 from celery_couchdb.beat import CouchDBScheduler, due_dates, due_tasks
-from kombu_couchdb.couchdb.follower import Changes
+from kombu_couchdb.couchdb.changes import Changes
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.leases import leader

@@ -9,8 +9,7 @@ from celery import Celery
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab
 
-from celery_couchdb.beat.code_entries import description_of, to_write
-from celery_couchdb.beat.entries import CodeEntry, Entry
+from celery_couchdb.beat.entries import CodeEntry, Entry, description_of, to_write
 
 Docs = dict[str, dict[str, Any]]
 

@@ -10,8 +10,7 @@ import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
-from celery_couchdb.beat.crontabs import Fields, next_date
-from celery_couchdb.beat.schedules import Asked, Malformed, described, rule_of
+from celery_couchdb.beat.schedules import Asked, Fields, Malformed, described, next_date, rule_of
 
 BERLIN = ZoneInfo('Europe/Berlin')
 

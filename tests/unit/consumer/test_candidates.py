@@ -15,7 +15,7 @@ from kombu_couchdb.consumer import candidates
 from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.consumer.claim_order import ClaimOrder
 from kombu_couchdb.consumer.claims import CandidateReader
-from kombu_couchdb.couchdb.responses import Unusable
+from kombu_couchdb.couchdb.unusable import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.queues.waiting import HORIZON_SECONDS
 

@@ -11,8 +11,8 @@ import pytest
 
 from celery_couchdb.parcels import inbox
 from celery_couchdb.parcels.inbox import Batch, Inbox
+from kombu_couchdb.couchdb.changes import Changes
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.couchdb.follower import Changes
 from kombu_couchdb.errors import ServerUnavailable
 
 

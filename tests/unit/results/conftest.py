@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.results.batch_writer import BatchWriter, Refusal
+from celery_couchdb.results.batch_writer import BatchWriter, QueueItem, Refusal
 from celery_couchdb.results.documents import ChordPart
-from celery_couchdb.results.queue_item import QueueItem
 from celery_couchdb.results.result_queue import Done, ResultQueue
 from celery_couchdb.results.result_store import ResultStore
 from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
