@@ -22,7 +22,6 @@ from celery import Celery
 import celery_couchdb.design
 from kombu_couchdb import design
 from kombu_couchdb.admin import replications
-from kombu_couchdb.admin.replications import Endpoint
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.documents.region import arriving
@@ -96,7 +95,7 @@ class Link:
         for kind, pull in (('regions', replications.parcels), ('results', replications.results)):
             source_url = self._http(source.server, self.proxy.port, source.database[kind])
             target_url = self._http(to.server, to.server.port, to.database[kind])
-            doc = pull(to.name, source.name, Endpoint(source_url), Endpoint(target_url))
+            doc = pull(to.name, source.name, {'url': source_url}, {'url': target_url})
             self._docs.append({**doc, '_id': f'{prefix}-{doc["_id"]}'})
 
     def write(self) -> None:

@@ -14,7 +14,7 @@ import celery_couchdb.design
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin import replications
-from kombu_couchdb.admin.replications import Endpoint
+from kombu_couchdb.admin.replications import endpoint
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
@@ -92,12 +92,8 @@ class Regions:
 def pulls(to: Region, source: Region) -> list[dict[str, Any]]:
     """Return the replications by which a region gets parcels and results from another one."""
     docs = (
-        replications.parcels(
-            to.name, source.name, Endpoint.of(source.regions.address), Endpoint.of(to.regions.address)
-        ),
-        replications.results(
-            to.name, source.name, Endpoint.of(source.results.address), Endpoint.of(to.results.address)
-        ),
+        replications.parcels(to.name, source.name, endpoint(source.regions.address), endpoint(to.regions.address)),
+        replications.results(to.name, source.name, endpoint(source.results.address), endpoint(to.results.address)),
     )
     return [{member: doc[member] for member in ('source', 'target', 'selector')} for doc in docs]
 

@@ -51,7 +51,7 @@ def _on_use() -> None:
     context = click.get_current_context(silent=True)
     if context is not None and context.command.name == 'migrate' and not context.meta.setdefault(__name__, False):
         context.meta[__name__] = True
-        import_module(f'{__name__}.migration').note_at_end(context)
+        import_module(f'{__name__}.queues').note_at_end(context)
 
 
 on_use.append(_on_use)

@@ -27,7 +27,7 @@ from kombu_couchdb.options import Options
 from ..backend import CouchDBBackend
 from ..jobs import Jobs
 from ..jobs.api import backend_of, client_of
-from .tables import Number, echo
+from .tables import Duration, echo
 
 F = TypeVar('F', bound=Callable[..., Any])
 T = TypeVar('T')
@@ -135,7 +135,7 @@ def _with_user(address: Address, user: str, password: str) -> Address:
 
 def seconds_option(name: str, default: float, text: str, *, least: float = 0.1) -> Callable[[Any], Any]:
     """Return the decorator of an option with a number of seconds; `text` is its help."""
-    return click.option(name, metavar='SECONDS', default=default, show_default=True, type=Number(least), help=text)
+    return click.option(name, metavar='SECONDS', default=default, show_default=True, type=Duration(least), help=text)
 
 
 def start(function: Callable[[], T]) -> Future[T]:

@@ -1,26 +1,78 @@
-"""The commands `celery couchdb jobs`, `remove` and `dead`: list, show and change jobs, among them dead letters."""
+"""The commands `celery couchdb jobs`, `remove` and `dead`: list, show and change jobs, among them dead letters.
+
+A dead letter is a job in the state `dead`. The end of the module has the resources of both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
+from celery import states
+from celery.exceptions import ImproperlyConfigured
 
 from kombu_couchdb.admin import dead
 from kombu_couchdb.admin.edit import UNCHANGED
-from kombu_couchdb.admin.jobs import STATES, find
-from kombu_couchdb.admin.listing import JobFilter, listing
-from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.documents.workitem import task_id
+from kombu_couchdb.admin.jobs import STATES, complete, find
+from kombu_couchdb.admin.listing import JobFilter, listing, workers_of
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents import concurrency, workitem
+from kombu_couchdb.documents.ids import CONSUMER
+from kombu_couchdb.documents.task_message import headers_of
+from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.values import date_of
 
 from ..jobs import Jobs, Unreadable
+from ..worker.history import LAST_ERROR
 from .databases import jobs_of
-from .job_resource import dead_letter_resource, job_resource, resolve_id
-from .resource import Selection, change, counted, json_option, limit_option, selection_options, yes_option
-from .tables import Duration, Json, Number, confirm, echo
+from .resource import (
+    Resource,
+    Selection,
+    change,
+    counted,
+    json_option,
+    limit_option,
+    selection_options,
+    since_option,
+    yes_option,
+)
+from .tables import (
+    Cell,
+    Column,
+    Duration,
+    Json,
+    Row,
+    confirm,
+    echo,
+    format_ago,
+    format_date,
+    format_duration,
+)
+
+#: The minimum length of an abbreviated id, in characters.
+_MIN_CHARACTERS = 4
+
+#: The maximum number of ids that the error for an ambiguous abbreviation lists.
+_MAX_LISTED = 10
+
+#: The members in the details of a job, in this order, and those of them that are dates.
+_DETAILS = (
+    *('id', 'task', 'queue', 'state', 'result', 'job_key', 'waits_for', 'priority', 'published', 'due', 'expires'),
+    *('attempts', 'consumer', 'worker', 'claimed', 'started', 'finished', 'reason', 'failed', 'error', 'args'),
+    *('kwargs', 'body', 'unreadable', 'document'),
+)
+_DATES = ('published', 'due', 'expires', 'claimed', 'failed', 'started', 'finished')
+
+_NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
+
+_COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'red', 'done': 'blue', 'gone': None}
+
+_ID = Column('ID', None, lambda job: job['id'] or job['document'], min_width=36)
+_QUEUE = Column('QUEUE', 'queue', min_width=6)
+_TRY = Column('TRY', 'attempts', right=True)
 
 
 @click.group('jobs')
@@ -39,12 +91,7 @@ def command() -> None:
     type=click.Choice(STATES[:5]),
     help='List only jobs in this state. Can be given several times. Default: running, pending and scheduled.',
 )
-@click.option(
-    '--since',
-    metavar='TIME',
-    type=Duration(),
-    help='List only jobs that were published, failed or finished in this time, such as 90s, 15m, 2h or 7d.',
-)
+@since_option('List only jobs that were published, failed or finished')
 @click.option('--args', metavar='TEXT', help='List only jobs whose arguments, as Python shows them, contain this text.')
 @limit_option
 @json_option
@@ -54,7 +101,7 @@ def list_(
     queue: str | None,
     task: str | None,
     states: tuple[str, ...],
-    since: float | None,
+    age: float | None,
     args: str | None,
     limit: int,
     as_json: bool,
@@ -65,8 +112,8 @@ def list_(
     """
     jobs = jobs_of(ctx)
     now = jobs.client.clock.now()
-    wanted = JobFilter(states or STATES[:3], queue, task, None if since is None else now - since, args)
-    job_resource(jobs).print_list(
+    wanted = JobFilter(states or STATES[:3], queue, task, None if age is None else now - age, args)
+    _job_resource(jobs).print_list(
         listing(jobs.client, wanted, limit + 1),
         as_json,
         empty='There are none.',
@@ -85,7 +132,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     ID is the id of the task or of the document, or its first characters.
     """
     jobs = jobs_of(ctx)
-    name = resolve_id(jobs.client, name)
+    name = _resolve_id(jobs.client, name)
     docs = find(jobs.client, name)
     if not docs:
         holders = ', '.join(f'{worker} ({how})' for worker, how in jobs.workers(name).items())
@@ -97,14 +144,14 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
                 else ' and with no worker: it is done, has expired or was removed, or was never here'
             )
         )
-    job_resource(jobs).show(docs, as_json)
+    _job_resource(jobs).show(docs, as_json)
 
 
 @command.command('move')
 @click.argument('name', metavar='ID')
 @click.option('--queue', '-Q', metavar='NAME', help='Move the job to this queue, which must be declared.')
 @click.option('--eta', metavar='DATE', help='Make it due at this date, such as 2026-01-31T08:00+01:00, or "now".')
-@click.option('--countdown', metavar='SECONDS', type=Number(0), help='Make it due in so many seconds.')
+@click.option('--countdown', metavar='SECONDS', type=Duration(), help='Make it due in so many seconds.')
 @click.option('--priority', metavar='0-9', type=click.IntRange(0, 9), help='Give it this priority; 9 is the highest.')
 @click.pass_context
 def move_(
@@ -153,10 +200,10 @@ def _change(ctx: click.Context, name: str, act: Callable[[Jobs, str], Document])
     """Change a job by `act(jobs, full id)` and show it."""
     jobs = jobs_of(ctx)
     try:
-        doc = act(jobs, resolve_id(jobs.client, name))
+        doc = act(jobs, _resolve_id(jobs.client, name))
     except Unreadable as exc:
         raise click.ClickException(str(exc)) from exc
-    job_resource(jobs).show([doc], as_json=False)
+    _job_resource(jobs).show([doc], as_json=False)
 
 
 def _date(text: str) -> datetime | None:
@@ -188,7 +235,7 @@ def remove_command(ctx: click.Context, names: tuple[str, ...], terminate: bool, 
     drop". A job that is done is kept as it is.
     """
     jobs = jobs_of(ctx)
-    names = tuple(resolve_id(jobs.client, name) for name in names)
+    names = tuple(_resolve_id(jobs.client, name) for name in names)
     if not yes:
         confirm(f'Remove {names[0]}?' if len(names) == 1 else f'Remove {len(names)} jobs?')
     left = 0
@@ -229,7 +276,7 @@ def dead_command() -> None:
 def list_dead(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the oldest of each queue first."""
     jobs = jobs_of(ctx)
-    dead_letter_resource(jobs).print_list(
+    _dead_letter_resource(jobs).print_list(
         dead.letters(jobs.client, queue),
         as_json,
         empty='There are no dead letters.',
@@ -248,7 +295,7 @@ def show_dead(ctx: click.Context, name: str, as_json: bool) -> None:
     ID is the id of the task or of the document, or its first characters.
     """
     jobs = jobs_of(ctx)
-    dead_letter_resource(jobs).show(_find_dead(jobs, [name]), as_json)
+    _dead_letter_resource(jobs).show(_find_dead(jobs, [name]), as_json)
 
 
 #: The options that select dead letters.
@@ -292,7 +339,7 @@ def drop_dead(ctx: click.Context, names: tuple[str, ...], queue: str | None, eve
 def _find_dead(jobs: Jobs, names: Sequence[str]) -> list[Document]:
     found: dict[str, Document] = {}
     for name in names:
-        full = resolve_id(jobs.client, name, dead=True)
+        full = _resolve_id(jobs.client, name, dead=True)
         letters = [dead.as_letter(doc) for doc in find(jobs.client, full) if dead.is_letter(doc)]
         if not letters:
             raise click.ClickException(f'there is no dead letter {name!r}')
@@ -311,10 +358,160 @@ def _selected_dead(jobs: Jobs, names: Sequence[str], queue: str | None, every: b
     total = len(named) or dead.count(jobs.client, queue)
     which = counted(total, 'dead letter') + (f' of queue {queue}' if queue else '')
     if len(named) == 1:
-        which = f'dead letter {task_id(named[0]) or named[0]["_id"]}'
+        which = f'dead letter {workitem.task_id(named[0]) or named[0]["_id"]}'
     return Selection(which, letters, total)
 
 
 def _failed_after(doc: Document, date: float) -> bool:
     failed = doc.get('failed')
     return isinstance(failed, (int, float)) and failed > date
+
+
+# -- the resources
+
+
+def _job_resource(jobs: Jobs) -> Resource[Document]:
+    """Return the resource of jobs, which are given as items."""
+    now = jobs.client.clock.now()
+    when = Column('WHEN', None, partial(_when, now=now), right=True)
+    state, note = Column('STATE', None, _state), Column('WORKER OR ERROR', None, _note, min_width=15)
+    return _resource(jobs, now, [_ID, Column('TASK', 'task', min_width=8), _QUEUE, state, when, _TRY, note])
+
+
+def _dead_letter_resource(jobs: Jobs) -> Resource[Document]:
+    """Return the resource of dead letters, which are given as items."""
+    now = jobs.client.clock.now()
+    age = Column('AGE', 'failed', partial(format_ago, now=now), right=True)
+    reason = Column('REASON', 'reason', lambda reason: Cell(str(reason), {'fg': 'red'}), min_width=10)
+    return _resource(jobs, now, [_ID, Column('TASK', 'task', min_width=6), _QUEUE, age, _TRY, reason])
+
+
+def _resource(jobs: Jobs, now: float, columns: Sequence[Column]) -> Resource[Document]:
+    return Resource(
+        partial(_describe_all, jobs, decode=jobs.decode),
+        columns,
+        summarize=partial(_describe_all, jobs, decode=lambda doc: None),
+        details=partial(_details, now=now),
+    )
+
+
+def _resolve_id(client: Client, name: str, *, dead: bool = False) -> str:
+    """Return the full id of the job whose id is `name` or begins with it. With `dead`, search dead letters only.
+
+    Return `name` itself if there is no such job. *Raises* `ClickException` if several ids begin with `name`, or if one
+    does and `name` has fewer than 4 characters.
+    """
+    if any(doc.get('status') or not dead for doc in find(client, name)):
+        return name
+    found = complete(client, name, dead=dead)
+    if found and len(name) < _MIN_CHARACTERS:
+        raise click.ClickException(f'{name!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
+    if len(found) > 1:
+        more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
+        raise click.ClickException(f'several ids begin with {name!r}: {", ".join(found[:_MAX_LISTED])}{more}')
+    return found[0] if found else name
+
+
+def _describe_all(jobs: Jobs, docs: Sequence[Document], decode: Callable[[Document], Any]) -> Iterator[Row]:
+    """Yield all facts about jobs. Dates are seconds since the epoch."""
+    workers, results = workers_of(jobs.client, docs), _results_of(jobs, docs)
+    return (_describe(doc, jobs.client.clock.now(), decode, workers, results) for doc in docs)
+
+
+def _results_of(jobs: Jobs, docs: Sequence[Document]) -> dict[str, str]:
+    """Return the states of the results of the completed jobs among these, by task id: those that can be read."""
+    done = [task_id for doc in docs if workitem.is_done(doc) and (task_id := workitem.task_id(doc))]
+    try:
+        return jobs.result_states(done) if done else {}
+    except (CouchDBError, ImproperlyConfigured) as exc:
+        echo(f'The states of the results are not shown: {exc}', err=True)
+        return {}
+
+
+def _describe(
+    doc: Document,
+    now: float,
+    decode: Callable[[Document], Any],
+    workers: Mapping[str, str],
+    results: Mapping[str, str],
+) -> Row:
+    message = doc.get('message')
+    try:
+        body, unreadable = decode(doc), None
+    except Unreadable as exc:
+        body, unreadable = None, str(exc)
+    task = isinstance(body, (list, tuple)) and len(body) == 3
+    consumer = workitem.claimant(doc) or doc.get('consumer')
+    return {
+        'id': workitem.task_id(doc),
+        'document': doc['_id'],
+        'task': workitem.task_name(doc),
+        'queue': doc.get('queue'),
+        'state': workitem.state(doc, now),
+        'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
+        'behind': bool(doc.get('behind')),
+        'priority': doc.get('priority'),
+        'published': doc.get('published'),
+        'due': doc.get('date'),
+        'expires': doc.get('expires'),
+        'attempts': doc.get('attempts'),
+        'consumer': consumer,
+        'worker': workers.get(consumer) if isinstance(consumer, str) else None,
+        'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None,
+        'job_key': doc.get('key'),
+        'waits_for': concurrency.parked_key(doc),
+        'reason': doc.get('reason'),
+        'failed': doc.get('failed'),
+        'error': _error(doc),
+        'started': doc.get('started'),
+        'finished': doc.get('finished'),
+        'headers': message.get('headers') if isinstance(message, dict) else None,
+        'args': body[0] if task else None,
+        'kwargs': body[1] if task else None,
+        'body': None if task else body,
+        'unreadable': unreadable,
+    }
+
+
+def _error(doc: Document) -> str | None:
+    """Return the error of the last attempt that a waiting retry carries, such as `ValueError: no such customer`."""
+    error = headers_of(doc).get(LAST_ERROR)
+    return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
+
+
+def _details(job: Row, now: float) -> Row:
+    shown = {name: job[name] for name in _DETAILS if job[name] is not None}
+    if shown['document'] == shown.get('id'):
+        del shown['document']
+    shown |= {name: _dated(shown[name], now) for name in _DATES if name in shown}
+    shown['state'] += _NOTES.get('behind' if job['behind'] else job['state'], '')
+    if 'consumer' in shown:
+        shown['consumer'] = str(shown['consumer']).removeprefix(CONSUMER)
+    return shown
+
+
+def _dated(value: Any, now: float) -> str:
+    date = format_date(value, form='%Y-%m-%d %H:%M:%S+00:00')
+    if not isinstance(value, (int, float)):
+        return date
+    return f'{date} ({format_ago(value, now)} ago)' if value <= now else f'{date} (in {format_duration(value - now)})'
+
+
+def _state(job: Row) -> Cell:
+    state, result = job['state'], job['result']
+    colour = 'red' if result in states.PROPAGATE_STATES else _COLOURS[state]
+    return Cell(state if result is None else f'{state} ({result})', {'fg': colour} if colour else {})
+
+
+def _when(job: Row, now: float) -> str:
+    if job['state'] == 'scheduled':
+        return f'in {format_duration(job["due"] - now)}'
+    names = {'running': 'claimed', 'dead': 'failed', 'done': 'finished'}
+    ready = job['published'] if job['due'] is None else job['due']
+    return format_ago(job[names[job['state']]] if job['state'] in names else ready, now)
+
+
+def _note(job: Row) -> str:
+    if job['state'] in ('running', 'done'):
+        return job['worker'] or ''
+    return str((job['reason'] if job['state'] == 'dead' else job['error']) or '')

@@ -57,9 +57,9 @@ def command(
         raise click.ClickException(
             "this command needs the package prometheus_client: pip install 'celery-couchdb[metrics]'"
         )
-    from prometheus_client import generate_latest
+    from prometheus_client import generate_latest, start_http_server
 
-    from .metrics_exporter import Exporter, MetricsServer, Scrape
+    from .metrics_exporter import Exporter, Scrape
 
     app = app_of(ctx)
     broker, results = broker_of(app, seconds=timeout), results_of(app, seconds=timeout)
@@ -76,14 +76,14 @@ def command(
         echo_styled(generate_latest(exporter.registry).decode().rstrip('\n'))
         return
     try:
-        server = MetricsServer(address, exporter)
+        server, thread = start_http_server(address[1], address[0] or '0.0.0.0', exporter.registry)
     except OSError as exc:
         raise click.ClickException(f'cannot listen on {address[0]}:{address[1]}: {exc.strerror or exc}') from exc
     # As process 1 of a container, Python would ignore the signal.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    echo(f'Serving metrics on {server.url}', err=True)
-    with server:
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            pass
+    host, port = map(str, server.server_address[:2])
+    echo(f'Serving metrics on http://{f"[{host}]" if ":" in host else host}:{port}/metrics', err=True)
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        pass

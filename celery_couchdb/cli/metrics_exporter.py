@@ -1,19 +1,14 @@
-"""The metrics of a status, and the HTTP server that exports them. Imports prometheus_client, which is optional."""
+"""The metrics of a status, and the readings that scrapes share. Imports prometheus_client, which is optional."""
 
 from __future__ import annotations
 
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from socketserver import ThreadingMixIn
 from typing import Any, NamedTuple
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -23,12 +18,6 @@ from kombu_couchdb.log import printable
 
 from .databases import result_of, start
 from .tables import echo
-
-#: How long a client may take to send its request and to read the response, in seconds, beside the time of a reading.
-_CLIENT_SECONDS = 10.0
-
-#: The most clients at a time, each of which has a thread. The server closes the connections of others at once.
-_MAX_CLIENTS = 20
 
 #: The states of messages, which are members of a queue.
 _STATES = ('ready', 'scheduled', 'parked', 'held', 'dead')
@@ -142,7 +131,7 @@ class Exporter(Collector):
     """
 
     def __init__(self, read: Callable[[], Scrape], queues: Collection[str], timeout: float, keep: float) -> None:
-        self._read, self._queues, self.timeout, self._keep = read, queues, timeout, keep
+        self._read, self._queues, self._timeout, self._keep = read, queues, timeout, keep
         self._lock = threading.Lock()
         self._reading: Future[Scrape] | None = None
         self._ended = float('-inf')
@@ -172,7 +161,7 @@ class Exporter(Collector):
             if self._reading is None or (self._reading.done() and time.monotonic() - self._ended >= self._keep):
                 self._reading = start(self._make)
             reading = self._reading
-        return result_of(reading, self.timeout)
+        return result_of(reading, self._timeout)
 
     def _make(self) -> Scrape:
         try:
@@ -186,58 +175,3 @@ class Exporter(Collector):
             changed, self._responds = self._responds is not (problem is None), problem is None
         if changed:
             echo(f'Error: {problem}' if problem else 'CouchDB responds again', err=True)
-
-
-class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Serves an exporter's metrics under every path, each request in a thread. *Raises* `OSError` if it cannot listen.
-
-    `address` is a host, '' for every interface, and a port, 0 for any free one.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], exporter: Exporter) -> None:
-        host, port = address
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, _, _, _, where = found[0]
-        super().__init__(where[:2], _Handler)  # type: ignore[arg-type]
-        self.set_app(make_wsgi_app(exporter.registry))
-        self._client_seconds = _CLIENT_SECONDS + exporter.timeout
-        #: The monotonic time from which a client is cut off, by its connection.
-        self._clients: dict[Any, float] = {}
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a client in a thread, unless there are too many."""
-        if len(self._clients) >= _MAX_CLIENTS:
-            self.shutdown_request(request)
-        else:
-            self._clients[request] = time.monotonic() + self._client_seconds
-            super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self._clients.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Cut off the clients that take too long; the server calls this twice a second."""
-        for request, until in self._clients.copy().items():
-            if time.monotonic() >= until:
-                with suppress(OSError):  # it is closed at this moment
-                    request.shutdown(socket.SHUT_RDWR)
-
-    @property
-    def url(self) -> str:
-        """The URL of the metrics."""
-        host, port = map(str, self.socket.getsockname()[:2])
-        return f'http://{f"[{host}]" if ":" in host else host}:{port}/metrics'
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that hang up or send nothing; print the traceback of other errors."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: a line for each scrape would hide the others."""

@@ -12,7 +12,7 @@ import click
 import kombu_couchdb.design
 from kombu_couchdb.admin import regions, replications
 from kombu_couchdb.admin.regions import RegionStatus, Remote
-from kombu_couchdb.admin.replications import Endpoint, Replicator
+from kombu_couchdb.admin.replications import Replicator, endpoint
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
@@ -114,14 +114,14 @@ def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> li
     for name in own.others:
         old = found.get(replications.id_of('regions', own.name, name), {})
         source = replications.chosen(own.addresses[name], replications.server_in(old.get('source')))
-        documents.append(replications.parcels(own.name, name, Endpoint.of(source), Endpoint.of(of_app, root)))
+        documents.append(replications.parcels(own.name, name, endpoint(source), endpoint(of_app, root)))
         remarks.append(regions.unready(_remote_client(source), name))
         if stored_results:
             source = _remote_client(source).beside(stored_results.address.database).address
             # The backend may name the server differently, or be on another one.
             same = stored_results.address.server == of_app.server
-            target = Endpoint.of(stored_results.address, root if same else None)
-            documents.append(replications.results(own.name, name, Endpoint.of(source), target))
+            target = endpoint(stored_results.address, root if same else None)
+            documents.append(replications.results(own.name, name, endpoint(source), target))
     databases = {one.address.database for one in (own.client, stored_results) if one}
     steps = replications.plan(server, own.name, databases, documents, restart=any(step.do for step in settings))
     return [*settings, *steps, *(Step(text, notice=True) for text in remarks if text)]

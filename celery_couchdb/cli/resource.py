@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from .tables import Column, Row, Table, confirm, echo, echo_styled, json_line, printable, terminal_width
+from .tables import Age, Column, Row, Table, confirm, echo, echo_styled, json_line, printable, terminal_width
 
 #: The items that are read and printed, or changed, together. A progress bar is shown for more.
 _BATCH = 200
@@ -31,6 +31,12 @@ limit_option = click.option(
     '--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.'
 )
 yes_option = click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
+
+
+def since_option(what: str) -> Callable[[Command], Command]:
+    """Return the decorator of the option `--since`. The command gets the argument `age`, in seconds before now."""
+    text = f'{what} since then: a duration before now (90s, 30m, 2h, 1d) or a date (2026-11-22T14:30; UTC).'
+    return click.option('--since', 'age', metavar='TIME', type=Age(), help=text)
 
 
 def selection_options(every: str, *others: Callable[[Command], Command]) -> Callable[[Command], Command]:

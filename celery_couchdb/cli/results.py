@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from typing import Any
+from collections.abc import Sequence
 
 import click
 from celery import states
 
 from ..stored_results import NotSent, StoredResult, StoredResults
 from .databases import app_of, results_of
-from .resource import Resource, Selection, change, counted, limit_option, yes_option
-from .tables import Cell, Column, Duration, Row, format_date, json_line
+from .resource import Resource, Selection, change, counted, limit_option, since_option, yes_option
+from .tables import Cell, Column, Row, format_date, json_line
+
+_task_option = click.option('--task', metavar='NAME', help='Only results of this task.')
 
 
 @click.group('results')
@@ -22,37 +20,9 @@ def command() -> None:
     """List stored results, or send failed tasks again."""
 
 
-def _date(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Return a duration before now, or a date, in seconds since the epoch; *raises* `BadParameter`."""
-    if text is None:
-        return None
-    if re.fullmatch(r'[\d.]+[smhd]', text):
-        return time.time() - Duration().convert(text, param, ctx)
-    try:
-        date = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise click.BadParameter(f'{text!r} is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22).') from exc
-    return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
-
-
-def _selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with the options that select results."""
-    for decorator in (
-        click.option(
-            '--since',
-            metavar='TIME',
-            callback=_date,
-            help='Only results stored since then: a duration before now (90s, 30m, 2h, 1d) or a date (2026-11-22, or '
-            '2026-11-22T14:30; UTC).',
-        ),
-        click.option('--task', metavar='NAME', help='Only results of this task.'),
-    ):
-        function = decorator(function)
-    return function
-
-
 @command.command('list')
-@_selection_options
+@since_option('Only results stored')
+@_task_option
 @click.option(
     '--state',
     '-s',
@@ -63,9 +33,10 @@ def _selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @limit_option
 @click.option('--json', 'as_json', is_flag=True, help='Print JSON with the tracebacks, one object per line.')
 @click.pass_context
-def list_(ctx: click.Context, since: float | None, task: str | None, state: str, limit: int, as_json: bool) -> None:
+def list_(ctx: click.Context, age: float | None, task: str | None, state: str, limit: int, as_json: bool) -> None:
     """List the stored results in one state, the newest first: by default what failed, with the error."""
     results = _results(ctx)
+    since = None if age is None else results.client.clock.now() - age
     columns = [
         Column('ID', 'id', min_width=36),
         Column('TASK', 'task', min_width=8),
@@ -84,7 +55,8 @@ def list_(ctx: click.Context, since: float | None, task: str | None, state: str,
 @command.command('retry')
 @click.argument('names', metavar='[ID…]', nargs=-1)
 @click.option('--all', 'every', is_flag=True, help='Select all failed tasks, or those that --task and --since select.')
-@_selection_options
+@since_option('Only results stored')
+@_task_option
 @click.option('--queue', '-Q', metavar='NAME', help='Send the tasks to this queue. Default: the one they were sent to.')
 @yes_option
 @click.pass_context
@@ -92,7 +64,7 @@ def retry(
     ctx: click.Context,
     names: tuple[str, ...],
     every: bool,
-    since: float | None,
+    age: float | None,
     task: str | None,
     queue: str | None,
     yes: bool,
@@ -102,9 +74,10 @@ def retry(
     ID is the full id of a task. The workers must store the arguments: set result_extended = True. Only the tasks
     themselves are sent, and not what was to follow them in a chain or a chord.
     """
-    if bool(names) == every or (names and (task or since)):
+    if bool(names) == every or (names and (task or age is not None)):
         raise click.UsageError('Name tasks by id, or give --all, with --task and --since if you like.')
     results = _results(ctx)
+    since = None if age is None else results.client.clock.now() - age
     # The newest come first, so a task that fails again while this runs is not selected again.
     selected = [_find(results, name) for name in names] if names else results.listing(task=task, since=since)
     total = len(names) or results.count(task=task, since=since)

@@ -18,7 +18,7 @@ from .databases import admin_option, app_of, broker_of, results_of
 from .tables import (
     Cell,
     Column,
-    Number,
+    Duration,
     Row,
     count_cell,
     echo,
@@ -46,7 +46,7 @@ _LATE_SECONDS = 300.0
     metavar='[SECONDS]',
     is_flag=False,
     flag_value=2.0,
-    type=Number(min=0.1),
+    type=Duration(0.1),
     help='Repeat until Ctrl-C, every 2 seconds by default.',
 )
 @click.option('--json', 'as_json', is_flag=True, help='Print JSON, on one line. Durations are seconds, sizes bytes.')

@@ -7,10 +7,10 @@ that control a terminal: in lines, tables and JSON.
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -20,15 +20,15 @@ import click
 from kombu.utils.json import JSONEncoder
 
 from kombu_couchdb.log import printable
-from kombu_couchdb.values import SECONDS_OF_UNIT
+from kombu_couchdb.values import SECONDS_OF_UNIT, date_of
 
 __all__ = [
     'NO_VALUE',
+    'Age',
     'Cell',
     'Column',
     'Duration',
     'Json',
-    'Number',
     'Row',
     'Table',
     'confirm',
@@ -160,27 +160,37 @@ def shorten(text: str, length: int) -> str:
 # -- values of options
 
 
-class Number(click.FloatRange):
-    """A number in a range. `click.FloatRange` accepts `nan`, which no limit catches."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f'{value!r} is not a number.', param, ctx)
-        return number
-
-
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
     """A duration such as `90s`, `15m`, `2h` or `7d`, in seconds; without a unit it is in seconds."""
 
     name = 'duration'
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the seconds of a text."""
         match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', str(value))
         if match is None:
             self.fail(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {value!r:.80}', param, ctx)
-        return float(match[1]) * SECONDS_OF_UNIT[match[2] or 's']
+        seconds = float(match[1]) * SECONDS_OF_UNIT[match[2] or 's']
+        if seconds < self._least:
+            self.fail(f'{value} is less than {self._least:g} s', param, ctx)
+        return seconds
+
+
+class Age(Duration):
+    """How long ago something was, in seconds: a duration with a unit, or a date, which is in UTC by default."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds of a text."""
+        if re.fullmatch(r'[\d.]+[smhd]', value):
+            return super().convert(value, param, ctx)
+        try:
+            date = date_of(value)
+        except ValueError:
+            self.fail(f'{value!r:.80} is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22).', param, ctx)
+        return time.time() - (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
 
 
 class Json(click.ParamType):  # type: ignore[type-arg]

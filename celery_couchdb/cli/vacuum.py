@@ -31,7 +31,7 @@ from .databases import (
 from .resource import yes_option
 from .tables import (
     Column,
-    Number,
+    Duration,
     confirm,
     echo,
     echo_styled,
@@ -58,7 +58,7 @@ _STEPS = {
     '--age',
     'given',
     metavar='SECONDS',
-    type=Number(min=0),
+    type=Duration(),
     help='Purge only documents that were deleted longer ago than this. It must be longer than the visibility timeout '
     f'of all workers.  [default: {AGE:g}, or that timeout plus {_MARGIN_SECONDS:g} if this is more]',
 )

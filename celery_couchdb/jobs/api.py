@@ -15,23 +15,24 @@ from celery import states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TimeoutError as CeleryTimeout
-from kombu.exceptions import ContentDisallowed, DecodeError
-from kombu.serialization import prepare_accept_content
+from celery.utils.saferepr import saferepr
+from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
+from kombu.serialization import dumps, prepare_accept_content, registry
 
 from kombu_couchdb.admin import dead, jobs, watching
 from kombu_couchdb.admin.edit import UNCHANGED, change, move
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.client import Client, Document, chunks
-from kombu_couchdb.documents.body import decoded, loaded, stub
-from kombu_couchdb.documents.workitem import is_unique
+from kombu_couchdb.documents.body import attached, decoded, encoded, is_large, loaded, stub
+from kombu_couchdb.documents.types import Message
+from kombu_couchdb.documents.workitem import is_unique, task_name
 from kombu_couchdb.documents.workitem import task_id as task_id_of
-from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.errors import ConfigurationError, NotChangeable
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import is_number
 
 from ..backend import CouchDBBackend
 from ..results.documents import is_expired
-from .editing import with_arguments
 
 #: What kombu and Celery raise if the package that a transport or a result backend needs is missing.
 _NOT_LOADED = (ImportError, AttributeError)
@@ -41,6 +42,9 @@ _REQUEST_SECONDS = 120.0
 
 #: The maximum number of results that are read in one request.
 _BATCH_DOCS = 100
+
+#: The maximum length of the arguments in the headers, in characters, as Celery cuts them.
+_MAX_REPR = 1024
 
 
 class Unreadable(ValueError):
@@ -189,7 +193,7 @@ class Jobs:
         """
         if args is None and kwargs is None:
             raise ConfigurationError('nothing to change: give args or kwargs')
-        return change(self.client, task_id, lambda doc: with_arguments(self.app, doc, self.decode(doc), args, kwargs))
+        return change(self.client, task_id, lambda doc: _with_arguments(self.app, doc, self.decode(doc), args, kwargs))
 
     def held(self, task: Any) -> bool:
         """Tell a task that runs whether its worker still holds the message: call it before writes of your own.
@@ -293,6 +297,56 @@ class Jobs:
                 backend_of(self.app).forget(task_id)
             except NotImplementedError:
                 pass  # a backend without `forget` overwrites its results
+
+
+def _with_arguments(
+    app: Any, doc: Document, body: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> Document:
+    """Return an item with other arguments; None keeps what its decoded `body` has.
+
+    *Raises* `NotChangeable`; `ConfigurationError` if `args` or `kwargs` are of a wrong type.
+    """
+    if not isinstance(body, (list, tuple)) or len(body) != 3:
+        raise NotChangeable("the job cannot be edited: its message is not a task of Celery's protocol 2")
+    if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+        raise ConfigurationError(f'args must be a list, not {args!r:.80}')
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ConfigurationError(f'kwargs must be a dictionary, not {kwargs!r:.80}')
+    args = list(body[0] if args is None else args)
+    kwargs = dict(body[1] if kwargs is None else kwargs)
+    _check_arguments(app.tasks.get(task_name(doc)), args, kwargs)
+    message = doc['message']
+    serializer = registry.type_to_name.get(message.get('content-type'))
+    if serializer is None:
+        raise NotChangeable(f'the job cannot be edited: this app has no serializer for {message.get("content-type")}')
+    try:
+        content_type, encoding, payload = dumps([args, kwargs, body[2]], serializer)
+    except (EncodeError, TypeError, ValueError) as exc:
+        raise NotChangeable(f'the arguments cannot be encoded as {message.get("content-type")}: {exc}') from exc
+    stored, body_encoding = encoded(payload, encoding)
+    headers = {name: value for name, value in message['headers'].items() if name != 'compression'}
+    changed: Message = {
+        **message,
+        'body': stored,
+        'content-type': content_type,
+        'content-encoding': encoding,
+        'properties': {**message['properties'], 'body_encoding': body_encoding},
+        'headers': {**headers, 'argsrepr': saferepr(args, _MAX_REPR), 'kwargsrepr': saferepr(kwargs, _MAX_REPR)},
+    }
+    edited = {name: value for name, value in doc.items() if name != '_attachments'}
+    if is_large(changed) and 'key' not in doc:
+        changed, edited['_attachments'] = attached(changed)
+    return {**edited, 'message': changed}
+
+
+def _check_arguments(task: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Check arguments as Celery does when a task is sent; only if this app knows the task."""
+    if task is None or not task.typing or not hasattr(task, '__header__'):
+        return
+    try:
+        task.__header__(*args, **kwargs)
+    except TypeError as exc:
+        raise NotChangeable(f'the task {task.name} does not take these arguments: {exc}') from exc
 
 
 def backend_of(app: Any) -> Any:

@@ -1,14 +1,22 @@
-"""Checks of the server and its nodes before tombstones are purged."""
+"""The server with its nodes, and the indexes of one database, while tombstones are purged.
+
+If a document is purged before an index has processed its deletion, and the index is compacted at the wrong time, the
+document's row stays in the index forever (measured with CouchDB 3.5). So every copy of every index must process all
+deletions before a purge. On a cluster, a view request goes to every copy, but the fastest copy responds, and `_info`
+describes one copy only. So `Indexes` also waits until `_active_tasks`, which covers all nodes, lists no index task.
+"""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
+from typing import cast
 from urllib.parse import quote
 
-from ..couchdb.client import Client
-from ..couchdb.shapes import items, maybe, members, number, text
-from ..errors import AccessDenied, CouchDBError, describe_user
+from ..couchdb.client import Client, Document
+from ..couchdb.shapes import DONE, flag, items, maybe, members, number, rows, text
+from ..errors import AccessDenied, ConfigurationError, CouchDBError, NotFound, ServerUnavailable, describe_user
 
 #: How long to wait until the nodes of a cluster have replicated all changes to each other.
 _REPLICATION_SECONDS = 60.0
@@ -17,6 +25,25 @@ _REPLICATION_SECONDS = 60.0
 _MEMBERSHIP = members(cluster_nodes=items(text), all_nodes=items(text))
 _SYSTEM = members(uptime=number, internal_replication_jobs=maybe(number))
 _TASKS = items(members(type=text))
+
+#: An index with at most this many pending changes is updated in one request, without a report of progress.
+_FEW_CHANGES = 10_000
+
+#: How long an index may make no progress, and how long tasks on it may run, before the vacuum gives up.
+_STUCK_SECONDS = 300.0
+
+#: On a cluster all indexes are updated this many times, with a pause, because a copy may miss a request.
+_ROUNDS, _PAUSE_SECONDS = 3, 1.0
+
+#: The shape of CouchDB's response about an index.
+_INFO = members(
+    view_index=members(
+        update_seq=number,
+        updater_running=flag,
+        sizes=members(file=number),
+        updates_pending=maybe(members(total=maybe(number))),
+    )
+)
 
 
 class Refused(CouchDBError):
@@ -89,3 +116,138 @@ class Cluster:
         tasks = self.server.request('GET', '/_active_tasks', repeat=True, shape=_TASKS)
         part = re.compile(rf'shards/[^/]*/{re.escape(self.client.address.database)}\.\d+')
         return any(task['type'] in kinds and part.match(str(task.get('database'))) for task in tasks)
+
+
+class Indexes:
+    """All indexes of one database."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._client = cluster, cluster.client
+        self._built: list[tuple[str, str]] = []  # the path of a design document, and one of its views
+
+    def without_views(self) -> list[str]:
+        """Return the names of the design documents without a view.
+
+        CouchDB keeps a note of each purge until the index of every design document has confirmed it. An index without
+        a view never does, and no request can make it.
+        """
+        return [name for name, view in self._designs().items() if view is None]
+
+    def size(self) -> int:
+        """Return the size of the files of all indexes, in bytes."""
+        return sum(int(self._info(_path(name))['sizes']['file']) for name in self._with_views())
+
+    def bring_up_to_date(self, progress: Callable[[int, int], None], *, build: bool) -> None:
+        """Bring every copy of every index up to date.
+
+        `progress` is called with the number of processed changes and their total. Indexes that were never built have no
+        rows. They are built only if `build` is true, or on a cluster, where `_info` cannot tell whether all copies are
+        unbuilt. *Raises* `Refused` if an index cannot be brought up to date, makes no progress for 300 seconds, or is
+        still being built or compacted after 300 seconds.
+        """
+        is_cluster = self._client.is_cluster()
+        found = [(_path(name), view, self._info(_path(name))) for name, view in self._with_views().items()]
+        # Skip indexes that were never built: when they are built later, they only see tombstones and make no rows of
+        # them.
+        found = [
+            (path, view, info)
+            for path, view, info in found
+            if build or is_cluster or info['update_seq'] or info['updater_running']
+        ]
+        self._built = [(path, view) for path, view, _ in found]
+        left = {path: _pending(info) for path, _, info in found}
+        total = sum(left.values())
+        for path, view in self._built:
+            for pending in self._process_changes(path, view):
+                left[path] = pending
+                progress(max(0, total - sum(left.values())), total)
+        for number_of_round in range(_ROUNDS if is_cluster else 1):
+            if number_of_round:
+                time.sleep(_PAUSE_SECONDS)
+            self.process_latest()
+            self._wait_until_idle()
+        progress(total, total)
+
+    def process_latest(self) -> float:
+        """Make every index process the latest changes. Return the time that the slowest index took, in seconds."""
+        slowest = 0.0
+        for path, view in self._built:
+            began = time.monotonic()
+            self._update(path, view)
+            slowest = max(slowest, time.monotonic() - began)
+        return slowest
+
+    def compact(self) -> None:
+        """Start the compaction of all indexes, and delete the files of indexes without a design document."""
+        self._client.request('POST', '/_view_cleanup', shape=DONE)
+        for name in self._with_views():
+            self._client.request('POST', f'/_compact/{quote(name, safe="")}', shape=DONE)
+
+    def _with_views(self) -> dict[str, str]:
+        """Return the names of the design documents that have views, each with the name of one of its views."""
+        return {name: view for name, view in self._designs().items() if view is not None}
+
+    def _designs(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for row in self._client.id_range('_design/', docs=True):
+            views = row['doc'].get('views')
+            views = views if isinstance(views, dict) else {}
+            maps = (name for name, view in views.items() if isinstance(view, dict) and 'map' in view)
+            found[row['id'].removeprefix('_design/')] = next(maps, None)
+        return found
+
+    def _process_changes(self, path: str, view: str) -> Iterator[int]:
+        """Yield the number of an index's pending changes again and again, until they are few."""
+        least, since = -1, time.monotonic()
+        while (pending := _pending(self._info(path))) > _FEW_CHANGES:
+            yield pending
+            if pending < least or least < 0:
+                least, since = pending, time.monotonic()
+            elif time.monotonic() - since > _STUCK_SECONDS:
+                raise Refused(
+                    f'{self._client.address.url}{path}: this index makes no progress, and a purge would leave '
+                    f'wrong rows in it; repair or delete its design document'
+                )
+            self._update(path, view, update='lazy')
+            time.sleep(0.2)
+
+    def _wait_until_idle(self) -> None:
+        """Wait until no node works on an index. A compaction that started earlier would bring old rows back.
+
+        *Raises* `Refused` after 300 seconds.
+        """
+        since = time.monotonic()
+        while self._cluster.busy('indexer', 'view_compaction'):
+            if time.monotonic() - since > _STUCK_SECONDS:
+                raise Refused(
+                    f'{self._client.address.url}: its indexes are being built or compacted; try again after that'
+                )
+            time.sleep(0.05)
+
+    def _update(self, path: str, view: str, update: str = 'true') -> None:
+        params = {'limit': 0, 'reduce': False, 'update': update}
+        try:
+            self._client.request('GET', f'{path}/_view/{quote(view, safe="")}', params, repeat=True, shape=rows())
+        except NotFound:
+            pass  # the design document was deleted meanwhile, and with it the index
+        except CouchDBError as exc:
+            if isinstance(exc, ConfigurationError) or (isinstance(exc, ServerUnavailable) and exc.status is None):
+                raise  # a problem of the connection, not of the index
+            raise Refused(
+                f'{self._client.address.url}{path}: this index cannot be brought up to date, and a purge would leave '
+                f'wrong rows in it; repair or delete its design document ({exc})'
+            ) from exc
+
+    def _info(self, path: str) -> Document:
+        try:
+            return cast(Document, self._client.request('GET', f'{path}/_info', repeat=True, shape=_INFO)['view_index'])
+        except NotFound:
+            return {'update_seq': 0, 'updater_running': False, 'sizes': {'file': 0}}
+
+
+def _path(name: str) -> str:
+    return f'/_design/{quote(name, safe="")}'
+
+
+def _pending(info: Document) -> int:
+    return int((info.get('updates_pending') or {}).get('total') or 0)

@@ -92,7 +92,7 @@ def _replications(client: Client, own: Address, name: str) -> Iterator[Step]:
                 f'choose another name than {name!r}'
             )
     yield replications.missing(server, found)
-    ends = [replications.Endpoint.of(replace(own, database=each)).member() for each in (database, parcels)]
+    ends = [replications.endpoint(replace(own, database=each)) for each in (database, parcels)]
     for doc_id, direction, (source, target) in zip(own_ids, ('from', 'to'), (ends, reversed(ends)), strict=True):
         old = (found or {}).get(doc_id)
         if old and set(_ends(old)) != {database, parcels}:
@@ -100,13 +100,7 @@ def _replications(client: Client, own: Address, name: str) -> Iterator[Step]:
                 f'{server.address.server}: the replication {doc_id} connects other databases; choose another name than '
                 f'{name!r}, or delete this document in _replicator'
             )
-        doc = {
-            '_id': doc_id,
-            'source': source,
-            'target': target,
-            'continuous': True,
-            'selector': {'_id': {'$regex': f'^{name}:'}},
-        }
+        doc = replications.replication(doc_id, source, target, {'_id': {'$regex': f'^{name}:'}})
         yield replications.step(server, f'parcels of {name} are replicated {direction} this database', doc, old)
 
 

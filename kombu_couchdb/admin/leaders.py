@@ -26,7 +26,7 @@ class LeaderStatus(TypedDict):
 def leaders(client: Client) -> list[LeaderStatus]:
     """Return the leader of each duty; one request."""
     now, found = client.clock.now(), list[LeaderStatus]()
-    for doc in (row.get('doc') or {} for row in client.id_range(LEADER, docs=True)):
+    for doc in (row['doc'] for row in client.id_range(LEADER, docs=True)):
         if doc.get('type') != 'Leader':
             continue
         holder = doc['holder'] if isinstance(doc.get('holder'), str) else None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -54,25 +54,14 @@ _VERIFY, _TRUSTED = 'verify_ssl_certificates', 'ssl_trusted_certificates_file'
 _LOOPBACK = {'127.0.0.1': '127.0.0.1', '0.0.0.0': '127.0.0.1', 'any': '127.0.0.1', '::': '127.0.0.1', '::1': '[::1]'}
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """A database as a replicator reaches it. `repr` does not contain the password."""
+def endpoint(address: Address, server: str | None = None) -> Document:
+    """Return the source or target of a replication; `server` is the URL of its server, if the replicator has another.
 
-    url: str
-    user: str | None = None
-    password: str = field(default='', repr=False)
-
-    @classmethod
-    def of(cls, address: Address, server: str | None = None) -> Endpoint:
-        """Return the endpoint for an address; `server` is the URL of its server, if the replicator has another one."""
-        user, password = user_and_password(address) or (None, '')
-        return cls(f'{server or address.server}/{quote(address.database, safe="")}', user, password)
-
-    def member(self) -> Document:
-        """Return the member `source` or `target` of a replication document."""
-        if self.user is None:
-            return {'url': self.url}
-        return {'url': self.url, 'auth': {'basic': {'username': self.user, 'password': self.password}}}
+    It contains the password.
+    """
+    user, password = user_and_password(address) or (None, '')
+    url = f'{server or address.server}/{quote(address.database, safe="")}'
+    return {'url': url, **({'auth': {'basic': {'username': user, 'password': password}}} if user else {})}
 
 
 def id_of(kind: str, own: str, other: str) -> str:
@@ -80,33 +69,27 @@ def id_of(kind: str, own: str, other: str) -> str:
     return f'celery-{kind}-{own}-from-{other}'
 
 
-def parcels(own: str, other: str, source: Endpoint, target: Endpoint) -> Document:
+def parcels(own: str, other: str, source: Document, target: Document) -> Document:
     """Return the replication of the parcels between two regions, and of the document of the other region.
 
     The selector names ids, because a deleted document has no other member.
     """
     between = f'{own}:{other}|{other}:{own}'
     selector = {'_id': {'$regex': f'^(p:({between}):|{region_id(other)}$)'}}
-    return _pull(id_of('regions', own, other), source, target, selector)
+    return replication(id_of('regions', own, other), source, target, selector)
 
 
-def results(own: str, other: str, source: Endpoint, target: Endpoint) -> Document:
+def results(own: str, other: str, source: Document, target: Document) -> Document:
     """Return the replication of the results that return from region `other`. Their deletions do not travel."""
-    doc = _pull(id_of('results', own, other), source, target, {'to': own})
     # While a region is renamed, its two names have one database of results. CouchDB gives up a replication that it
     # cannot distinguish from another one, and a header is one of the members that it compares.
-    doc['source']['headers'] = {'X-Celery-Region': other}
-    return doc
+    source = {**source, 'headers': {'X-Celery-Region': other}}
+    return replication(id_of('results', own, other), source, target, {'to': own})
 
 
-def _pull(doc_id: str, source: Endpoint, target: Endpoint, selector: Document) -> Document:
-    return {
-        '_id': doc_id,
-        'source': source.member(),
-        'target': target.member(),
-        'continuous': True,
-        'selector': selector,
-    }
+def replication(doc_id: str, source: Document, target: Document, selector: Document) -> Document:
+    """Return the document of a continuous replication of what matches `selector`; see `endpoint`."""
+    return {'_id': doc_id, 'source': source, 'target': target, 'continuous': True, 'selector': selector}
 
 
 def stored(server: Client, own: str) -> dict[str, Document] | None:
@@ -241,7 +224,7 @@ def _from(node: Address, doc: Document) -> Document:
     if server_in(source) == node.server or not isinstance(source, Mapping):
         return doc
     database = unquote(_url(source).rpartition('/')[2])
-    return {**doc, 'source': {**source, **Endpoint.of(replace(node, database=database)).member()}}
+    return {**doc, 'source': {**source, **endpoint(replace(node, database=database))}}
 
 
 def _url(source: Any) -> str:

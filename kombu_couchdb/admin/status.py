@@ -311,7 +311,7 @@ def _vendor(greeting: Document) -> str:
 
 def _documents(client: Client, prefix: str, kind: str) -> list[Document]:
     """Return the documents of the type `kind` whose ids begin with `prefix`."""
-    return [row['doc'] for row in client.id_range(prefix, docs=True) if (row.get('doc') or {}).get('type') == kind]
+    return [row['doc'] for row in client.id_range(prefix, docs=True) if row['doc'].get('type') == kind]
 
 
 def _float_or_none(value: Any) -> float | None:

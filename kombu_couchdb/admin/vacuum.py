@@ -20,8 +20,7 @@ from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing
 from ..leases.janitor import Janitor
 from ..leases.lease_expiry import ends_at
-from .cluster import Cluster
-from .indexes import Indexes
+from .cluster import Cluster, Indexes
 from .tombstones import DeletedDocument, Marks, Tombstones, is_replicated
 
 #: Called with the name of the step (`wait`, `index`, `purge`, `prove` or `compact`), how much is done, and the total.
@@ -72,8 +71,6 @@ class Report:
     #: The names of design documents without a view. They make CouchDB keep a note of each purge.
     without_views: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    #: The duration of each step, in seconds.
-    steps: dict[str, float] = field(default_factory=dict)
 
 
 def longest_lease(client: Client) -> float:
@@ -150,10 +147,10 @@ class _Vacuum:
             self._client.address.database, self._tombstones.count(), self._file(), self._indexes.size()
         )
         self._report.replicated = self._may_be_replicated and is_replicated(self._client)
-        for step in (self._mark, self._purge, self._prove, self._compact):
-            since = time.monotonic()
-            step()
-            self._report.steps[step.__name__.strip('_')] = time.monotonic() - since
+        self._mark()
+        self._purge()
+        self._prove()
+        self._compact()
         self._report.tombstones_after, self._report.young = self._tombstones.count(), self._tombstones.young
         self._report.data_after, self._report.indexes_after = self._file(), self._indexes.size()
         self._report.without_views = self._indexes.without_views()

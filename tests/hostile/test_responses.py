@@ -15,7 +15,7 @@ from celery_couchdb.options import ResultOptions as ResultOptions
 from celery_couchdb.results.result_store import ResultStore as Results
 from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb import design
-from kombu_couchdb.admin import cluster, dead, indexes, jobs, queues, vacuum
+from kombu_couchdb.admin import cluster, dead, jobs, queues, vacuum
 from kombu_couchdb.admin import listing as history
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
@@ -175,8 +175,8 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
     """A function that repeats a call with malformed responses, and returns the numbers of successes and errors."""
     for module, limit in (
         (cluster, '_REPLICATION_SECONDS'),
-        (indexes, '_STUCK_SECONDS'),
-        (indexes, '_PAUSE_SECONDS'),
+        (cluster, '_STUCK_SECONDS'),
+        (cluster, '_PAUSE_SECONDS'),
         (vacuum, '_IDLE_SECONDS'),
     ):
         monkeypatch.setattr(module, limit, 0.0)  # the simulated server never becomes ready

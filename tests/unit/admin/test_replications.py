@@ -9,13 +9,17 @@ import pytest
 
 from kombu_couchdb.admin import replications
 from kombu_couchdb.admin.regions import addresses
-from kombu_couchdb.admin.replications import Endpoint, parcels, results
+from kombu_couchdb.admin.replications import endpoint, parcels, results
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.urls import parse_list
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 from kombu_couchdb.options import Options
 
-SOURCE, TARGET = Endpoint('https://us:6984/celery_regions', 'celery', 'secret'), Endpoint('http://127.0.0.1:5984/own')
+SOURCE = {
+    'url': 'https://us:6984/celery_regions',
+    'auth': {'basic': {'username': 'celery', 'password': 'secret'}},
+}
+TARGET = {'url': 'http://127.0.0.1:5984/own'}
 
 
 def credentials() -> tuple[str, str]:
@@ -47,23 +51,20 @@ def test_results_of_the_own_region_are_pulled() -> None:
     doc = results('eu', 'us', SOURCE, TARGET)
     assert doc == {
         '_id': 'celery-results-eu-from-us',
-        'source': {
-            'url': 'https://us:6984/celery_regions',
-            'auth': {'basic': {'username': 'celery', 'password': 'secret'}},
-            'headers': {'X-Celery-Region': 'us'},
-        },
-        'target': {'url': 'http://127.0.0.1:5984/own'},
+        'source': {**SOURCE, 'headers': {'X-Celery-Region': 'us'}},
+        'target': TARGET,
         'continuous': True,
         'selector': {'to': 'eu'},
     }
 
 
-def test_endpoint_has_the_name_and_password_of_the_address_but_shows_no_password() -> None:
+def test_endpoint_has_the_name_and_password_of_the_address() -> None:
     address = Address(host='us', port=1, database='a/b', user='me', password=lambda: 'secret')
-    endpoint = Endpoint.of(address)
-    assert (endpoint.url, endpoint.user, endpoint.password) == ('http://us:1/a%2Fb', 'me', 'secret')
-    assert Endpoint.of(address, 'http://127.0.0.1:5984').url == 'http://127.0.0.1:5984/a%2Fb'
-    assert 'secret' not in repr(endpoint)
+    assert endpoint(address) == {
+        'url': 'http://us:1/a%2Fb',
+        'auth': {'basic': {'username': 'me', 'password': 'secret'}},
+    }
+    assert endpoint(address, 'http://127.0.0.1:5984')['url'] == 'http://127.0.0.1:5984/a%2Fb'
 
 
 def regions_of(urls: dict[str, str], **more: Any) -> dict[str, Address]:
@@ -74,7 +75,7 @@ def test_region_without_a_user_has_that_of_the_credentials() -> None:
     found = regions_of(
         {'us': 'couchdb://us/r', 'asia': 'couchdb://a:b@asia/r'}, credentials=f'{__name__}:{credentials.__name__}'
     )
-    users = {name: Endpoint.of(address).user for name, address in found.items()}
+    users = {name: endpoint(address)['auth']['basic']['username'] for name, address in found.items()}
     assert users == {'eu': 'rotated', 'us': 'rotated', 'asia': 'a'}
 
 

@@ -1,12 +1,9 @@
-"""`celery couchdb metrics` without CouchDB: metrics of a status, shared readings, the HTTP server, arguments."""
+"""`celery couchdb metrics` without CouchDB: metrics of a status, shared readings, arguments."""
 
 from __future__ import annotations
 
-import socket
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,8 +21,7 @@ prometheus_client = pytest.importorskip('prometheus_client')
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from celery_couchdb.cli import metrics_exporter  # noqa: E402
-from celery_couchdb.cli.metrics_exporter import Exporter, MetricsServer, Scrape  # noqa: E402
+from celery_couchdb.cli.metrics_exporter import Exporter, Scrape  # noqa: E402
 
 #: A name with everything that the text format escapes, and with what a terminal obeys.
 EVIL = 'a"b\\c\nd\x1b[2J\u202e\ud800é'
@@ -247,80 +243,7 @@ def test_outage_is_one_line(source: Source, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == 'Error: away\\nforged\nCouchDB responds again\n'
 
 
-# -- HTTP
-
-
-@contextmanager
-def serving(server: MetricsServer) -> Iterator[MetricsServer]:
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@pytest.fixture(params=['127.0.0.1', '::1'])
-def server(request: pytest.FixtureRequest) -> Iterator[MetricsServer]:
-    if request.param == '::1' and not socket.has_dualstack_ipv6():
-        pytest.skip('needs IPv6')
-    with serving(MetricsServer((request.param, 0), exporter(lambda: Scrape(a_status({'q': queue()}), 0)))) as server:
-        yield server
-
-
-def test_metrics_are_served(server: MetricsServer, capsys: pytest.CaptureFixture[str]) -> None:
-    with urllib.request.urlopen(server.url, timeout=PATIENCE) as response:
-        assert response.headers['Content-Type'].startswith('text/plain; version=')
-        assert b'celery_couchdb_up 1.0\n' in response.read()
-    assert capsys.readouterr() == ('', '')
-
-
-def connected(server: MetricsServer) -> socket.socket:
-    """Return a client that has sent a part of a request."""
-    client = socket.create_connection(server.socket.getsockname()[:2], timeout=PATIENCE / 6)
-    client.sendall(b'GET /metrics HTTP/1.0\r\n')
-    return client
-
-
-def test_slow_client_is_cut_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also one that sends something now and then."""
-    monkeypatch.setattr(metrics_exporter, '_CLIENT_SECONDS', 0.0)
-    slow = exporter(lambda: Scrape(a_status({}), 0), timeout=0.1)
-    with serving(MetricsServer(('127.0.0.1', 0), slow)) as server, connected(server) as client:
-        assert client.recv(1) == b''
-    assert capsys.readouterr().err == ''
-
-
-def test_clients_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_exporter, '_MAX_CLIENTS', 2)
-    with serving(MetricsServer(('127.0.0.1', 0), exporter(lambda: Scrape(a_status({}), 0)))) as server:
-        with connected(server), connected(server), pytest.raises(OSError, match=r'reset|closed'):
-            urllib.request.urlopen(server.url, timeout=PATIENCE / 6).read()
-
-        def scraped() -> bytes | None:
-            try:
-                with urllib.request.urlopen(server.url, timeout=PATIENCE / 6) as response:
-                    return bytes(response.read())
-            except OSError:
-                return None  # the server has not noticed yet that the others are gone
-
-        assert b'celery_couchdb_up 1.0' in (wait_for(scraped, 'a response') or b'')
-
-
-def test_clients_that_hang_up_are_ignored(server: MetricsServer, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(error: Exception) -> None:
-        try:
-            raise error
-        except Exception:
-            server.handle_error(None, ('here', 1))
-
-    fail(BrokenPipeError())
-    fail(TimeoutError())
-    assert capsys.readouterr().err == ''
-    fail(KeyError('a bug'))
-    assert "KeyError: 'a bug'" in capsys.readouterr().err
+# -- the command
 
 
 @pytest.mark.parametrize(
