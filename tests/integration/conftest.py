@@ -31,10 +31,13 @@ from tests.support import Inbox, Request, end, record_requests, release_all
 
 Run = Callable[..., Result]
 
+#: A function that opens a connection to the test's database; its arguments are transport options.
+Connect = Callable[..., Connection]
+
 
 @pytest.fixture
-def connect(url: str) -> Iterator[Callable[..., Connection]]:
-    """A function that opens a connection to the test's database; its arguments are transport options."""
+def connect(url: str) -> Iterator[Connect]:
+    """See `Connect`."""
     opened: list[Connection] = []
 
     def connect(**options: Any) -> Connection:
@@ -46,7 +49,7 @@ def connect(url: str) -> Iterator[Callable[..., Connection]]:
 
 
 @pytest.fixture
-def connection(connect: Callable[..., Connection], client: Client) -> Connection:
+def connection(connect: Connect, client: Client) -> Connection:
     """A connection to the test's database, which exists."""
     return connect()
 

@@ -13,19 +13,15 @@ from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items, publish
 
+from .conftest import Connect
+
 
 def fill(connection: Connection, count: int) -> None:
     for number in range(count):
         publish(connection, number)
 
 
-def test_ack_deletes_the_message(connection: Connection, client: Client) -> None:
-    fill(connection, 3)
-    Inbox(connection).wait(3)
-    wait_for(lambda: not items(client), 'the messages to be deleted')
-
-
-def test_rejected_message_becomes_a_dead_letter(connect: Callable[..., Connection], client: Client) -> None:
+def test_rejected_message_becomes_a_dead_letter(connect: Connect, client: Client) -> None:
     fill(connect(), 2)
     inbox = Inbox(connect(), ack=False)
     inbox.wait(2)
@@ -39,7 +35,7 @@ def test_rejected_message_becomes_a_dead_letter(connect: Callable[..., Connectio
     assert inbox.channel.queue_declare('q').message_count == 0
 
 
-def test_requeued_message_keeps_its_place_in_the_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_requeued_message_keeps_its_place_in_the_queue(connect: Connect, client: Client) -> None:
     fill(connect(), 4)
     before = items(client)[0]
     inbox = Inbox(connect(), ack=False, prefetch=1)
@@ -73,7 +69,7 @@ def test_ack_multiple_acknowledges_all_earlier_messages(connection: Connection, 
     assert sorted(item['message']['body'] for item in items(client)) == ['3', '4']
 
 
-def test_prefetch_count_limits_unacknowledged_messages(connect: Callable[..., Connection], client: Client) -> None:
+def test_prefetch_count_limits_unacknowledged_messages(connect: Connect, client: Client) -> None:
     fill(connect(), 10)
     inbox = Inbox(connect(), ack=False, prefetch=3)
     assert inbox.wait(3) == [0, 1, 2]
@@ -95,7 +91,7 @@ def test_each_channel_has_its_own_prefetch_count(connection: Connection) -> None
     assert len(two.messages) == 2
 
 
-def test_many_acks_share_few_requests(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_many_acks_share_few_requests(connect: Connect, client: Client, sent: list[Request]) -> None:
     fill(connect(), 100)
     inbox = Inbox(connect(), ack=False)
     inbox.wait(100)
@@ -116,9 +112,7 @@ def claim_ahead(inbox: Inbox, client: Client, count: int) -> None:
     )
 
 
-def test_closing_releases_unacknowledged_and_undelivered_messages(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_closing_releases_unacknowledged_and_undelivered_messages(connect: Connect, client: Client) -> None:
     fill(connect(), 4)
     first = Inbox(connect(), ack=False, prefetch=10)
     first.wait(4)
@@ -141,7 +135,7 @@ def test_closing_releases_unacknowledged_and_undelivered_messages(
     ids=['channel', 'connection'],
 )
 def test_ack_after_the_channel_was_closed_raises(
-    connect: Callable[..., Connection], client: Client, end: Callable[[Inbox], None], settle: Callable[[Any], None]
+    connect: Connect, client: Client, end: Callable[[Inbox], None], settle: Callable[[Any], None]
 ) -> None:
     """Celery acknowledges tasks that started before the connection was lost, and handles this error."""
     fill(connect(), 1)
@@ -154,7 +148,7 @@ def test_ack_after_the_channel_was_closed_raises(
     wait_for(lambda: [item['claimed'] for item in items(client)] == [None], 'the release')
 
 
-def test_cancel_releases_only_undelivered_messages(connect: Callable[..., Connection], client: Client) -> None:
+def test_cancel_releases_only_undelivered_messages(connect: Connect, client: Client) -> None:
     fill(connect(), 4)
     first = Inbox(connect(), ack=False, prefetch=10)
     first.wait(4)
@@ -167,22 +161,7 @@ def test_cancel_releases_only_undelivered_messages(connect: Callable[..., Connec
     wait_for(lambda: not items(client), 'all messages to be acknowledged')
 
 
-def test_closing_a_channel_releases_its_messages(connection: Connection, client: Client) -> None:
-    fill(connection, 2)
-    first = Inbox(connection, ack=False)
-    first.wait(2)
-    first.channel.close()
-    assert sorted(Inbox(connection).wait(2)) == [0, 1]
-
-
-def test_no_ack_deletes_messages_on_delivery(connection: Connection, client: Client) -> None:
-    fill(connection, 5)
-    inbox = Inbox(connection, no_ack=True)
-    assert inbox.wait(5) == [0, 1, 2, 3, 4]
-    wait_for(lambda: not items(client), 'the acks')
-
-
-def test_no_ack_releases_undelivered_messages_on_close(connect: Callable[..., Connection], client: Client) -> None:
+def test_no_ack_releases_undelivered_messages_on_close(connect: Connect, client: Client) -> None:
     fill(connect(), 1)
     inbox = Inbox(connect(), no_ack=True, prefetch=5)
     inbox.wait(1)

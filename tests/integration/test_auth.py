@@ -60,15 +60,6 @@ def test_broker_and_results_share_one_session(
     assert set(logins) == {'', 'Cookie'}
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_basic_and_session_authentication_work_alike(
-    connect: Callable[..., Connection], client: Client, auth: str
-) -> None:
-    connection = connect(auth=auth)
-    publish(connection, 'hello')
-    assert Inbox(connection).wait(1) == ['hello']
-
-
 def test_password_of_a_connection_may_be_a_function(server: Server, database: str, client: Client) -> None:
     with Connection(
         server.couchdb_url(database, user=''), userid=server.user, password=lambda: server.password

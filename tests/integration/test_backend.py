@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import multiprocessing
 import threading
 import time
 import uuid
@@ -17,10 +16,10 @@ from urllib.parse import quote
 
 import pytest
 import requests
-from celery import Celery, chain, chord, group, signals, states
+from celery import Celery, states
 from celery.app.task import Context
-from celery.contrib.testing.worker import start_worker
 from celery.exceptions import TaskRevokedError, TimeoutError
+from kombu.exceptions import EncodeError
 from requests.adapters import HTTPAdapter
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
@@ -116,14 +115,6 @@ def test_result_document_is_readable(backend: CouchDBBackend, client: Client, ta
     }
 
 
-def test_result_of_a_successful_task(backend: CouchDBBackend, url: str, task_id: str) -> None:
-    backend.mark_as_done(task_id, {'sum': 3})
-    result = app_of(url).AsyncResult(task_id)
-    assert result.get(timeout=PATIENCE) == {'sum': 3}
-    assert result.state == states.SUCCESS
-    assert result.successful()
-
-
 def test_unknown_task_is_pending(backend: CouchDBBackend, task_id: str) -> None:
     result = backend.app.AsyncResult(task_id)
     assert result.state == states.PENDING
@@ -159,13 +150,6 @@ def test_revoked(backend: CouchDBBackend, task_id: str) -> None:
     backend.mark_as_revoked(task_id, 'expired')
     with pytest.raises(TaskRevokedError, match='expired'):
         backend.app.AsyncResult(task_id).get(timeout=PATIENCE)
-
-
-def test_forgotten_task_may_run_again_under_its_id(backend: CouchDBBackend, task_id: str) -> None:
-    backend.mark_as_failure(task_id, ValueError('first run'))
-    backend.forget(task_id)
-    backend.mark_as_done(task_id, 'second run')
-    assert backend.get_result(task_id) == 'second run'
 
 
 def test_forget(backend: CouchDBBackend, client: Client, task_id: str) -> None:
@@ -326,36 +310,6 @@ def test_document_of_celerys_couchdb_backend_is_read(backend: CouchDBBackend, cl
 # -- many results
 
 
-def test_join_native_and_iterate(backend: CouchDBBackend) -> None:
-    results = [backend.app.AsyncResult(str(uuid.uuid4())) for _ in range(30)]
-    for number, result in enumerate(results):
-        backend.mark_as_done(result.id, number)
-    many = backend.app.ResultSet(results)
-    assert many.supports_native_join
-    assert many.get(timeout=PATIENCE) == list(range(30))
-    backend._cache.clear()
-    assert {meta['result'] for _, meta in many.iter_native(timeout=PATIENCE)} == set(range(30))
-    backend._cache.clear()
-    assert many.join(timeout=PATIENCE) == list(range(30))
-
-
-def test_get_many_waits_for_the_last(backend: CouchDBBackend, url: str) -> None:
-    ids = [str(uuid.uuid4()) for _ in range(3)]
-    for task_id in ids[:2]:
-        backend.mark_as_done(task_id, 1)
-    backend.mark_as_started(ids[2])
-    late = threading.Timer(0.2, app_of(url).backend.mark_as_failure, (ids[2], ValueError('late')))
-    late.start()
-    many = dict(backend.get_many(ids, interval=0.02, timeout=PATIENCE))
-    late.join()
-    assert [many[task_id]['status'] for task_id in ids] == ['SUCCESS', 'SUCCESS', 'FAILURE']
-
-
-def test_get_many_times_out(backend: CouchDBBackend, task_id: str) -> None:
-    with pytest.raises(TimeoutError):
-        list(backend.get_many([task_id], timeout=0.01, interval=0.01))
-
-
 def test_group_result(backend: CouchDBBackend, client: Client, url: str) -> None:
     app = backend.app
     saved = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult('a'), app.GroupResult('g', [app.AsyncResult('b')])])
@@ -471,34 +425,31 @@ def after_next_read(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch, ac
     monkeypatch.setattr(backend.client, 'get', get_then_lose)
 
 
-def test_success_written_between_read_and_write_is_kept(
-    backend: CouchDBBackend, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ('meanwhile', 'then', 'left'),
+    [
+        (lambda b, i: b.mark_as_done(i, 'won'), lambda b, i: b.mark_as_failure(i, ValueError('lost')), 'won'),
+        (lambda b, i: b.forget(i), lambda b, i: b.mark_as_done(i, 'stored'), 'stored'),
+        (lambda b, i: b.mark_as_done(i, 'changed'), lambda b, i: b.forget(i), None),
+    ],
+    ids=['a success is kept', 'what was forgotten is stored', 'what was changed is forgotten'],
+)
+def test_write_of_another_process_between_read_and_write(
+    backend: CouchDBBackend,
+    url: str,
+    task_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: Callable[..., object],
+    then: Callable[..., object],
+    left: str | None,
 ) -> None:
     other = elsewhere(url)
     elsewhere(url).mark_as_started(task_id)
-    after_next_read(backend, monkeypatch, lambda: other.mark_as_done(task_id, 'won'))
-    backend.mark_as_failure(task_id, ValueError('lost'))
-    assert (backend.get_state(task_id), backend.get_result(task_id)) == (states.SUCCESS, 'won')
-
-
-def test_result_forgotten_between_read_and_write(
-    backend: CouchDBBackend, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = elsewhere(url)
-    elsewhere(url).mark_as_started(task_id)
-    after_next_read(backend, monkeypatch, lambda: other.forget(task_id))
-    backend.mark_as_done(task_id, 'stored')
-    assert backend.get_result(task_id) == 'stored'
-
-
-def test_result_changed_between_read_and_delete(
-    backend: CouchDBBackend, client: Client, url: str, task_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = elsewhere(url)
-    elsewhere(url).mark_as_started(task_id)
-    after_next_read(backend, monkeypatch, lambda: other.mark_as_done(task_id, 'changed'))
-    backend.forget(task_id)
-    assert client.fetch([f'celery-task-meta-{task_id}']) == [None]
+    after_next_read(backend, monkeypatch, lambda: meanwhile(other, task_id))
+    then(backend, task_id)
+    assert (backend.get_state(task_id), backend.get_result(task_id)) == (
+        (states.SUCCESS, left) if left else (states.PENDING, None)
+    )
 
 
 def test_concurrent_writers_of_one_result(backend: CouchDBBackend, task_id: str) -> None:
@@ -533,21 +484,6 @@ def test_two_apps_may_save_the_same_group(backend: CouchDBBackend, url: str, tas
     for app in (backend.app, app_of(url)):
         app.GroupResult(task_id, [app.AsyncResult('a')]).save()
     assert len(app_of(url).GroupResult.restore(task_id)) == 1
-
-
-def _store_in_child(backend: CouchDBBackend, task_id: str) -> None:
-    backend.mark_as_done(task_id, 'from the child')
-
-
-def test_forked_child_opens_its_own_connections(backend: CouchDBBackend, task_id: str) -> None:
-    backend.mark_as_started(task_id)
-    child = multiprocessing.get_context('fork').Process(target=_store_in_child, args=(backend, task_id))
-    child.start()
-    for _ in range(20):
-        assert backend.get_state(task_id) in (states.STARTED, states.SUCCESS)
-    child.join()
-    assert child.exitcode == 0
-    assert backend.get_result(task_id) == 'from the child'
 
 
 # -- costs
@@ -656,87 +592,22 @@ def test_member_cannot_create_the_database(server: Any, database: str, member: s
         backend.mark_as_done(task_id, 1)
 
 
-# -- a worker
-
-
-@pytest.fixture(scope='module')
-def working(server: Any) -> Iterator[Celery]:
-    """An app with a worker in this process. All tests share it, because stopping a worker takes seconds."""
-    database = f'test-{uuid.uuid4().hex[:12]}'
-    app = app_of(
-        server.couchdb_url(database),
-        task_track_started=True,
-        result_extended=True,
-        broker_transport_options={'polling_interval': 0.02},
-    )
-
-    @app.task(name='add', shared=False)
-    def add(x: int, y: int) -> int:
-        return x + y
-
-    @app.task(name='total', shared=False)
-    def total(numbers: list[int]) -> int:
-        return sum(numbers)
-
-    @app.task(name='fail', shared=False)
-    def fail() -> None:
-        raise LookupError('nothing there')
-
-    @app.task(name='again', shared=False, bind=True)
-    def again(self: Any) -> Any:
-        if self.request.retries < 2:
-            raise self.retry(countdown=0)
-        self.update_state(state='PROGRESS', meta={'done': 1})
-        return self.AsyncResult(self.request.id).info
-
-    @app.task(name='too_large', shared=False)
-    def too_large() -> str:
-        return 'x' * 9_000_000
-
-    def untouched(**_: Any) -> None:
-        """Leave the logging of this process unchanged, because later tests read the log."""
-
-    signals.setup_logging.connect(untouched)
-    try:
-        with start_worker(app, pool='solo', perform_ping_check=False, shutdown_timeout=PATIENCE):
-            yield app
-    finally:
-        signals.setup_logging.disconnect(untouched)
-    server.client(database).delete()
-
-
-def test_worker(working: Celery) -> None:
-    add, again, fail = (working.tasks[name] for name in ('add', 'again', 'fail'))
-    assert add.delay(1, 2).get(timeout=PATIENCE, interval=0.05) == 3
-    assert again.delay().get(timeout=PATIENCE, interval=0.05) == {'done': 1}
-    failed = fail.delay()
-    with pytest.raises(LookupError, match='nothing there'):
-        failed.get(timeout=PATIENCE, interval=0.05)
-    assert 'nothing there' in failed.traceback
-    assert failed.name == 'fail'
-    chained = chain(add.s(1, 2), add.s(3))()
-    assert chained.get(timeout=PATIENCE, interval=0.05) == 6
-    assert chained.parent.get(timeout=PATIENCE) == 3
-    assert chained.parent.children == [chained]
-    assert group(add.s(i, i) for i in range(5))().get(timeout=PATIENCE, interval=0.05) == [0, 2, 4, 6, 8]
-
-
-def test_worker_runs_a_chord(working: Celery) -> None:
-    add, total = working.tasks['add'], working.tasks['total']
-    assert chord(add.s(i, i) for i in range(5))(total.s()).get(timeout=PATIENCE, interval=0.05) == 20
-
-
-def test_result_that_is_too_large_is_a_failure(working: Celery, apache_couchdb: bool) -> None:
+def test_result_that_is_too_large_is_refused(backend: CouchDBBackend, apache_couchdb: bool) -> None:
+    """The error is one that Celery stores as the failure of the task."""
     if not apache_couchdb:
         pytest.skip('the embedded server has no limit')
     with pytest.raises(
-        ResultTooLarge, match=r'too_large .* 9,\d+,\d+ bytes are more than .* max_document_size .*8,000,000'
+        EncodeError, match=r'too_large .* 9,\d+,\d+ bytes are more than .* max_document_size .*8,000,000'
     ):
-        working.tasks['too_large'].delay().get(timeout=PATIENCE, interval=0.05)
+        backend.mark_as_done('a', 'x' * 9_000_000, request=Context(id='a', task='too_large'))
 
 
-def refuse_large_documents(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let CouchDB refuse documents of more than 2,000 bytes in requests of the result queue."""
+# -- results that are handed over to the worker's queue
+
+
+@pytest.fixture
+def queue(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The result queue of a worker, for which CouchDB refuses documents of more than 2,000 bytes."""
     write = backend.store.client.bulk
 
     def bulk(docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
@@ -750,21 +621,17 @@ def refuse_large_documents(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPa
         ]
 
     monkeypatch.setattr(backend.store.client, 'bulk', bulk)
-
-
-def test_refused_result_that_was_handed_over_becomes_a_failure(
-    backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with a result that its task stores itself: Celery makes a failure of it."""
-    refuse_large_documents(backend, monkeypatch)
     backend.handover.open(serve_children=False)
-    try:
-        backend.mark_as_done('large', 'x' * 3000, request=Context(id='large', task='shop.export'))
-        backend.mark_as_done('small', 'x', request=Context(id='small', task='shop.export'))
-        backend.handover.queue.wait()
-        backend.handover.queue.wait()  # for the failure
-    finally:
-        backend.handover.queue.close()
+    yield backend.handover.queue
+    backend.handover.queue.close()
+
+
+def test_refused_result_becomes_a_failure(backend: CouchDBBackend, queue: Any) -> None:
+    """As with a result that its task stores itself: Celery makes a failure of it."""
+    backend.mark_as_done('large', 'x' * 3000, request=Context(id='large', task='shop.export'))
+    backend.mark_as_done('small', 'x', request=Context(id='small', task='shop.export'))
+    queue.wait()
+    queue.wait()  # for the failure
     assert backend.get_result('small') == 'x'
     meta = backend.get_task_meta('large')
     assert meta['status'] == 'FAILURE'
@@ -772,47 +639,29 @@ def test_refused_result_that_was_handed_over_becomes_a_failure(
     assert 'the result of shop.export cannot be stored' in str(meta['result'])
 
 
-def test_refused_result_that_was_handed_over_is_one_log_line(
-    backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    refuse_large_documents(backend, monkeypatch)
-    backend.handover.open(serve_children=False)
-    try:
-        backend.mark_as_failure('large', ValueError('x' * 3000), request=Context(id='large', task='shop.export'))
-        backend.handover.queue.wait()
-    finally:
-        backend.handover.queue.close()
+def test_refused_failure_is_one_log_line(backend: CouchDBBackend, queue: Any, caplog: pytest.LogCaptureFixture) -> None:
+    backend.mark_as_failure('large', ValueError('x' * 3000), request=Context(id='large', task='shop.export'))
+    queue.wait()
     [message] = caplog.messages
     assert message.startswith('the result of shop.export[large] (FAILURE) is lost: ')
 
 
-def test_state_of_an_older_delivery_does_not_replace_a_newer_one(backend: CouchDBBackend) -> None:
+def test_state_of_an_older_delivery_does_not_replace_a_newer_one(backend: CouchDBBackend, queue: Any) -> None:
     """The worker's process stores the results of all children, and remembers the revisions of all."""
-    backend.handover.open(serve_children=False)
-    try:
-        backend.store_result('a', {}, 'STARTED', request=run('a', 4))
-        backend.handover.queue.wait()
-        backend.mark_as_failure('a', ValueError('of the older delivery'), request=run('a', 2))
-        backend.handover.queue.wait()
-    finally:
-        backend.handover.queue.close()
+    backend.store_result('a', {}, 'STARTED', request=run('a', 4))
+    queue.wait()
+    backend.mark_as_failure('a', ValueError('of the older delivery'), request=run('a', 2))
+    queue.wait()
     assert backend.get_state('a') == 'STARTED'
 
 
-def test_refused_part_that_was_handed_over_ends_its_chord(
-    backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_part_ends_its_chord(backend: CouchDBBackend, queue: Any) -> None:
     body = backend.app.signature('total').freeze().id
     callback = backend.app.signature('total', task_id=body)
     backend.apply_chord(('group', []), callback)
     backend.set_chord_size('group', 1)
-    refuse_large_documents(backend, monkeypatch)
-    backend.handover.open(serve_children=False)
-    try:
-        request = Context(id='part', group='group', group_index=0, chord=dict(callback), ignore_result=True)
-        backend.mark_as_done('part', 'x' * 3000, request=request)
-        backend.handover.queue.wait()
-        backend.handover.queue.wait()
-    finally:
-        backend.handover.queue.close()
+    request = Context(id='part', group='group', group_index=0, chord=dict(callback), ignore_result=True)
+    backend.mark_as_done('part', 'x' * 3000, request=request)
+    queue.wait()
+    queue.wait()
     assert backend.get_state(body) == 'FAILURE'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -19,7 +18,7 @@ from kombu_couchdb.errors import ConfigurationError, NotChangeable
 from tests.conftest import wait_for
 from tests.support import Inbox, items
 
-from .conftest import kill_all
+from .conftest import Connect, kill_all
 
 
 def declare(connection: Connection, name: str) -> None:
@@ -27,7 +26,7 @@ def declare(connection: Connection, name: str) -> None:
     Queue(name)(connection.default_channel).declare()
 
 
-def test_job_moves_to_another_queue(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_job_moves_to_another_queue(app: Celery, connect: Connect, client: Client) -> None:
     connection = connect()
     declare(connection, 'other')
     first, second = Inbox(connection, 'celery', ack=False), Inbox(connect(), 'other')
@@ -39,7 +38,7 @@ def test_job_moves_to_another_queue(app: Celery, connect: Callable[..., Connecti
     assert first.drain(0.5).messages == []
 
 
-def test_job_moves_to_another_date(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_job_moves_to_another_date(app: Celery, connect: Connect, client: Client) -> None:
     known = Jobs(app)
     task_id = app.send_task('report', countdown=3600).id
     inbox = Inbox(connect(), 'celery')
@@ -52,13 +51,13 @@ def test_job_moves_to_another_date(app: Celery, connect: Callable[..., Connectio
     assert inbox.messages[0].headers['eta'] == date.isoformat()
 
 
-def test_job_that_is_due_moves_to_a_later_date(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_job_that_is_due_moves_to_a_later_date(app: Celery, connect: Connect, client: Client) -> None:
     task_id = app.send_task('report').id
     Jobs(app).move(task_id, countdown=3600)
     assert Inbox(connect(), 'celery').drain(1.0).messages == []
 
 
-def test_job_gets_another_priority(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_job_gets_another_priority(app: Celery, connect: Connect, client: Client) -> None:
     ids = [app.send_task('report').id for _ in range(3)]
     Jobs(app).move(ids[2], priority=9)
     inbox = Inbox(connect(), 'celery', prefetch=1)
@@ -68,7 +67,7 @@ def test_job_gets_another_priority(app: Celery, connect: Callable[..., Connectio
 
 
 @pytest.mark.parametrize('size', [1, 50_000], ids=['inline', 'attached'])
-def test_job_gets_other_arguments(app: Celery, connect: Callable[..., Connection], client: Client, size: int) -> None:
+def test_job_gets_other_arguments(app: Celery, connect: Connect, client: Client, size: int) -> None:
     known = Jobs(app)
     task_id = app.send_task('report', (1, 'x' * (50_001 - size)), {'shop': 'a'}).id
     known.edit(task_id, args=[2, 'y' * size])
@@ -112,7 +111,7 @@ def test_arguments_that_the_task_does_not_take_are_refused(app: Celery, report: 
 
 
 def test_unique_job_is_edited_but_not_moved_to_another_queue(
-    report: Any, app: Celery, connect: Callable[..., Connection], client: Client
+    report: Any, app: Celery, connect: Connect, client: Client
 ) -> None:
     declare(connect(), 'other')
     task_id = report.apply_async((1,), job_key='k', countdown=3600).id
@@ -125,7 +124,7 @@ def test_unique_job_is_edited_but_not_moved_to_another_queue(
     assert inbox.bodies[0][0] == [2]
 
 
-def test_job_that_does_not_wait_is_refused(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_job_that_does_not_wait_is_refused(app: Celery, connect: Connect, client: Client) -> None:
     known = Jobs(app)
     inbox = Inbox(connect(keep_done=60), 'celery', ack=False)
     names = {state: app.send_task('report', queue=None).id for state in ('running', 'done', 'dead')}
@@ -176,7 +175,7 @@ def test_arguments_of_a_wrong_type_are_refused(app: Celery, client: Client, opti
     assert items(client) == before
 
 
-def test_job_that_waits_for_a_slot(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_job_that_waits_for_a_slot(app: Celery, connect: Connect, client: Client) -> None:
     """A moved job is not woken in the place of one that can run, and the next free slot goes to that one."""
     known, inbox = Jobs(app), Inbox(connect(), 'celery', ack=False)
     limit = {'headers': {'concurrency_key': 'k', 'concurrency_limit': 1}}
@@ -200,7 +199,7 @@ def test_job_is_not_moved_beyond_its_expiry(app: Celery, client: Client) -> None
         Jobs(app).move(task_id, countdown=3600)
 
 
-def test_claim_and_edit_exclude_each_other(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_claim_and_edit_exclude_each_other(app: Celery, connect: Connect, client: Client) -> None:
     """A worker that claims the job between the read and the write of an edit: the edit is refused."""
     known, task_id = Jobs(app), app.send_task('report', (1,)).id
     [item] = items(client)
@@ -218,9 +217,7 @@ def test_claim_and_edit_exclude_each_other(app: Celery, connect: Callable[..., C
     assert decode(after)[0] == [1]
 
 
-def test_dead_letters_are_left_to_the_command_dead(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_dead_letters_are_left_to_the_command_dead(app: Celery, connect: Connect, client: Client) -> None:
     task_id = app.send_task('failing').id
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
     with pytest.raises(NotChangeable, match='dead replay'):

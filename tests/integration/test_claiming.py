@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ from kombu import Connection
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import encoded
 from kombu_couchdb.errors import DocumentTooLarge
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, replace_in_clients
+
+from .conftest import Connect
 
 CONSUMERS = 8
 
@@ -35,7 +39,7 @@ def test_oldest_due_date_first(connection: Connection) -> None:
     assert Inbox(connection, prefetch=1).wait(3) == ['since last year', 'since yesterday', 'now']
 
 
-def test_urgent_message_is_delivered_before_a_long_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_urgent_message_is_delivered_before_a_long_queue(connect: Connect, client: Client) -> None:
     publisher = connect()
     publish_many(publisher, range(200))
     inbox = Inbox(connect(), prefetch=1, ack=False)
@@ -61,8 +65,8 @@ class Claims:
         self.tried = self.lost = 0
         lock, bulk = threading.Lock(), Client.bulk
 
-        def counted(client: Client, docs: Any) -> Any:
-            results = bulk(client, docs)
+        def counted(client: Client, docs: Any, **options: Any) -> Any:
+            results = bulk(client, docs, **options)
             mine = [result for doc, result in zip(docs, results, strict=True) if doc.get('claimed')]
             with lock:
                 self.tried += len(mine)
@@ -72,117 +76,66 @@ class Claims:
         replace_in_clients(monkeypatch, database, 'bulk', counted)
 
 
-@pytest.mark.parametrize('prefetch', [1, 16])
-def test_each_message_goes_to_exactly_one_of_many_consumers(
-    connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch, prefetch: int
-) -> None:
-    count = 200
-    publish_many(connect(), range(count))
-    claims = Claims(monkeypatch, database)
-    got: Counter[int] = Counter()
-    connections = [connect() for _ in range(CONSUMERS)]
+@contextmanager
+def consuming(connections: Sequence[Connection], prefetch: int) -> Iterator[Callable[[], Counter[Any]]]:
+    """Consume the queue in a thread for each connection; at the end the function returns what all have received."""
+    finished, inboxes = threading.Event(), [Inbox(connection, prefetch=prefetch) for connection in connections]
 
-    def consume(connection: Connection) -> None:
-        inbox = Inbox(connection, prefetch=prefetch)
+    def consume(inbox: Inbox) -> None:
         while not finished.is_set():
             inbox.drain(0.2)
-        got.update(inbox.bodies)
 
-    finished = threading.Event()
-    threads = [threading.Thread(target=consume, args=(connection,)) for connection in connections]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_for(lambda: not items(client), 'all messages to be acknowledged')
-    finally:
-        finished.set()
-        for thread in threads:
-            thread.join()
-    assert got == Counter(range(count))
-    assert claims.tried >= count
-    assert (
-        claims.lost < 2 * count
-    )  # without a claim order there are six times as many conflicts; a busy machine has some
+    with ThreadPoolExecutor(len(inboxes)) as pool:
+        running = [pool.submit(consume, inbox) for inbox in inboxes]
+        try:
+            yield lambda: Counter(body for inbox in inboxes for body in inbox.bodies)
+        finally:
+            finished.set()
+    for each in running:
+        each.result()
 
 
-def test_shares_of_busy_and_stopped_consumers_are_claimed_by_others(
-    connect: Callable[..., Connection], client: Client
+@pytest.mark.parametrize('prefetch', [1, 16])
+@pytest.mark.parametrize('waits', ['messages', 'consumers'])
+def test_each_message_goes_to_exactly_one_of_many_consumers(
+    connect: Connect,
+    client: Client,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    prefetch: int,
+    waits: str,
 ) -> None:
+    """Whoever waits for the other: the messages for consumers, or the consumers for messages."""
+    count, publisher, claims = 200, connect(), Claims(monkeypatch, database)
+    if waits == 'messages':
+        publish_many(publisher, range(count))
+    with consuming([connect() for _ in range(CONSUMERS)], prefetch) as got:
+        for number in range(count if waits == 'consumers' else 0):
+            publish(publisher, number)
+        wait_for(lambda: not items(client), 'all messages to be acknowledged')
+    assert got() == Counter(range(count))
+    assert claims.tried >= count
+    # Without a claim order there are six times as many conflicts; a busy machine has some.
+    assert claims.lost < 2 * count
+
+
+def test_shares_of_busy_and_stopped_consumers_are_claimed_by_others(connect: Connect, client: Client) -> None:
     count, prefetch = 600, 16
     publish_many(connect(), range(count))
-    got: Counter[int] = Counter()
-    finished, working = threading.Event(), [threading.Event() for _ in range(2)]
     busy = Inbox(connect(), ack=False, prefetch=prefetch)
     busy.drain_until(lambda: len(busy.messages) == prefetch, 'the busy consumer to use its credit')
-
-    def consume(connection: Connection, works: threading.Event) -> None:
-        inbox = Inbox(connection, prefetch=prefetch)
-        while not finished.is_set():
-            inbox.drain(0.2)
-            if inbox.messages:
-                works.set()
-        got.update(inbox.bodies)
-
-    threads = [threading.Thread(target=consume, args=(connect(), works)) for works in working]
-    for thread in threads:
-        thread.start()
-    try:
-        for works in working:
-            assert works.wait(PATIENCE)
+    with consuming([connect() for _ in range(2)], prefetch) as got:
+        wait_for(got, 'the others to work')
         stopped = Inbox(connect(), prefetch=prefetch)
         stopped.drain_until(lambda: stopped.messages or not items(client), 'the third consumer to work')
         stopped.connection.release()  # it has prefetched more messages
-        got.update(stopped.bodies)
         wait_for(lambda: len(items(client)) == prefetch, 'the shares of the others to be claimed')
         busy.connection.release()
         wait_for(lambda: not items(client), 'all messages to be acknowledged')
-    finally:
-        finished.set()
-        for thread in threads:
-            thread.join()
-    assert got == Counter(range(count))
+    assert got() + Counter(stopped.bodies) == Counter(range(count))
 
 
-def test_messages_published_while_many_consumers_wait(
-    connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claims = Claims(monkeypatch, database)
-    count, finished, got = 150, threading.Event(), Counter[int]()
-
-    def consume(connection: Connection) -> None:
-        inbox = Inbox(connection, prefetch=4)
-        while not finished.is_set():
-            inbox.drain(0.2)
-        got.update(inbox.bodies)
-
-    threads = [threading.Thread(target=consume, args=(connect(),)) for _ in range(CONSUMERS)]
-    for thread in threads:
-        thread.start()
-    try:
-        publisher = connect()
-        for number in range(count):
-            publish(publisher, number)
-        wait_for(lambda: not items(client), 'all messages to be acknowledged')
-    finally:
-        finished.set()
-        for thread in threads:
-            thread.join()
-    assert got == Counter(range(count))
-    assert (
-        claims.lost < 2 * count
-    )  # without a claim order there are six times as many conflicts; a busy machine has some
-
-
-def test_several_queues_share_a_consumer(connection: Connection) -> None:
-    for number in range(60):
-        publish(connection, ['full', number], 'full')
-    publish(connection, ['small', 0], 'small')
-    bodies = Inbox(connection, 'full', 'small', prefetch=2).wait(61)
-    assert bodies.index(['small', 0]) < 60
-    assert [body for body in bodies if body[0] == 'full'] == [['full', number] for number in range(60)]
-
-
-def test_busy_queue_does_not_delay_a_quiet_one(connect: Callable[..., Connection], client: Client) -> None:
+def test_busy_queue_does_not_delay_a_quiet_one(connect: Connect, client: Client) -> None:
     publisher = connect()
     publish_many(publisher, range(400), to='busy')
     inbox = Inbox(connect(), 'busy', 'quiet', prefetch=4)
@@ -195,7 +148,7 @@ def test_busy_queue_does_not_delay_a_quiet_one(connect: Callable[..., Connection
 
 
 def test_claims_are_split_if_a_request_is_too_large(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy may limit the size of requests. A message that is too large stays in the queue and blocks no other."""
     publisher, connection = connect(), connect()

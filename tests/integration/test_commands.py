@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,14 +12,13 @@ from typing import Any
 import pytest
 from celery import Celery
 from click.testing import Result
-from kombu import Connection
 
 from celery_couchdb.cli import resource
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE
 from tests.support import ROOT, Inbox, items, publish, record_requests
 
-from .conftest import Run, command_of
+from .conftest import Connect, Run, command_of
 
 #: Characters that clear the screen or start a new line.
 EVIL = 'x\x1b[2J\x9b2J\r\nforged: removed\u202e'
@@ -102,16 +100,7 @@ def test_control_characters_of_documents_are_escaped(run: Run, queue: Callable[.
     assert all(line.isprintable() for line in lines(done))
 
 
-def test_status_has_a_column_for_parked_messages_if_there_are_any(run: Run, queue: Callable[..., None]) -> None:
-    queue('waits')
-    assert 'PARKED' not in run('status').stdout
-    queue('parked', parked={'key': 'k', 'date': 1763709000.0})
-    assert re.search(r'READY +SCHEDULED +PARKED +HELD .*\ncelery +2 +0 +1 +0 ', run('status').stdout)
-
-
-def test_id_cannot_forge_a_log_line(
-    connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_id_cannot_forge_a_log_line(connect: Connect, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     publish(connect(), 'hello')
     [item] = items(client)
     good = {name: value for name, value in item.items() if name != '_rev'}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Connection
 
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client, Document
@@ -15,6 +14,8 @@ from kombu_couchdb.documents import dead_letter, validation, workitem
 from kombu_couchdb.documents.ids import QUEUE
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish
+
+from .conftest import Connect
 
 #: Revisions that sort below and above all real revisions of the same generation.
 LOW, HIGH = '0' * 32, 'f' * 32
@@ -36,13 +37,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def resolver(connect: Callable[..., Connection]) -> Inbox:
+def resolver(connect: Connect) -> Inbox:
     """A consumer of another queue, which sweeps and receives no messages."""
     return Inbox(connect(visibility_timeout=2.0), 'other')
 
 
 @pytest.fixture
-def item(connect: Callable[..., Connection], client: Client) -> Document:
+def item(connect: Connect, client: Client) -> Document:
     """A message in the queue q."""
     publish(connect(), 'hello')
     return wait_for(lambda: items(client), 'the message')[0]
@@ -66,9 +67,7 @@ def claimed(item: Document, by: str) -> Document:
     return {**workitem.claim(validation.checked(item), by, 1.0)}
 
 
-def test_conflict_of_two_releases(
-    client: Client, connect: Callable[..., Connection], item: Document, resolver: Inbox
-) -> None:
+def test_conflict_of_two_releases(client: Client, connect: Connect, item: Document, resolver: Inbox) -> None:
     leave(client, item, f'2-{LOW}')
     leave(client, item, f'2-{HIGH}')
     assert is_one(client, resolver, item['_id'])['_rev'] == f'2-{HIGH}'
@@ -79,7 +78,7 @@ def test_conflict_of_two_releases(
 
 
 def test_conflict_of_two_claims_of_ended_consumers(
-    client: Client, connect: Callable[..., Connection], item: Document, resolver: Inbox
+    client: Client, connect: Connect, item: Document, resolver: Inbox
 ) -> None:
     for rev, name in ((f'2-{LOW}', GONE), (f'2-{HIGH}', GONE + 'too')):
         leave(client, claimed(item, name), rev)
@@ -112,7 +111,7 @@ def test_dead_letter_wins_over_an_update(client: Client, item: Document, resolve
 def test_claim_of_a_running_consumer_wins_over_one_of_an_ended_consumer(
     apache_couchdb: bool,
     client: Client,
-    connect: Callable[..., Connection],
+    connect: Connect,
     item: Document,
     resolver: Inbox,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,7 +132,7 @@ def test_claim_of_a_running_consumer_wins_over_one_of_an_ended_consumer(
 
 
 def test_unique_jobs_sent_on_both_sides_of_a_partition_both_run(
-    client: Client, connect: Callable[..., Connection], resolver: Inbox
+    client: Client, connect: Connect, resolver: Inbox
 ) -> None:
     def sent(task: str) -> Document:
         publish(connect(), task, headers={'id': task, 'task': 't', 'job_key': 'k'})
@@ -154,7 +153,7 @@ def test_unique_jobs_sent_on_both_sides_of_a_partition_both_run(
     wait_for(lambda: not items(client), 'the acks')
 
 
-def test_conflicts_of_queues_and_bindings(client: Client, connect: Callable[..., Connection], resolver: Inbox) -> None:
+def test_conflicts_of_queues_and_bindings(client: Client, connect: Connect, resolver: Inbox) -> None:
     channel = connect().channel()
     channel.queue_declare('limited', arguments={'x-max-length': 3})
     channel.exchange_declare('things', 'topic')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import CONSUMER
 from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for
 from tests.support import Inbox, Request, items, publish, publish_many
+
+from .conftest import Connect
 
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
 
@@ -85,9 +87,7 @@ def test_connection_is_garbage_collected_during_an_outage(
 
 
 @needs_fork
-def test_forked_child_does_not_end_the_consumer_of_its_parent(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_forked_child_does_not_end_the_consumer_of_its_parent(connect: Connect, client: Client) -> None:
     inbox = Inbox(connect())
     publish(connect(), 'before')
     inbox.wait(1)
@@ -146,9 +146,7 @@ def test_subscribed_consumer_does_not_retire(
     assert inbox.wait(1) == ['hello']
 
 
-def test_broadcasts_are_kept_while_a_queue_has_no_consumer(
-    connect: Callable[..., Connection], client: Client, soon: None
-) -> None:
+def test_broadcasts_are_kept_while_a_queue_has_no_consumer(connect: Connect, client: Client, soon: None) -> None:
     news = Exchange('news', type='fanout')
     inbox = Inbox(connect(), Queue('listener', news))
     wait_for(lambda: client.id_range(CONSUMER), 'the heartbeat')

@@ -14,6 +14,8 @@ from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items, publish, publish_many, run_python
 
+from .conftest import Connect
+
 
 def drain(connection: Connection, until: Callable[[], bool]) -> None:
     """Drain events until `condition()` is true."""
@@ -85,7 +87,7 @@ def test_consumers_of_a_queue_share_its_messages(connection: Connection, client:
 # -- without acknowledgements
 
 
-def test_prefetch_count_holds_for_no_ack(connect: Callable[..., Connection], client: Client) -> None:
+def test_prefetch_count_holds_for_no_ack(connect: Connect, client: Client) -> None:
     publish_many(connect(), range(30))
     inbox = Inbox(connect(), no_ack=True, prefetch=1)
     wait_for(lambda: claimed(client) == 1, 'the first claim')
@@ -109,9 +111,7 @@ with kombu.Connection(sys.argv[1] if len(sys.argv) > 1 else os.environ['URL'],
 """
 
 
-def test_killed_no_ack_consumer_loses_no_undelivered_message(
-    url: str, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_killed_no_ack_consumer_loses_no_undelivered_message(url: str, connect: Connect, client: Client) -> None:
     publish_many(connect(), range(10))
     assert run_python(KILLED, check=False, URL=url).returncode == 9
     inbox = Inbox(connect(visibility_timeout=3))
@@ -134,9 +134,7 @@ def writes(sent: list[Request]) -> list[str]:
     return [kind(doc) for request in sent for doc in request.docs]
 
 
-def test_one_message_of_many_costs_three_writes(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
+def test_one_message_of_many_costs_three_writes(connect: Connect, client: Client, sent: list[Request]) -> None:
     with connect() as publisher, publisher.SimpleQueue('q') as simple:
         simple.put('the first declares the queue')
         publish_many(publisher, range(300))
@@ -148,9 +146,7 @@ def test_one_message_of_many_costs_three_writes(
         assert sorted(writes(sent)) == ['beat', 'claim', 'delete']
 
 
-def test_fast_consumer_claims_more_messages_ahead(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
+def test_fast_consumer_claims_more_messages_ahead(connect: Connect, client: Client, sent: list[Request]) -> None:
     publish_many(connect(), range(1000))
     inbox = Inbox(connect())
     assert sorted(inbox.wait(1000)) == list(range(1000))

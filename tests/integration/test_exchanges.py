@@ -12,10 +12,10 @@ from kombu.exceptions import ChannelError
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import BROADCAST
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
-from kombu_couchdb.queues.topology import Topology
-from kombu_couchdb.transport.exchanges import EXCHANGE_TYPES, Direct
 from tests.conftest import wait_for
 from tests.support import Inbox, items, run_python
+
+from .conftest import Connect
 
 TOPICS = Exchange('topics', type='topic')
 DIRECT = Exchange('direct', type='direct')
@@ -27,54 +27,12 @@ def send(connection: Connection, exchange: Exchange, routing_key: str, body: obj
     )
 
 
-def test_direct_exchange_routes_to_all_queues_with_the_key(connect: Callable[..., Connection], client: Client) -> None:
+def test_direct_exchange_routes_to_all_queues_with_the_key(connect: Connect, client: Client) -> None:
     channel = connect().channel()
     for name, key in (('one', 'a'), ('two', 'a'), ('three', 'b')):
         Queue(name, DIRECT, routing_key=key)(channel).declare()
     send(connect(), DIRECT, 'a')
     assert sorted(item['queue'] for item in items(client)) == ['one', 'two']
-
-
-@pytest.mark.parametrize(
-    ('pattern', 'key', 'matches'),
-    [
-        ('a.*', 'a.b', True),
-        ('a.*', 'a', False),
-        ('a.*', 'a.b.c', False),
-        ('a.#', 'a', True),
-        ('a.#', 'a.b.c', True),
-        ('a.#', 'ab', False),
-        ('#', 'x.y', True),
-        ('#', '', True),
-        ('*.b', 'a.b', True),
-        ('*.b', 'a.c', False),
-        ('#.b', 'b', True),
-        ('#.b', 'x.y.b', True),
-        ('a.#.b', 'a.b', True),
-        ('a.#.b', 'a.x.y.b', True),
-        ('a.*.c', 'a.b.c', True),
-        ('a.*.c', 'a.c', False),
-        ('a.b', 'a.b', True),
-        ('a.b', 'axb', False),
-        ('a.b', 'a.b.c', False),
-        ('a+.b', 'a+.b', True),
-        ('a+.b', 'aa.b', False),
-    ],
-)
-def test_topic_exchange_matches_wildcards(
-    connection: Connection, client: Client, pattern: str, key: str, matches: bool
-) -> None:
-    Queue('q', TOPICS, routing_key=pattern)(connection.channel()).declare()
-    send(connection, TOPICS, key)
-    assert len(items(client)) == (1 if matches else 0)
-
-
-def test_queue_with_two_matching_bindings_gets_one_message(connection: Connection, client: Client) -> None:
-    channel = connection.channel()
-    Queue('q', TOPICS, routing_key='a.#')(channel).declare()
-    Queue('q', TOPICS, routing_key='#.b')(channel).declare()
-    send(connection, TOPICS, 'a.b')
-    assert len(items(client)) == 1
 
 
 def test_unroutable_message_is_discarded(connection: Connection, client: Client) -> None:
@@ -83,7 +41,7 @@ def test_unroutable_message_is_discarded(connection: Connection, client: Client)
     assert not items(client)
 
 
-def test_binding_of_another_process_is_used_at_once(connect: Callable[..., Connection], client: Client) -> None:
+def test_binding_of_another_process_is_used_at_once(connect: Connect, client: Client) -> None:
     publisher = connect()
     # A consuming connection follows the bindings through the changes feed.
     Inbox(publisher, Queue('other', DIRECT, routing_key='other'))
@@ -119,14 +77,14 @@ def test_deleted_exchange_routes_nothing(connection: Connection, client: Client)
     assert not items(client)
 
 
-def test_passive_declaration(connect: Callable[..., Connection], client: Client) -> None:
+def test_passive_declaration(connect: Connect, client: Client) -> None:
     with pytest.raises(ChannelError, match='404'):
         connect().channel().exchange_declare('unknown', passive=True)
     Queue('q', Exchange('known'), routing_key='a')(connect().channel()).declare()
     connect().channel().exchange_declare('known', passive=True)
 
 
-def test_topic_exchange_across_connections(connect: Callable[..., Connection], client: Client) -> None:
+def test_topic_exchange_across_connections(connect: Connect, client: Client) -> None:
     errors = Inbox(connect(), Queue('errors', TOPICS, routing_key='*.error'))
     everything = Inbox(connect(), Queue('all', TOPICS, routing_key='#'))
     publisher = connect()
@@ -138,9 +96,7 @@ def test_topic_exchange_across_connections(connect: Callable[..., Connection], c
     wait_for(lambda: not items(client), 'all messages to be acknowledged')
 
 
-def test_publisher_may_use_a_topic_exchange_without_declaring_it(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_publisher_may_use_a_topic_exchange_without_declaring_it(connect: Connect, client: Client) -> None:
     Queue('q', TOPICS, routing_key='a.*')(connect().channel()).declare()
     for key in ('a.b', 'a', 'a.b.c'):
         connect().Producer().publish(key, exchange='topics', routing_key=key, serializer='json')
@@ -153,26 +109,6 @@ def test_unsupported_exchange_type_is_refused(connection: Connection, name: str)
     with pytest.raises(ConfigurationError, match=message):
         Exchange('ex', type=name)(connection.channel()).declare()
     assert not connection.supports_exchange_type(name)
-
-
-class Everywhere(Direct):
-    """An exchange type that ignores routing keys."""
-
-    type = 'everywhere'
-
-    def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> set[str]:
-        return {binding['queue'] for binding in table.bindings(exchange)}
-
-
-def test_new_exchange_type_is_one_class(
-    connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(EXCHANGE_TYPES, Everywhere.type, Everywhere)
-    exchange = Exchange('ex', type=Everywhere.type)
-    for name in 'ab':
-        Queue(name, exchange, routing_key=name)(connection.channel()).declare()
-    send(connection, exchange, 'any')
-    assert sorted(item['queue'] for item in items(client)) == ['a', 'b']
 
 
 def test_each_published_message_has_a_debug_line(
@@ -211,7 +147,7 @@ def bind_and_fail(
 @pytest.mark.parametrize('stored', [True, False])
 @pytest.mark.parametrize('binds', [True, False])
 def test_each_queue_gets_one_copy_if_bindings_change_before_a_retry(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch, binds: bool, stored: bool
+    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch, binds: bool, stored: bool
 ) -> None:
     publisher, other = connect(), connect().channel()
     first, *others = (Queue(name, DIRECT, routing_key='k')(other) for name in 'abc')

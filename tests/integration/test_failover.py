@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from kombu import Connection
@@ -12,6 +12,8 @@ from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENT_BROKER
 from tests.support import Inbox, publish, release_all
+
+from .conftest import Connect
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def closed_port() -> int:
 
 
 @pytest.fixture
-def connect_by(url: str, client: Client) -> Iterator[Callable[..., Connection]]:
+def connect_by(url: str, client: Client) -> Iterator[Connect]:
     """A function that opens a connection through nodes on these ports, to the test's database."""
     opened: list[Connection] = []
 
@@ -45,7 +47,7 @@ def is_of(connection: Connection, port: int) -> bool:
 
 
 def test_connection_names_the_second_node_if_the_first_is_down(
-    connect_by: Callable[..., Connection], client: Client, closed_port: int
+    connect_by: Connect, client: Client, closed_port: int
 ) -> None:
     for _ in range(2):  # in the second pass the process knows that the first node does not respond
         connection = connect_by(closed_port, client.address.port)
@@ -59,7 +61,7 @@ def test_connection_names_the_second_node_if_the_first_is_down(
         assert is_of(connection, client.address.port)
 
 
-def test_connection_names_its_new_node_after_failover(connect_by: Callable[..., Connection], client: Client) -> None:
+def test_connection_names_its_new_node_after_failover(connect_by: Connect, client: Client) -> None:
     with Proxy(
         '127.0.0.1' if client.address.host == 'localhost' else client.address.host, client.address.port
     ) as proxy:
@@ -74,9 +76,7 @@ def test_connection_names_its_new_node_after_failover(connect_by: Callable[..., 
         assert is_of(connection, client.address.port)
 
 
-def test_user_and_password_are_those_of_the_node_in_use(
-    connect_by: Callable[..., Connection], client: Client, closed_port: int
-) -> None:
+def test_user_and_password_are_those_of_the_node_in_use(connect_by: Connect, client: Client, closed_port: int) -> None:
     connection = connect_by(closed_port, client.address.port)
     connection.connect()
     assert (connection.userid, connection.password) == (client.address.user, client.address.password)

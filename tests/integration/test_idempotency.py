@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ from kombu_couchdb.documents.idempotency import idempotent
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
+from .conftest import Connect
+
 TASK: dict[str, Any] = {'headers': {'id': 'some task', 'task': 'add'}}
 
 
@@ -21,7 +22,7 @@ def publish_once(connection: Connection, body: Any = 'a', **message: Any) -> Non
         publish(connection, body, **{**TASK, **message})
 
 
-def test_message_published_twice_is_stored_once(connect: Callable[..., Connection], client: Client) -> None:
+def test_message_published_twice_is_stored_once(connect: Connect, client: Client) -> None:
     for _ in range(2):
         publish_once(connect())
     [item] = items(client)
@@ -29,7 +30,7 @@ def test_message_published_twice_is_stored_once(connect: Callable[..., Connectio
 
 
 def test_publisher_paused_until_the_message_was_completed(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The publisher pauses between checking that the message does not exist and writing it."""
     paused, other = connect(), connect()
@@ -49,7 +50,7 @@ def test_publisher_paused_until_the_message_was_completed(
 
 
 def test_publisher_paused_until_the_message_was_claimed(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused, other = connect(), connect()
     store = paused.default_channel.connection.store
@@ -65,9 +66,7 @@ def test_publisher_paused_until_the_message_was_claimed(
     wait_for(lambda: not items(client), 'the ack')
 
 
-def test_large_message_is_stored_once(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_message_is_stored_once(connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The body of a large message is an attachment."""
     connection = connect()
     monkeypatch.setattr(connection.default_channel.connection.store, 'unpublished', lambda docs: docs)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
-from kombu import Connection, Exchange, Queue
+from kombu import Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from tests.support import Inbox, Request, publish
+
+from .conftest import Connect
 
 #: How long the consumer is watched, and how long it must have been quiet before that, in seconds.
 WATCHED, SETTLING = 20.0, 3.0
 
 
 @pytest.mark.slow
-def test_idle_consumer_sends_few_requests(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
+def test_idle_consumer_sends_few_requests(connect: Connect, client: Client, sent: list[Request]) -> None:
     """At most two requests a minute besides heartbeats, after some work, with several queues and a broadcast."""
     inbox = Inbox(connect(), Queue('one'), Queue('two'), Queue('pidbox', Exchange('pidbox', type='fanout')))
     publish(connect(), 'hello', 'one')

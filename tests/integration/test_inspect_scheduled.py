@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery.worker.control import Panel
 from kombu import Connection, Queue
 
 from celery_couchdb.worker import control
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.support import Request, eta, items, publish, publish_many
+
+from .conftest import Connect
 
 HELD = {'eta': None, 'priority': 6, 'request': {'id': 'held'}}
 
@@ -44,14 +44,7 @@ def headers(task_id: str, seconds: float) -> dict[str, Any]:
     return {**eta(seconds), 'id': task_id, 'task': 'add', 'argsrepr': '(1, 2)', 'kwargsrepr': '{}'}
 
 
-def test_command_replaces_celerys_command() -> None:
-    assert Panel.data['scheduled'] is Panel.data['dump_schedule'] is control.scheduled
-    assert Panel.meta['scheduled'].type == 'inspect'
-
-
-def test_first_hundred_messages_of_all_queues_take_two_requests(
-    connect: Callable[..., Connection], sent: list[Request]
-) -> None:
+def test_first_hundred_messages_of_all_queues_take_two_requests(connect: Connect, sent: list[Request]) -> None:
     connection = connect()
     for number in range(130):
         publish(connection, [[number], {}, {}], to=f'q{number % 3}', headers=headers(str(number), 1000 - number))
@@ -64,14 +57,14 @@ def test_first_hundred_messages_of_all_queues_take_two_requests(
 
 
 @pytest.mark.parametrize('body', ['no list', b'\x80binary'])
-def test_arguments_that_are_not_json_are_described(connect: Callable[..., Connection], body: Any) -> None:
+def test_arguments_that_are_not_json_are_described(connect: Connect, body: Any) -> None:
     connection = connect()
     publish_many(connection, [body], headers=headers('a', 60), serializer='json' if isinstance(body, str) else 'raw')
     [one] = shown(connection, 'q')
     assert (one['request']['args'], one['request']['kwargs']) == ('(1, 2)', '{}')
 
 
-def test_malformed_items_do_not_hide_others(connect: Callable[..., Connection], client: Client) -> None:
+def test_malformed_items_do_not_hide_others(connect: Connect, client: Client) -> None:
     connection = connect()
     for name in 'abc':
         publish(connection, [[], {}, {}], headers=headers(name, 60))
@@ -81,7 +74,7 @@ def test_malformed_items_do_not_hide_others(connect: Callable[..., Connection], 
 
 
 def test_tasks_held_by_the_worker_are_shown_during_an_outage(
-    connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connect()
     publish(connection, [[], {}, {}], headers=headers('a', 60))
@@ -96,7 +89,7 @@ def test_tasks_held_by_the_worker_are_shown_during_an_outage(
 
 
 def test_tasks_held_by_the_worker_are_shown_while_the_server_does_not_respond(
-    connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connect()
     publish(connection, [[], {}, {}], headers=headers('a', 60))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +25,8 @@ from kombu_couchdb.queues.topology import Topology
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items, leave_leaf, publish, record_requests
 
+from .conftest import Connect
+
 DAY = 86400.0
 
 
@@ -43,7 +44,7 @@ def run(connection: Connection, client: Client, count: int = 1) -> Inbox:
     return inbox
 
 
-def test_completed_task_is_kept_with_its_times(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_completed_task_is_kept_with_its_times(app: Celery, connect: Connect, client: Client) -> None:
     task_id = app.send_task('report', (42,)).id
     [item] = items(client)
     inbox = run(connect(keep_done=DAY), client)
@@ -59,9 +60,7 @@ def test_completed_task_is_kept_with_its_times(app: Celery, connect: Callable[..
     assert len(inbox.messages) == 1
 
 
-def test_option_off_changes_nothing(
-    app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
+def test_option_off_changes_nothing(app: Celery, connect: Connect, client: Client, sent: list[Request]) -> None:
     app.send_task('report', (42,))
     run(connect(), client)
     assert kept(client) == []
@@ -70,7 +69,7 @@ def test_option_off_changes_nothing(
 
 @pytest.mark.parametrize(('given', 'option', 'expected'), [(60.0, 0.0, 60.0), (0, DAY, None), (60, DAY, 60.0)])
 def test_argument_of_apply_async_overrides_the_option(
-    app: Celery, connect: Callable[..., Connection], client: Client, given: float, option: float, expected: Any
+    app: Celery, connect: Connect, client: Client, given: float, option: float, expected: Any
 ) -> None:
     app.send_task('report', keep_done=given)
     run(connect(keep_done=option), client)
@@ -86,7 +85,7 @@ def test_wrong_time_is_refused(app: Celery, client: Client, wrong: Any) -> None:
 
 def test_task_says_how_long_it_is_kept(
     app: Celery,
-    connect: Callable[..., Connection],
+    connect: Connect,
     client: Client,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -102,14 +101,14 @@ def test_task_says_how_long_it_is_kept(
     assert 'completed messages of wrong are not kept: keep_done must be' in caplog.text
 
 
-def test_messages_that_are_no_tasks_are_not_kept(connect: Callable[..., Connection], client: Client) -> None:
+def test_messages_that_are_no_tasks_are_not_kept(connect: Connect, client: Client) -> None:
     connection = connect(keep_done=DAY)
     publish(connection, 1, 'celery')
     run(connection, client)
     assert kept(client) == []
 
 
-def test_large_body_is_kept_as_it_is(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_large_body_is_kept_as_it_is(app: Celery, connect: Connect, client: Client) -> None:
     task_id = app.send_task('report', ('x' * 50_000,)).id
     run(connect(keep_done=DAY), client)
     [doc] = jobs.find(client, task_id)
@@ -117,9 +116,7 @@ def test_large_body_is_kept_as_it_is(app: Celery, connect: Callable[..., Connect
     assert Jobs(app).decode(doc)[0] == ['x' * 50_000]
 
 
-def test_kept_message_is_in_no_count_and_no_list_of_the_queue(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_kept_message_is_in_no_count_and_no_list_of_the_queue(app: Celery, connect: Connect, client: Client) -> None:
     task_id = app.send_task('report').id
     run(connect(keep_done=DAY), client)
     store = Store(client)
@@ -150,7 +147,7 @@ def test_kept_message_is_in_no_count_and_no_list_of_the_queue(
 )
 def test_removal_of_a_done_job_revokes_it_only_if_it_may_run(
     app: Celery,
-    connect: Callable[..., Connection],
+    connect: Connect,
     client: Client,
     monkeypatch: pytest.MonkeyPatch,
     state: str | None,
@@ -180,9 +177,7 @@ def test_states_of_results_take_one_request(app: Celery, monkeypatch: pytest.Mon
     assert Jobs(other, Jobs(app).client).result_states(['t0']) == {}
 
 
-def test_kept_message_is_swept_when_its_time_is_over(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_kept_message_is_swept_when_its_time_is_over(app: Celery, connect: Connect, client: Client) -> None:
     ids = [app.send_task('report', keep_done=seconds).id for seconds in (0.5, DAY)]
     run(connect(), client, 2)
     sweeper = Sweeper(Store(client), Topology(client), 60.0)
@@ -198,7 +193,7 @@ def test_kept_message_is_swept_when_its_time_is_over(
 
 
 def test_acknowledgement_is_one_write_whether_the_message_is_kept_or_not(
-    app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
+    app: Celery, connect: Connect, client: Client, sent: list[Request]
 ) -> None:
     writes = []
     for option in (0.0, DAY):
@@ -215,9 +210,7 @@ def test_acknowledgement_is_one_write_whether_the_message_is_kept_or_not(
     assert writes == [[1], [1]]
 
 
-def test_message_that_is_published_again_stays_done(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_message_that_is_published_again_stays_done(app: Celery, connect: Connect, client: Client) -> None:
     app.send_task('report')
     [item] = items(client)
     run(connect(keep_done=DAY), client)
@@ -233,9 +226,7 @@ def test_message_that_is_published_again_stays_done(
 # -- unique jobs
 
 
-def test_unique_job_is_kept_under_an_id_of_its_own(
-    report: Any, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_unique_job_is_kept_under_an_id_of_its_own(report: Any, connect: Connect, client: Client) -> None:
     connection = connect(keep_done=DAY)
     inbox = Inbox(connection, 'celery', ack=False)
     first = report.apply_async((1,), job_key='k')
@@ -256,9 +247,7 @@ def test_unique_job_is_kept_under_an_id_of_its_own(
 # -- conflicts
 
 
-def test_conflicting_claim_of_a_done_message_is_deleted(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_conflicting_claim_of_a_done_message_is_deleted(app: Celery, connect: Connect, client: Client) -> None:
     """Another node of a cluster has stored a claim, and shows it as the winner."""
     app.send_task('report')
     [item] = items(client)
@@ -278,9 +267,7 @@ def test_conflicting_claim_of_a_done_message_is_deleted(
 # -- lists
 
 
-def test_history_by_task_state_time_and_argument(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_history_by_task_state_time_and_argument(app: Celery, connect: Connect, client: Client) -> None:
     names = [app.send_task(name, args, {'shop': name}).id for name, args in (('a', ('x-1',)), ('b', ('x-2',)))]
     run(connect(keep_done=DAY), client, 2)
     names.append(app.send_task('a', ('x-3',)).id)
@@ -301,7 +288,7 @@ def test_history_by_task_state_time_and_argument(
     assert listed(queue='other') == []
 
 
-def test_history_of_more_than_a_page(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_history_of_more_than_a_page(app: Celery, connect: Connect, client: Client) -> None:
     docs: list[dict[str, Any]] = [
         {
             '_id': f'done{number:04}',
@@ -320,9 +307,7 @@ def test_history_of_more_than_a_page(app: Celery, connect: Callable[..., Connect
     assert len(list(listing(client, JobFilter(('done',), since=1063.0), 1000))) == 9
 
 
-def test_wait_for_many_jobs_shares_one_feed(
-    app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
+def test_wait_for_many_jobs_shares_one_feed(app: Celery, connect: Connect, client: Client, sent: list[Request]) -> None:
     ids = [app.send_task('report').id for _ in range(30)]
     states = Jobs(app).watch_many(ids, PATIENCE)
     assert dict(next(states) for _ in ids) == dict.fromkeys(ids, 'pending')

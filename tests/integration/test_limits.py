@@ -29,6 +29,17 @@ def reject_all(inbox: Inbox, count: int) -> None:
         inbox.messages[-1].requeue()
 
 
+def dead_letter(client: Client) -> dict[str, Any]:
+    """Wait for one dead letter and return it."""
+    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
+    return dead
+
+
+def bodies(client: Client) -> list[str]:
+    """Return the bodies of the stored messages, oldest first."""
+    return [doc['message']['body'] for doc in items(client)]
+
+
 # -- delivery limit
 
 
@@ -36,7 +47,7 @@ def test_delivery_limit_makes_a_dead_letter(connect: Callable[..., Connection], 
     publish(connect(), 'poison')
     inbox = Inbox(connect(delivery_limit=3), ack=False)
     reject_all(inbox, 3)
-    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
+    dead = dead_letter(client)
     assert dead['status'] == 'fail'
     assert dead['reason'] == 'delivery limit: delivered 3 times and never acknowledged'
     assert dead['attempts'] == 3
@@ -47,14 +58,6 @@ def test_delivery_limit_makes_a_dead_letter(connect: Callable[..., Connection], 
     assert inbox.bodies[3] == 'next'
 
 
-def test_default_delivery_limit_is_20(connection: Connection, client: Client) -> None:
-    publish(connection, 'poison')
-    inbox = Inbox(connection, ack=False)
-    reject_all(inbox, 20)
-    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
-    assert dead['attempts'] == 20
-
-
 def test_delivery_limit_of_0_means_none(connect: Callable[..., Connection], client: Client) -> None:
     publish(connect(), 'poison')
     inbox = Inbox(connect(delivery_limit=0), ack=False)
@@ -62,12 +65,15 @@ def test_delivery_limit_of_0_means_none(connect: Callable[..., Connection], clie
     assert inbox.wait(26)[25] == 'poison'
 
 
-def test_delivery_limit_of_the_queue_takes_precedence(connect: Callable[..., Connection], client: Client) -> None:
+@pytest.mark.parametrize(
+    ('arguments', 'limit'), [({}, 20), ({'x-delivery-limit': 2}, 2)], ids=['default', 'of the queue']
+)
+def test_delivery_limit_without_the_option(
+    connect: Callable[..., Connection], client: Client, arguments: dict[str, int], limit: int
+) -> None:
     publish(connect(), 'poison')
-    inbox = Inbox(connect(), Queue('q', queue_arguments={'x-delivery-limit': 2}), ack=False)
-    reject_all(inbox, 2)
-    [dead] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
-    assert dead['attempts'] == 2
+    reject_all(Inbox(connect(), Queue('q', queue_arguments=arguments), ack=False), limit)
+    assert dead_letter(client)['attempts'] == limit
 
 
 @pytest.mark.parametrize('end', ['close', 'channel'])
@@ -141,7 +147,7 @@ def test_expired_messages_of_a_queue_without_consumers_are_deleted(
     publish(connection, 'for ever', to='nobody')
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 2, 'the expired messages to be deleted')
-    assert [doc['message']['body'] for doc in items(client)] == ['"long"', '"for ever"']
+    assert bodies(client) == ['"long"', '"for ever"']
 
 
 #: The headers of a task of a group with `expires`, whose publisher's clock is an hour ahead.
@@ -206,32 +212,25 @@ def writes_and_heartbeats(sent: list[Request], ids: set[str]) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize('expires', ['message', 'queue'])
 def test_heartbeats_continue_while_many_messages_are_deleted(
-    connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+    connect: Callable[..., Connection],
+    client: Client,
+    sent: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
+    expires: str,
 ) -> None:
-    publish_many(connect(), range(40), 'unused', expiration=0.001)
-    ids = {item['_id'] for item in items(client)}
-    inbox = Inbox(connect(**SWEEPS))
-    drops_slowly(inbox, monkeypatch)
-    sent.clear()
-    wait_for(lambda: not items(client), 'all messages to be deleted')
-    written = ''.join(what[0] for what in writes_and_heartbeats(sent, ids))
-    assert 'b' in written.strip('b')
-
-
-def test_expired_queue_is_deleted_after_its_messages(
-    connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """An expired queue is deleted with all its messages."""
     connection = connect()
-    unused = Queue('unused', expires=0.001)
-    unused(connection.default_channel).declare()
-    publish_many(connection, range(40), 'unused')
+    Queue('unused', expires=0.001 if expires == 'queue' else None)(connection.default_channel).declare()
+    publish_many(connection, range(40), 'unused', **({'expiration': 0.001} if expires == 'message' else {}))
     ids = {item['_id'] for item in items(client)}
     inbox = Inbox(connect(**SWEEPS))
     drops_slowly(inbox, monkeypatch)
     sent.clear()
-    wait_for(lambda: not client.id_range('broker:queue:unused'), 'the queue to be deleted')
-    wait_for(lambda: not items(client), 'its messages to be deleted')
+    if expires == 'queue':
+        wait_for(lambda: not client.id_range('broker:queue:unused'), 'the queue to be deleted')
+    wait_for(lambda: not items(client), 'all messages to be deleted')
     written = ''.join(what[0] for what in writes_and_heartbeats(sent, ids))
     assert 'b' in written.strip('b')
 
@@ -277,7 +276,7 @@ def test_old_messages_of_a_queue_without_consumers_are_deleted(
     publish(connection, 'kept', to='unlimited')
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 2, 'the old messages to be deleted')
-    assert {doc['message']['body'] for doc in items(client)} == {'"planned"', '"kept"'}
+    assert set(bodies(client)) == {'"planned"', '"kept"'}
 
 
 def test_malformed_message_becomes_a_dead_letter_instead_of_being_dropped(
@@ -339,7 +338,7 @@ def test_x_max_length_drops_the_oldest(connection: Connection, client: Client, b
     else:
         for number in range(10):
             publish(connection, number)
-    assert [doc['message']['body'] for doc in items(client)] == ['7', '8', '9']
+    assert bodies(client) == ['7', '8', '9']
 
 
 def test_scheduled_and_claimed_messages_do_not_count(connect: Callable[..., Connection], client: Client) -> None:
@@ -351,7 +350,7 @@ def test_scheduled_and_claimed_messages_do_not_count(connect: Callable[..., Conn
     inbox.wait(1)
     for number in range(3):
         publish(connection, number)
-    assert {doc['message']['body'] for doc in items(client)} == {'"planned"', '"held"', '1', '2'}
+    assert set(bodies(client)) == {'"planned"', '"held"', '1', '2'}
 
 
 def test_concurrent_publishers_do_not_drop_too_many(
@@ -368,7 +367,7 @@ def test_concurrent_publishers_do_not_drop_too_many(
 
     monkeypatch.setattr(waiting, 'read', late)
     assert Store(client).trim('q', 10) == 0
-    assert [doc['message']['body'] for doc in items(client)] == [str(number) for number in range(20, 30)]
+    assert bodies(client) == [str(number) for number in range(20, 30)]
 
 
 def test_publish_succeeds_if_trimming_the_queue_fails(
@@ -382,7 +381,7 @@ def test_publish_succeeds_if_trimming_the_queue_fails(
     monkeypatch.setattr(connection.transport.store, 'trim', fail)
     for number in range(3):
         publish(connection, number, retry=True, retry_policy={'max_retries': 1})
-    assert [doc['message']['body'] for doc in items(client)] == ['0', '1', '2']
+    assert bodies(client) == ['0', '1', '2']
 
 
 def test_declaring_a_limit_keeps_the_other_attributes_of_the_queue(
@@ -411,7 +410,7 @@ def test_publisher_uses_a_limit_that_another_process_has_raised(connection: Conn
     client.put({**doc, 'arguments': {'x-max-length': 4}})
     for number in range(6):
         publish(connection, number)
-    assert [doc['message']['body'] for doc in items(client)] == ['2', '3', '4', '5']
+    assert bodies(client) == ['2', '3', '4', '5']
 
 
 def test_sweep_trims_a_queue_whose_limit_the_publisher_does_not_know(
@@ -432,7 +431,7 @@ def test_sweep_trims_a_queue_whose_limit_the_publisher_does_not_know(
     )
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 4, 'the queue to be trimmed')
-    assert [doc['message']['body'] for doc in items(client)] == ['6', '7', '8', '9']
+    assert bodies(client) == ['6', '7', '8', '9']
 
 
 def test_unlimited_queues_cost_no_extra_request(connection: Connection, client: Client, sent: list[Request]) -> None:

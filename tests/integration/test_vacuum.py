@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kombu import Connection
 
-from celery_couchdb.cli import couchdb
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin import vacuum as module
@@ -25,10 +24,14 @@ from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.queues.database import ensure
 from tests.conftest import wait_for
-from tests.support import Inbox, items, publish
+from tests.support import Inbox, items, leave_leaf, publish
+
+from .conftest import command_of
 
 MESSAGE = {'body': '', 'headers': {}, 'properties': {}}
 JOB = 'job:["q","t","k"]'
+#: The age of tombstones that are purged must be longer than the lease.
+SHORT_LEASE = {'visibility_timeout': 0.5}
 VIEWS = ('waiting', 'leases', 'dead', 'expiring')
 
 
@@ -45,6 +48,16 @@ def quiet(step: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
+def interrupt_at(stopped: str) -> Progress:
+    """Return a progress that interrupts the vacuum in this step."""
+
+    def interrupt(step: str, done: int, total: int) -> None:
+        if step == stopped:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 def create(client: Client, count: int) -> list[Any]:
     """Store `count` WorkItems and return them with their revisions."""
     docs = [workitem.new(workitem.new_id(time.time()), 'q', MESSAGE, time.time()) for _ in range(count)]
@@ -53,6 +66,17 @@ def create(client: Client, count: int) -> list[Any]:
 
 def write(client: Client, docs: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [{**doc, '_rev': result.rev} for doc, result in zip(docs, client.bulk(docs), strict=True)]
+
+
+def remove(client: Client, *doc_ids: str) -> list[str]:
+    """Create and delete documents, and return the revisions of their tombstones."""
+    docs = write(client, [{'_id': doc_id} for doc_id in doc_ids])
+    return [result.rev for result in client.bulk([{**doc, '_deleted': True} for doc in docs])]
+
+
+def index(client: Client, map_: str = 'function (doc) { emit(doc.type); }', **members: Any) -> None:
+    """Store a design document of another program, with one view."""
+    client.put({'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': map_}}, **members})
 
 
 def finish(client: Client, count: int) -> list[str]:
@@ -106,22 +130,10 @@ def test_vacuum_removes_only_tombstones(couch: Client) -> None:
 
 
 def test_foreign_tombstones_are_kept(couch: Client) -> None:
-    couch.put({'_id': '_design/shop', 'views': {'all': {'map': 'function (doc) { emit(doc._id); }'}}})
+    index(couch, 'function (doc) { emit(doc._id); }', autoupdate=True)
     foreign = ['invoice-5', 'ab' * 16]
-    couch.bulk([{'_id': doc_id, '_rev': couch.put({'_id': doc_id}), '_deleted': True} for doc_id in foreign])
-    couch.bulk(
-        [
-            {'_id': doc_id, '_rev': couch.put({'_id': doc_id}), '_deleted': True}
-            for doc_id in (
-                'celery-task-meta-1',
-                'shop_celery-taskset-meta-1',
-                'chord-unlock-1',
-                JOB,
-                'broker:queue:q',
-                'once:' + 'ab' * 16,
-            )
-        ]
-    )
+    ours = ['celery-task-meta-1', 'shop_celery-taskset-meta-1', 'chord-unlock-1', JOB, 'broker:queue:q']
+    remove(couch, *foreign, *ours, 'once:' + 'ab' * 16)
     assert vacuum_all(couch) == 6
     assert tombstones(couch) == set(foreign)
 
@@ -129,21 +141,10 @@ def test_foreign_tombstones_are_kept(couch: Client) -> None:
 def test_all_deleted_leaf_revisions_are_purged(couch: Client) -> None:
     doc_id = workitem.new_id(time.time())
     for rev in ('2-a', '2-b', '3-c'):
-        couch.request(
-            'POST', '/_bulk_docs', body={'new_edits': False, 'docs': [{'_id': doc_id, '_rev': rev, '_deleted': True}]}
-        )
+        leave_leaf(couch, doc_id, rev, _deleted=True)
     alive = workitem.new_id(time.time())
-    couch.request(
-        'POST',
-        '/_bulk_docs',
-        body={
-            'new_edits': False,
-            'docs': [
-                {'_id': alive, '_rev': '2-a', '_deleted': True},
-                {'_id': alive, '_rev': '2-b', 'type': 'WorkItem'},
-            ],
-        },
-    )
+    leave_leaf(couch, alive, '2-a', _deleted=True)
+    leave_leaf(couch, alive, '2-b', type='WorkItem')
     vacuum(couch, quiet, age=0)
     assert couch.known([doc_id, alive]) == {alive}
     assert couch.get(alive)['_rev'] == '2-b'
@@ -156,7 +157,7 @@ def recreated(couch: Client) -> Callable[[], tuple[DeletedDocument, str]]:
         pytest.skip('which rows are lost depends on the node that responds')
 
     def recreated() -> tuple[DeletedDocument, str]:
-        deleted = couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])[0].rev
+        [deleted] = remove(couch, JOB)
         rev = couch.put({'_id': JOB, 'type': 'WorkItem', 'queue': 'q', 'n': 2})
         assert len(rows(couch)) == 1
         return DeletedDocument(JOB, (deleted,)), rev
@@ -181,7 +182,7 @@ def test_recreated_document_is_kept_unchanged(
     couch: Client, recreated: Callable[[], tuple[DeletedDocument, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The document is created between the reading of its tombstone and the purge."""
-    couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
+    remove(couch, JOB)
     monkeypatch.setattr(Tombstones, 'purge', between(Tombstones.purge, recreated))
     assert vacuum(couch, quiet, age=0).purged == 1
     assert couch.get(JOB)['n'] == 2
@@ -193,7 +194,7 @@ def test_vacuum_killed_right_after_a_purge(
     couch: Client, recreated: Callable[[], tuple[DeletedDocument, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vacuum records its purges first. The next vacuum finds documents that may have been created again."""
-    couch.bulk([{'_id': JOB, '_rev': couch.put({'_id': JOB}), '_deleted': True}])
+    remove(couch, JOB)
     with monkeypatch.context() as context:
         context.setattr(Tombstones, 'purge', between(Tombstones.purge, recreated))
         context.setattr(Tombstones, '_rewrite', killed)
@@ -259,13 +260,9 @@ def test_vacuum_waits_until_tombstones_are_old_enough(couch: Client) -> None:
 
 
 def test_interrupted_wait_is_not_repeated(couch: Client) -> None:
-    def interrupt(step: str, done: int, total: int) -> None:
-        if step == 'wait':
-            raise KeyboardInterrupt
-
     finish(couch, 10)
     with pytest.raises(KeyboardInterrupt):
-        vacuum(couch, interrupt, age=300)
+        vacuum(couch, interrupt_at('wait'), age=300)
     backdate(couch, 299)
     began = time.monotonic()
     assert vacuum(couch, quiet, age=300).purged == 10
@@ -281,16 +278,14 @@ def test_earlier_mark_makes_the_wait_unnecessary(couch: Client) -> None:
     assert 'wait' not in seen
 
 
-def test_member_cannot_forge_older_marks(couch: Client, server: Server, users: Callable[[str, str], None]) -> None:
-    name = f'user-{couch.address.database}'
-    users(name, 'secret-word')
-    couch.request('PUT', '/_security', body={'admins': {'roles': ['_admin']}, 'members': {'names': [name]}})
+def test_member_cannot_forge_older_marks(couch: Client, server: Server, member: dict[str, str]) -> None:
+    couch.request('PUT', '/_security', body={'admins': {'roles': ['_admin']}, 'members': {'names': [member['user']]}})
     finish(couch, 3)
-    member = server.client(couch.address.database, user=name, password='secret-word')
+    user = server.client(couch.address.database, **member)
     forged = {'marks': [{'seq': couch.sequence(), 'date': 0.0}], 'purging': ['invoice']}
-    member.put({'_id': '_local/celery-vacuum', **forged})
+    user.put({'_id': '_local/celery-vacuum', **forged})
     with pytest.raises(AccessDenied):
-        member.put({'_id': '_design/celery-marks', **forged})
+        user.put({'_id': '_design/celery-marks', **forged})
     report = vacuum(couch, quiet, age=300, wait=False)
     assert (report.purged, report.marked) == (0, False)
     assert vacuum(couch, quiet, age=0).purged == 3
@@ -300,13 +295,8 @@ def test_member_cannot_forge_older_marks(couch: Client, server: Server, users: C
 
 
 def test_rows_leave_an_index_that_had_not_seen_the_deletions(couch: Client) -> None:
-    couch.put(
-        {
-            '_id': '_design/shop',
-            'autoupdate': False,
-            'views': {'lib': {'a': 'exports.a = 1'}, 'all': {'map': 'function (doc) { emit(doc.type); }'}},
-        }
-    )
+    views = {'lib': {'a': 'exports.a = 1'}, 'all': {'map': 'function (doc) { emit(doc.type); }'}}
+    index(couch, views=views)
     docs = create(couch, 300)
     wait_for(lambda: len(couch.view('shop', 'all')) == 300, 'the index')
     couch.bulk([workitem.deleted(doc) for doc in docs])
@@ -316,9 +306,7 @@ def test_rows_leave_an_index_that_had_not_seen_the_deletions(couch: Client) -> N
 
 
 def test_unread_index_keeps_no_rows(couch: Client) -> None:
-    couch.put(
-        {'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': 'function (doc) { emit(doc.type); }'}}}
-    )
+    index(couch)
     finish(couch, 300)
     create(couch, 3)
     vacuum(couch, quiet, age=0)
@@ -326,9 +314,7 @@ def test_unread_index_keeps_no_rows(couch: Client) -> None:
 
 
 def test_unread_index_does_not_make_couchdb_keep_all_purges(couch: Client) -> None:
-    couch.put(
-        {'_id': '_design/shop', 'autoupdate': False, 'views': {'all': {'map': 'function (doc) { emit(doc.type); }'}}}
-    )
+    index(couch)
     couch.request('GET', '/_design/shop/_info')  # from now on CouchDB takes this index into account
     couch.request('PUT', '/_purged_infos_limit', body=10)
     finish(couch, 1500)
@@ -373,13 +359,8 @@ def test_design_documents_without_views_do_not_stop_the_vacuum(couch: Client, ru
 def test_interrupted_vacuum_continues_later(couch: Client) -> None:
     finish(couch, 600)
     alive = {doc['_id'] for doc in create(couch, 10)}
-
-    def interrupt(step: str, done: int, total: int) -> None:
-        if step == 'purge':
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        vacuum(couch, interrupt, age=0)
+        vacuum(couch, interrupt_at('purge'), age=0)
     assert 0 < len(tombstones(couch)) < 600
     assert {row['id'] for row in rows(couch)} == alive
     assert 0 < vacuum_all(couch) < 600
@@ -416,38 +397,31 @@ def test_workers_run_during_a_vacuum(couch: Client, connect: Callable[..., Conne
 # -- refusals
 
 
-def test_embedded_server_is_refused(client: Client, apache_couchdb: bool) -> None:
-    if apache_couchdb:
-        pytest.skip('this is Apache CouchDB')
-    with pytest.raises(Refused, match='is the embedded server'):
-        vacuum(client, quiet)
-
-
-def test_vacuum_needs_an_administrator(couch: Client, server: Server, users: Callable[[str, str], None]) -> None:
-    name = f'user-{couch.address.database}'
-    users(name, 'secret-word')
-    couch.request('PUT', '/_security', body={'admins': {'names': [name]}, 'members': {'names': [name]}})
+def test_vacuum_needs_an_administrator(couch: Client, server: Server, member: dict[str, str]) -> None:
+    names = {'names': [member['user']]}
+    couch.request('PUT', '/_security', body={'admins': names, 'members': names})
     finish(couch, 3)
-    member = server.client(couch.address.database, user=name, password='secret-word')
-    with pytest.raises(AccessDenied, match=rf"user '{name}' is no server administrator.*--admin") as caught:
-        vacuum(member, quiet)
-    assert 'secret-word' not in str(caught.value)
+    user = server.client(couch.address.database, **member)
+    with pytest.raises(AccessDenied, match=rf"user '{member['user']}' is no server administrator.*--admin") as caught:
+        vacuum(user, quiet)
+    assert member['password'] not in str(caught.value)
     assert len(tombstones(couch)) == 3
 
 
 # -- the command
 
 
+def vacuum_of(url: str, results: str, **options: float) -> Callable[..., Result]:
+    """Return a function that runs `couchdb vacuum` for an app with these URLs and transport options."""
+    app = Celery('vacuumed', set_as_current=False, broker=url, backend=results)
+    app.conf.broker_transport_options = options
+    return partial(command_of(app), 'vacuum')
+
+
 @pytest.fixture
-def run(server: Server, url: str) -> Callable[..., Result]:
+def run(url: str) -> Callable[..., Result]:
     """A function that runs `couchdb vacuum` for an app with broker and results in one database."""
-    app = Celery('vacuumed', set_as_current=False, broker=url, backend=url)
-    app.conf.broker_transport_options = {'visibility_timeout': 0.5}
-
-    def run(*arguments: str, **more: Any) -> Result:
-        return CliRunner().invoke(couchdb, ['vacuum', *arguments], obj=SimpleNamespace(app=app, no_color=True), **more)
-
-    return run
+    return vacuum_of(url, url, **SHORT_LEASE)
 
 
 def test_command_reports_the_results(couch: Client, run: Callable[..., Result]) -> None:
@@ -465,11 +439,11 @@ def test_command_reports_the_results(couch: Client, run: Callable[..., Result]) 
 
 def test_command_asks_for_confirmation(couch: Client, run: Callable[..., Result]) -> None:
     finish(couch, 3)
-    done = run('--age', '0.6', input='n\n')
+    done = run('--age', '0.6', answer='n\n')
     assert done.exit_code == 1
     assert couch.address.url in done.output
     assert len(tombstones(couch)) == 3
-    assert run('--age', '0.6', input='y\n').exit_code == 0
+    assert run('--age', '0.6', answer='y\n').exit_code == 0
     assert tombstones(couch) == set()
 
 
@@ -482,11 +456,9 @@ def test_command_without_an_earlier_mark_says_to_run_it_again(couch: Client, run
 
 
 def test_command_skips_a_missing_database(couch: Client, server: Server, url: str) -> None:
-    app = Celery(
-        'new', set_as_current=False, broker=url, backend=server.couchdb_url(f'{couch.address.database}-results')
+    done = vacuum_of(url, server.couchdb_url(f'{couch.address.database}-results'), **SHORT_LEASE)(
+        '--yes', '--age', '0.6'
     )
-    app.conf.broker_transport_options = {'visibility_timeout': 0.5}
-    done = CliRunner().invoke(couchdb, ['vacuum', '--yes', '--age', '0.6'], obj=SimpleNamespace(app=app, no_color=True))
     assert done.exit_code == 0, done.output
     assert 'does not exist yet' in done.output
     assert couch.address.database in done.stdout
@@ -494,8 +466,6 @@ def test_command_skips_a_missing_database(couch: Client, server: Server, url: st
 
 def test_databases_wait_together(couch: Client, server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results = f'{couch.address.database}-results'
-    app = Celery('two', set_as_current=False, broker=url, backend=server.couchdb_url(results))
-    app.conf.broker_transport_options = {'visibility_timeout': 0.5}
     shown: list[tuple[str, str]] = []
 
     def recorded(client: Client, progress: Progress, **options: Any) -> Report:
@@ -510,9 +480,7 @@ def test_databases_wait_together(couch: Client, server: Server, url: str, monkey
     second.create()
     try:
         finish(second, 3)
-        done = CliRunner().invoke(
-            couchdb, ['vacuum', '--yes', '--age', '0.6'], obj=SimpleNamespace(app=app, no_color=True)
-        )
+        done = vacuum_of(url, server.couchdb_url(results), **SHORT_LEASE)('--yes', '--age', '0.6')
         assert done.exit_code == 0, done.output
         assert (couch.address.database, 'wait') in shown
         assert (results, 'purge') in shown
@@ -532,7 +500,9 @@ def test_interrupted_command_says_how_to_continue(
     assert 'Traceback' not in done.output
 
 
-def test_command_fails_with_one_sentence(client: Client, apache_couchdb: bool, run: Callable[..., Result]) -> None:
+def test_embedded_server_is_refused_with_one_sentence(
+    client: Client, apache_couchdb: bool, run: Callable[..., Result]
+) -> None:
     if apache_couchdb:
         pytest.skip('this is Apache CouchDB, which can purge')
     done = run('--yes')
@@ -546,8 +516,7 @@ def test_command_fails_with_one_sentence(client: Client, apache_couchdb: bool, r
 
 @pytest.mark.parametrize('age', ['0', '10', '60'])
 def test_age_shorter_than_the_lease_is_refused(client: Client, url: str, age: str) -> None:
-    app = Celery('vacuumed', set_as_current=False, broker=url, backend=url)
-    done = CliRunner().invoke(couchdb, ['vacuum', '--yes', '--age', age], obj=SimpleNamespace(app=app, no_color=True))
+    done = vacuum_of(url, url)('--yes', '--age', age)
     assert done.exit_code == 2
     assert done.stderr.endswith(
         f"Error: Invalid value for '--age': {age} is not longer than the visibility timeout of the workers, 60 s.\n"
