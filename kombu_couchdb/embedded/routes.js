@@ -77,7 +77,11 @@ module.exports = () => {
     // An index that is brought up to date leaves out the documents that change meanwhile, so that views would show
     // neither their old nor their new rows: writes and views take turns.
     let last = Promise.resolve();
-    const inTurn = original => { last = last.then(original, original); return last; };
+    const inTurn = original => {
+      if (!db.taskqueue.isReady) return original(); // it calls the same method when the database is open
+      last = last.then(original, original);
+      return last;
+    };
     const bulkDocs = original => inTurn(original).finally(() => db.emit('written'));
     wrappers.installWrapperMethods(db, {bulkDocs, query: inTurn});
     return next();
