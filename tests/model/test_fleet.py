@@ -127,8 +127,9 @@ class Events(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 0.2, 2.0]))
     def delay(self, seconds: float) -> None:
-        """What the broadcasts database reports arrives late from now on."""
-        self.fleet.feed_delay = seconds
+        """What the broadcasts database reports arrives late from now on, after what it has reported before."""
+        before, self.fleet.feed_delay = self.fleet.feed_delay, seconds
+        self.fleet.pass_time(before)
 
     @rule(who=WHO, other=WHO)
     def forget(self, who: int, other: int) -> None:
