@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from celery import signals, states
@@ -33,10 +32,10 @@ from kombu_couchdb.queues.quarantine import Harmful
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import ResultOptions
-from .parcels.origin_headers import destination, parcel_of, pass_on
 from .patches import error_output, lifecycle, redaction
 from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
 from .results.result_store import ResultTooLarge, address_of
+from .rooms import hooks
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
 from .waiting.read_ahead import ReadAhead
@@ -56,6 +55,10 @@ _stores: ContextVar[bool] = ContextVar('stores', default=False)
 
 #: How long a chord is unchanged, at least, before another worker ends it, because its own worker may be lost.
 _MIN_CHORD_PAUSE_SECONDS = 30.0
+
+
+#: What optional rooms add to a result. They are imported now: they add headers to what tasks publish, too.
+_members_of_result = hooks('members_of_result')
 
 
 class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
@@ -223,10 +226,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         }
         if delivery := delivery_of(request, task_id):
             doc['delivery'] = delivery
-        if to := destination(self.app, request):
-            doc['to'] = to
-        if parcel := parcel_of(request, task_id):
-            doc['parcel'] = parcel
+        for members_of in _members_of_result:
+            doc.update(members_of(self.app, request, task_id))
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
         part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):
@@ -244,7 +245,11 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
 
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
         """Store a chord with its body, which inherits headers of the task that sends the chord."""
-        pass_on(body)
+        headers = dict(body.options.get('headers') or {})
+        for pass_on in hooks('pass_on'):  # no task runs when the body is sent
+            pass_on(headers)
+        if headers:
+            body.options['headers'] = headers
         super().apply_chord(header_result_args, body, **kwargs)
 
     def forget(self, task_id: str) -> None:
@@ -278,7 +283,8 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
                 startup.check(self)
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
             startup.prepare(self.app, getattr(sender, 'hostname', None))
-            import_module('celery_couchdb.worker.moving').on_worker_ready(sender)
+            for start in hooks('start_in_worker'):
+                start(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
                 self.handover.open(serve_children=False)

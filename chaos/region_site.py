@@ -21,11 +21,11 @@ from celery import Celery
 
 import celery_couchdb.design
 from kombu_couchdb import design
-from kombu_couchdb.admin import replications
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
-from kombu_couchdb.documents.region import arriving
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
+from kombu_couchdb.regions import region_status, region_views
+from kombu_couchdb.regions.region import arriving
 
 from .crew import Place
 from .ledger import Ledger
@@ -57,7 +57,7 @@ class RegionSite:
 
     def set_up(self) -> None:
         """Create the databases."""
-        wanted = (design.documents(), [celery_couchdb.design.document()], [design.regions()])
+        wanted = (design.documents(), [celery_couchdb.design.document()], [region_views.regions()])
         for kind, docs in zip(_KINDS, wanted, strict=True):
             for step in plan(Wanted(self.client[kind], docs)):
                 if step.do:
@@ -92,7 +92,7 @@ class Link:
         self.lock = threading.Lock()
         self.proxy = Proxy(source.server.host, source.server.port)
         self._docs = []
-        for kind, pull in (('regions', replications.parcels), ('results', replications.results)):
+        for kind, pull in (('regions', region_status.pulled_parcels), ('results', region_status.pulled_results)):
             source_url = self._http(source.server, self.proxy.port, source.database[kind])
             target_url = self._http(to.server, to.server.port, to.database[kind])
             doc = pull(to.name, source.name, {'url': source_url}, {'url': target_url})

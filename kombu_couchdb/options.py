@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from .documents.region import check_name, check_regions
 from .errors import ConfigurationError
+from .rooms import room
 
 #: Called with an option's name and the given value; returns the value to use, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
@@ -67,6 +67,18 @@ def switch(default: bool) -> Any:
         return value
 
     return option(check, default)
+
+
+def of_room(name: str, check: str, **field_arguments: Any) -> Any:
+    """Return a field whose value a function of an optional room checks; None by default."""
+
+    def checked(option_name: str, value: Any) -> Any:
+        found = room(name)
+        if found is None:
+            raise ConfigurationError(f'transport option {option_name} needs the package kombu_couchdb.{name}')
+        return getattr(found, check)(option_name, value)
+
+    return option(checked, None, **field_arguments)
 
 
 def word(*known: str) -> Any:
@@ -179,10 +191,10 @@ class Options:
     #: has not, after it was moved; 0: such parcels are deleted when they are moved.
     receipts: float = seconds(7 * 86_400.0, may_be_zero=True)
     #: The name of the region of this app, if regions work for each other. It must be one of `regions`.
-    region: str | None = option(check_name, None)
+    region: str | None = of_room('regions', 'check_name')
     #: All regions, this one too: for each name the URL of the region's database of regions, as other regions reach it.
     #: Of the own URL, only the name of the database is used: it is on the server of the broker.
-    regions: Mapping[str, str] | None = option(check_regions, None, repr=False)
+    regions: Mapping[str, str] | None = of_room('regions', 'check_regions', repr=False)
     #: How long a task with the region `any` waits at home before it may be lent to a region that has nothing to do.
     lend_after: float = seconds(1.0)
     #: The name of the schedule that `celery beat -S couchdb` runs. Apps that share a database need different ones.

@@ -13,11 +13,11 @@ from celery import Celery
 import celery_couchdb.design
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
-from kombu_couchdb.admin import replications
-from kombu_couchdb.admin.replications import endpoint
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.parcels.replications import endpoint
+from kombu_couchdb.regions import region_status, region_views
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.support import end
 
@@ -29,7 +29,7 @@ class Region:
         self.name, self.server = name, server
         names = [stack.enter_context(server.fresh_database()) for _ in range(3)]
         self.broker, self.results, self.regions = (self._database(name, stack) for name in names)
-        documents = (design.documents(), [celery_couchdb.design.document()], [design.regions()])
+        documents = (design.documents(), [celery_couchdb.design.document()], [region_views.regions()])
         for client, docs in zip((self.broker, self.results, self.regions), documents, strict=True):
             for step in plan(Wanted(client, docs)):
                 if step.do:
@@ -92,8 +92,12 @@ class Regions:
 def pulls(to: Region, source: Region) -> list[dict[str, Any]]:
     """Return the replications by which a region gets parcels and results from another one."""
     docs = (
-        replications.parcels(to.name, source.name, endpoint(source.regions.address), endpoint(to.regions.address)),
-        replications.results(to.name, source.name, endpoint(source.results.address), endpoint(to.results.address)),
+        region_status.pulled_parcels(
+            to.name, source.name, endpoint(source.regions.address), endpoint(to.regions.address)
+        ),
+        region_status.pulled_results(
+            to.name, source.name, endpoint(source.results.address), endpoint(to.results.address)
+        ),
     )
     return [{member: doc[member] for member in ('source', 'target', 'selector')} for doc in docs]
 

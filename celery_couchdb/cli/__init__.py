@@ -16,9 +16,11 @@ from celery import signals
 
 from kombu_couchdb.registration import on_use
 
+from .. import rooms
+
 __all__ = ['couchdb']
 
-#: The modules of the commands.
+#: The modules of the commands, beside those of optional rooms.
 _COMMANDS = {
     'setup': 'setup',
     'status': 'status',
@@ -29,9 +31,6 @@ _COMMANDS = {
     'dead': 'jobs',
     'results': 'results',
     'remove': 'jobs',
-    'parcels': 'parcels',
-    'schedule': 'schedule',
-    'regions': 'regions',
     'vacuum': 'vacuum',
 }
 
@@ -61,14 +60,15 @@ class _Commands(click.Group):
     """A command group. Each command is the object `command` of the module of its name, or `NAME_command` of another."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [*_COMMANDS, *rooms.COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        name = _COMMANDS.get(cmd_name)
-        if name is None:
+        name = _COMMANDS.get(cmd_name, cmd_name)
+        module = rooms.COMMANDS.get(cmd_name) or (f'{__name__}.{name}' if cmd_name in _COMMANDS else None)
+        if module is None:
             return None
         command = 'command' if name == cmd_name else f'{cmd_name}_command'
-        found: click.Command = getattr(import_module(f'{__name__}.{name}'), command)
+        found: click.Command = getattr(import_module(module), command)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -20,7 +20,6 @@ import click
 
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents.region import database
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.options import Options
 
@@ -47,13 +46,16 @@ def app_of(ctx: click.Context) -> Any:
     return ctx.find_root().obj.app
 
 
-def broker_of(app: Any, admin: tuple[str, str] | None = None, *, seconds: float = _REQUEST_SECONDS) -> Client:
-    """Return a client for the database of the app's broker.
+def broker_of(
+    app: Any, admin: tuple[str, str] | None = None, *, seconds: float = _REQUEST_SECONDS, database: str | None = None
+) -> Client:
+    """Return a client for the database of the app's broker, or for another `database` beside it.
 
     `admin` is another user and password, `seconds` the time limit of a request. *Raises* `ConfigurationError` if the
     broker is not CouchDB.
     """
-    return _client(client_of(app), admin, seconds)
+    client = client_of(app)
+    return _client(client.beside(database) if database else client, admin, seconds)
 
 
 def options_of(app: Any) -> Options:
@@ -72,22 +74,6 @@ def results_of(app: Any, admin: tuple[str, str] | None = None, *, seconds: float
     """Return a client for the database of results; None if the app's result backend is not CouchDB."""
     backend = backend_of(app)
     return _client(backend.store.client, admin, seconds) if isinstance(backend, CouchDBBackend) else None
-
-
-def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
-    """Return a client for the database of parcels; None if the app has none. Its broker must be CouchDB."""
-    name = (app.conf.broker_transport_options or {}).get('parcels')
-    return _client(client_of(app).beside(name), admin) if name else None
-
-
-def regions_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
-    """Return a client for the app's database of regions; *raises* `click.ClickException` if it has no regions."""
-    options = options_of(app)
-    if not options.region or not options.regions:
-        raise click.ClickException(
-            'this app has no regions: set the transport options region and regions (broker_transport_options)'
-        )
-    return broker_of(app, admin).beside(database(options.regions, options.region))
 
 
 def admin_option(command: F) -> F:

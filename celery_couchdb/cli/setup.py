@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 import kombu_couchdb.design
-from kombu_couchdb.admin.devices import device_plan
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.queues.broadcasts_database import broadcasts_of
@@ -18,7 +17,8 @@ from kombu_couchdb.transport import Transport
 
 from .. import design
 from ..jobs.api import transport_of
-from .databases import admin_option, app_of, broker_of, parcels_of, results_of
+from ..rooms import command_hooks
+from .databases import admin_option, app_of, broker_of, results_of
 from .tables import echo, echo_styled, printable
 
 #: The user and password of an administrator.
@@ -69,23 +69,24 @@ def command(
     app = app_of(ctx)
     results = wanted_results(app, members, admin)
     broker = _broker(app, members, admin, needed=results is None)
-    parcels = _parcels(app, (*members, *publishers), admin) if broker else None
-    if (publishers or devices) and not parcels:
+    # Those who may use the broker may also broadcast.
+    broadcasts = broker and replace(broker, client=broadcasts_of(broker.client), documents=[], users_of=broker.client)
+    # Make all plans before the first change, so that an error leaves everything as it was.
+    plans: list[tuple[str, Sequence[Step]]] = [
+        (wanted.client.address.url, plan(wanted)) for wanted in [*_merged(broker, results), broadcasts] if wanted
+    ]
+    of_rooms = [
+        found
+        for make in command_hooks('setup_plans')
+        if broker
+        for found in make(app, members, publishers, devices, admin)
+    ]
+    if (publishers or devices) and not of_rooms:
         option = '--publisher' if publishers else '--device'
         raise click.UsageError(
             f'{option} needs the transport option parcels, with the name of the database of parcels.'
         )
-    # Those who may use the broker may also broadcast.
-    broadcasts = broker and replace(broker, client=broadcasts_of(broker.client), documents=[], users_of=broker.client)
-    # Make all plans before the first change, so that an error leaves everything as it was.
-    plans = [
-        (wanted.client.address.url, plan(wanted))
-        for wanted in [*_merged(broker, results), broadcasts, parcels]
-        if wanted
-    ]
-    own = parcels_of(app) if devices else None
-    if parcels and own:
-        plans += [device_plan(parcels.client, own.address, name) for name in devices]
+    plans += of_rooms
     print_plan(plans, dry_run)
 
 
@@ -127,11 +128,6 @@ def wanted_results(app: Any, members: tuple[str, ...], admin: Admin) -> Wanted |
     return _wanted(results_of, app, members, admin, [kombu_couchdb.design.conflicted(), design.document()])
 
 
-def _parcels(app: Any, publishers: tuple[str, ...], admin: Admin) -> Wanted | None:
-    documents = [kombu_couchdb.design.receipts(), kombu_couchdb.design.parcels()]
-    return _wanted(parcels_of, app, publishers, admin, documents, REVS_LIMIT)
-
-
 def _wanted(
     client_of: Callable[[Any, Admin], Client | None],
     app: Any,
@@ -144,6 +140,13 @@ def _wanted(
     if client is None or own is None:
         return None
     return Wanted(client, documents, members_of(own.user, members, admin), not own.user, revisions)
+
+
+def wanted_beside(
+    client: Client, own: Client, members: tuple[str, ...], admin: Admin, documents: Sequence[Document]
+) -> Wanted:
+    """Return the wanted state of a database beside the broker's; `own` is a client with the user of the app."""
+    return Wanted(client, documents, members_of(own.user, members, admin), not own.user, REVS_LIMIT)
 
 
 def members_of(user: str | None, members: tuple[str, ...], admin: Admin) -> list[str]:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from kombu_couchdb import design
-from kombu_couchdb.admin.devices import compact_devices
-from kombu_couchdb.admin.parcels import Parcels, moving
 from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, mark, vacuum
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents.region import database
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.broadcasts_database import broadcasts_of
 
+from ..rooms import command_hooks
 from .databases import (
     admin_option,
     app_of,
     broker_of,
     options_of,
-    parcels_of,
-    regions_of,
     results_of,
 )
 from .resource import yes_option
@@ -53,6 +48,17 @@ _STEPS = {
 }
 
 
+class VacuumPart(NamedTuple):
+    """The part of an optional room in a vacuum."""
+
+    #: Returns the ids of messages whose tombstones are kept, because they could be published again.
+    moving: Callable[[], Collection[str]]
+    #: Does what is left to do at the end, and yields a line for each.
+    finish: Callable[[], Iterator[str]]
+    #: Another database to vacuum. It may be replicated.
+    client: Client | None = None
+
+
 @click.command('vacuum')
 @click.option(
     '--age',
@@ -74,12 +80,10 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     """
     app = app_of(ctx)
     broker = broker_of(app, admin)
-    parcels = parcels_of(app, admin)
-    clients = _distinct(broker, broadcasts_of(broker), results_of(app, admin), parcels)
+    parts: list[VacuumPart] = [part for of_room in command_hooks('vacuum_part') if (part := of_room(app, admin))]
+    replicated = [part.client for part in parts if part.client]
+    clients = _distinct(broker, broadcasts_of(broker), results_of(app, admin), *replicated)
     options = options_of(app)
-    sources = [Parcels(parcels)] if parcels else []
-    if options.region and options.regions:
-        sources.append(Parcels(regions_of(app, admin), design.REGIONS, 'traffic'))
     min_age = _min_age(given, max(options.visibility_timeout, longest_lease(broker)))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
@@ -98,8 +102,8 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
                         bars.show,
                         age=min_age,
                         wait=not no_wait,
-                        may_be_replicated=_is_same(client, parcels),
-                        moving=partial(moving, sources) if client is broker else frozenset,
+                        may_be_replicated=client.address.url in {each.address.url for each in replicated},
+                        moving=partial(_moving, parts) if client is broker else frozenset,
                     )
                 )
             except DatabaseMissing:
@@ -114,15 +118,13 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     for report in reports:
         for line in _remarks(report, min_age):
             echo(f'{report.database}: {line}')
-    if parcels:
-        for database_of_device in compact_devices(parcels):
-            # Nothing is purged there: a device that was offline could bring parcels back.
-            echo(f'{database_of_device}: the database of a device is being compacted')
-    if options.region and options.regions:
-        # Purges are not replicated. A region that has not received a deletion still has the parcel, and would send it
-        # back to the one that has purged the tombstone.
-        name = database(options.regions, options.region)
-        echo(f'{name}: left out, because parcels could come back from other regions and run again')
+    for part in parts:
+        for line in part.finish():
+            echo(line)
+
+
+def _moving(parts: Iterable[VacuumPart]) -> set[str]:
+    return {doc_id for part in parts for doc_id in part.moving()}
 
 
 def _min_age(given: float | None, lease: float) -> float:
@@ -142,10 +144,6 @@ def _min_age(given: float | None, lease: float) -> float:
 def _distinct(*clients: Client | None) -> list[Client]:
     """Return one client for each database: broker and results may share one."""
     return list({client.address.url: client for client in clients if client}.values())
-
-
-def _is_same(client: Client, other: Client | None) -> bool:
-    return other is not None and client.address.url == other.address.url
 
 
 #: The columns of the summary, which show values before and after the vacuum.

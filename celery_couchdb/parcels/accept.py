@@ -14,18 +14,17 @@ from typing import Any
 
 from celery.app.task import Context
 
-from kombu_couchdb.documents import region
 from kombu_couchdb.documents.concurrency import CONCURRENCY_KEY, CONCURRENCY_LIMIT
 from kombu_couchdb.documents.ids import JOB_KEY
-from kombu_couchdb.documents.ids import PARCEL as MESSAGE
 from kombu_couchdb.documents.rates import RATE_KEY
 from kombu_couchdb.documents.task_message import EMBEDDED, HEADERS, OPTIONS, STAMPS, is_line, type_flaw
+from kombu_couchdb.parcels.parcel import FROM_REGION, MESSAGE, REGION_HEADER, REGION_PROPERTY
 
 from .origin_headers import PARCEL
 
 #: Headers that a publisher may not set: they say where a result goes. Celery's requests have a member `headers` with
 #: those that are not Celery's own: if a message has this header, the others are found in it, and a retry sends them.
-RESERVED = (PARCEL, region.FROM_REGION, 'headers')
+RESERVED = (PARCEL, FROM_REGION, 'headers')
 
 #: Other headers that a publisher may not set. Those of limits and of unique jobs concern the tasks of others, too. Each
 #: header becomes an attribute of Celery's request: `callbacks`, `chain` and others of them say what the worker does
@@ -142,7 +141,7 @@ def _wrong_options(options: dict[str, Any]) -> str | None:
         return f'the option task_id must be {ID}'
     # These headers replace those that Celery writes, the name of the task, for example.
     for name in options.get('headers') or {}:
-        if name in HEADERS or name in RESERVED or name in _FORBIDDEN or region.named({}, {name: True}):
+        if name in HEADERS or name in RESERVED or name in (*_FORBIDDEN, REGION_HEADER):
             return f'the header {name!r:.80} is not for publishers'
     return None
 
@@ -150,7 +149,7 @@ def _wrong_options(options: dict[str, Any]) -> str | None:
 def _wrong_stamps(names: list[str] | None) -> str | None:
     """Return which of these names a publisher may not give to a stamp; None if it may choose all of them."""
     for name in names or ():
-        if name in _NOT_STAMPS or region.named({name: True}, {name: True}):
+        if name in _NOT_STAMPS or name in (REGION_HEADER, REGION_PROPERTY):
             return f'the stamp {name!r:.80} is not for publishers'
     return None
 

@@ -14,14 +14,11 @@ from typing import Any
 
 from kombu import Producer
 
-from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.couchdb.conflicts import delete_leaves
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
-from kombu_couchdb.design.rows import ParcelRow
-from kombu_couchdb.documents import parcel, receipt
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import (
@@ -36,6 +33,8 @@ from kombu_couchdb.errors import (
 from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.log import get_logger, printable
 from kombu_couchdb.options import Options
+from kombu_couchdb.parcels import parcel, parcel_views, receipt
+from kombu_couchdb.parcels.parcel_views import ParcelRow
 from kombu_couchdb.queues.quarantine import Harmful
 from kombu_couchdb.transport.channel import Channel
 
@@ -170,7 +169,7 @@ class Mover(Inbox):
 
     def _rows(self, **arguments: Any) -> Sequence[Any]:
         """Return rows of the waiting parcels; the `arguments` are those of `Client.view`."""
-        return self._client.view(design.PARCELS, 'parcels', startkey=[0], endkey=[0, {}], **arguments)
+        return self._client.view(parcel_views.PARCELS, 'parcels', startkey=[0], endkey=[0, {}], **arguments)
 
     def _has_receipts(self, options: Options) -> bool:
         return bool(options.receipts)

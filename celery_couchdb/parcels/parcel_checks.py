@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from kombu.exceptions import DecodeError
 from kombu.serialization import prepare_accept_content
 
-from kombu_couchdb.documents import parcel, validation, workitem
+from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.documents.body import decoded, loaded
 from kombu_couchdb.documents.ids import JOB_KEY
 from kombu_couchdb.documents.task_message import body_flaw, is_task
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
+from kombu_couchdb.parcels import parcel
 
 from .accept import ID, RESERVED, Accept, is_id, wrong_header
 

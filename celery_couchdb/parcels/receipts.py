@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from celery import states
 
-from kombu_couchdb import design
 from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.conflicts import delete_revisions
 from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
 from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, UNSTORABLE, WriteResult
-from kombu_couchdb.documents import parcel, receipt, workitem
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.parcels import parcel, parcel_views, receipt
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
@@ -148,7 +148,7 @@ class Receipts:
         found, start = dict[str, str](), ['open']
         while True:
             keys = {'startkey': start, 'endkey': ['open', {}], 'limit': _OPEN_ROWS}
-            rows = self._client.view(design.RECEIPTS, 'receipts', members(id=text), **keys)
+            rows = self._client.view(parcel_views.RECEIPTS, 'receipts', members(id=text), **keys)
             found |= {row['id']: row['value'] for row in rows if _OPEN(row)}
             self._bound([row['id'] for row in rows if not _OPEN(row)])
             if len(rows) < _OPEN_ROWS:
@@ -264,7 +264,7 @@ class Receipts:
             return
         while True:
             rows = self._client.view(
-                design.RECEIPTS,
+                parcel_views.RECEIPTS,
                 'receipts',
                 _KEPT,
                 startkey=['kept'],

@@ -8,9 +8,7 @@ In a fresh process the first group makes the first connection, which installs th
 cannot be replaced. So this module replaces the function that it calls next, `itertools.tee`: the tasks in the iterator
 that the method gets from there are published when the method takes them.
 
-Headers of chords stay in one region, in which their results are counted: nobody would count a task that ends in another
-one, and the body would never run. So it is an error to send a chord if a task in its header, at any depth, names
-another region.
+Optional rooms check the tasks in the header of a chord, at any depth: headers stay in one region.
 
 Next tasks are what a worker publishes when a task has ended: callbacks, and the next step of a chain. Celery 5.7
 publishes them through one method. With this module the backend gets these messages: they are handed over together with
@@ -21,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -30,9 +28,10 @@ from celery.app import amqp
 from celery.app.amqp import AMQP
 from celery.canvas import Signature, group, maybe_signature
 
-from kombu_couchdb.documents.region import ANY, named
 from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from kombu_couchdb.transport import CollectingProducer, Transport, taken_by
+
+from ..rooms import hooks
 
 #: The other parameters of `group._apply_tasks`, except the barrier, to which Celery's method adds the results. Older
 #: versions have no `group_index`.
@@ -129,28 +128,13 @@ def _checked(tasks: Iterable[Any], app: Any, options: dict[str, Any]) -> Iterato
 def _check(app: Any, tasks: Iterable[Any], options: dict[str, Any]) -> None:
     """Check tasks of a chord's header. If they are refused, delete the chord, which Celery has stored before."""
     try:
-        _check_regions(app, tasks, options)
+        for check_header in hooks('check_header'):
+            check_header(app, _steps(tasks, app), options)
     except ConfigurationError:
         if drop := getattr(app.backend, 'drop_chord', None):  # not with the backend of another database
             with suppress(CouchDBError):  # it expires
                 drop(options['group_id'])
         raise
-
-
-def _check_regions(app: Any, tasks: Iterable[Any], options: Mapping[str, Any]) -> None:
-    """Check tasks of a chord's header; `options` override those of the tasks.
-
-    *Raises* `ConfigurationError` if one would run in another region. (One that may run in any region runs at home.)
-    """
-    if own := (app.conf.broker_transport_options or {}).get('region'):
-        for step in _steps(tasks, app):
-            route = app.amqp.router.route({**step.options, **options}, step.task, step.args, step.kwargs)
-            region = named(route, route.get('headers'))
-            if region not in (None, own, ANY):
-                raise ConfigurationError(
-                    f'task {step.task!r:.200} of the header of a chord names region {region!r:.80}: the header of a '
-                    f'chord runs in the region where the chord is sent'
-                )
 
 
 def _steps(tasks: Iterable[Any], app: Any) -> Iterator[Signature]:

@@ -1,6 +1,6 @@
 """Regions: tasks that run in another CouchDB, and their results on the way back.
 
-`kombu_couchdb.transport.other_regions` publishes a task for another region as a parcel, which CouchDB replicates.
+`kombu_couchdb.regions.other_regions` publishes a task for another region as a parcel, which CouchDB replicates.
 `region_mover` publishes the parcels that arrive, and `parcels.origin_headers` says to which region a result returns.
 """
 

@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from math import inf
 
-from kombu_couchdb import design
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import exactly, members, number, text
-from kombu_couchdb.documents import parcel, region
 from kombu_couchdb.documents.body import stub
-from kombu_couchdb.documents.types import Document, Parcel
+from kombu_couchdb.documents.types import Document
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels.parcel import Parcel
+from kombu_couchdb.regions import region, region_views
 
 from ..parcels.parcel_checks import ParcelRefused
 from ..parcels.receipts import write
@@ -86,7 +87,7 @@ class Fallbacks:
     def _rows(self, until: object, **arguments: int) -> list[tuple[str, float]]:
         """Return the ids of parcels and when they are withdrawn, the next one first."""
         rows = self._regions.view(
-            design.REGIONS, 'fallbacks', _ROW, startkey=[self._own], endkey=[self._own, until], **arguments
+            region_views.REGIONS, 'fallbacks', _ROW, startkey=[self._own], endkey=[self._own, until], **arguments
         )
         return [(row['id'], float(row['key'][1])) for row in rows]
 

@@ -15,10 +15,12 @@ from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.documents import lent, region, validation, workitem
+from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.documents.body import stub
-from kombu_couchdb.documents.types import Document, Parcel
+from kombu_couchdb.documents.types import Document
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.parcels.parcel import Parcel
+from kombu_couchdb.regions import lent, region, region_views
 
 from .demand import waiting
 from .message_checks import may_be_in_header
@@ -104,7 +106,7 @@ class Lender:
         left = {name: want[queue] for name, want in self._wants.items() if want.get(queue)}
         before, key = self._broker.clock.now() - self._lend_after, design.key_of(queue)
         rows = self._broker.view(
-            design.LENDING,
+            region_views.LENDING,
             'lendable',
             startkey=[key],
             endkey=[key, before],
@@ -142,7 +144,9 @@ class Lender:
 
     def _finish(self) -> bool:
         """Send the messages that a killed leader, or a failed request, has left; return whether none is left."""
-        rows = self._broker.view(design.LENDING, 'lendable', startkey=[None], endkey=[None, {}], limit=_BATCH_DOCS)
+        rows = self._broker.view(
+            region_views.LENDING, 'lendable', startkey=[None], endkey=[None, {}], limit=_BATCH_DOCS
+        )
         if not rows:
             return True
         settled = SYNC if self._broker.is_cluster() else 0.0

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kombu_couchdb import design
-from kombu_couchdb.documents import region
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.options import Options
+from kombu_couchdb.regions import region, region_views
 
 from ..parcels.inbox import Batch
 from ..parcels.mover import Mover
@@ -118,7 +117,7 @@ class RegionMover(Mover):
 
     def _rows(self, **arguments: Any) -> Sequence[Any]:
         return self._client.view(
-            design.REGIONS, 'traffic', startkey=[0, self.region], endkey=[0, self.region, {}], **arguments
+            region_views.REGIONS, 'traffic', startkey=[0, self.region], endkey=[0, self.region, {}], **arguments
         )
 
     def _has_receipts(self, options: Options) -> bool:

@@ -13,6 +13,7 @@ from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import pack, stamp
+from ..rooms import hooks
 
 logger = get_logger(__name__)
 
@@ -29,8 +30,9 @@ def prepare(app: Any, worker: str | None) -> None:
     `worker` is the worker's name. The `celery` program calls this when it starts a worker whose broker is CouchDB, and
     the result backend when a worker is ready.
     """
-    for name in ('control', 'moving'):
-        import_module(f'{__package__}.{name}')
+    import_module(f'{__package__}.control')
+    for prepare_worker in hooks('prepare_worker'):
+        prepare_worker()
     import_module(f'{__package__}.history').install(app, worker)
 
 

@@ -5,10 +5,10 @@ run at the same time, each with its own index.
 
 * `NAME` has the views that workers read.
 * `JOBS` has views for finding jobs by task id, and for listing them by task and time.
-* `LENDING` has a view for finding messages that may be lent to other regions.
 * `CONFLICTED` has a view for resolving the conflicts that a cluster or a replication leaves.
 
-The indexes of these three are updated only when they are read: they cost nothing if nobody reads them.
+The indexes of the last two are updated only when they are read: they cost nothing if nobody reads them. The optional
+rooms have design documents, too.
 """
 
 from __future__ import annotations
@@ -20,44 +20,24 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..documents.task_message import HIGHEST
+from ..rooms import offered
 
 __all__ = [
     'CONFLICTED',
     'JOBS',
-    'LENDING',
     'NAME',
-    'PARCELS',
     'PARKED',
     'PLANNED',
-    'RECEIPTS',
-    'REGIONS',
     'conflicted',
     'documents',
     'key_of',
     'load',
-    'parcels',
     'planned_rows',
-    'receipts',
-    'regions',
     'queue_of',
     'rows_of',
 ]
 
 NAME, JOBS, CONFLICTED = 'celery-v6', 'celery-jobs-v2', 'celery-conflicted-v1'
-
-#: The design document with the view `lendable`.
-LENDING = 'celery-lending-v1'
-
-#: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
-#: `NAME`, see `queues.database`.
-PARCELS = 'parcels-v1'
-
-#: The design document for receipts in a database of parcels. Its index is updated when it is read: when a leader
-#: starts, and when a receipt is to be deleted.
-RECEIPTS = 'celery-receipts-v2'
-
-#: The design document of a database of regions.
-REGIONS = 'celery-regions-v1'
 
 #: The rank of scheduled messages in the view `waiting`, after those of the priorities, and that of messages that wait
 #: for a slot of their concurrency key, after all others.
@@ -75,28 +55,12 @@ def documents() -> list[dict[str, Any]]:
     `NAME` is the last one: they are written in this order, so where `NAME` exists, all exist.
     """
     jobs = {**load(__name__, JOBS, {'by_task': '', 'history': ''}), 'autoupdate': False}
-    lending = {**load(__name__, LENDING, {'lendable': ''}), 'autoupdate': False}
-    return [jobs, lending, conflicted(), load(__name__, NAME, _REDUCE)]
+    return [jobs, *(doc for own in offered('documents') for doc in own()), conflicted(), load(__name__, NAME, _REDUCE)]
 
 
 def conflicted() -> dict[str, Any]:
     """Return the design document `CONFLICTED`, without a revision. Databases of results have it, too."""
     return {**load(__name__, CONFLICTED, {'conflicted': ''}), 'autoupdate': False}
-
-
-def parcels() -> dict[str, Any]:
-    """Return the design document of a database of parcels, without a revision."""
-    return load(__name__, PARCELS, {'parcels': '_count'})
-
-
-def receipts() -> dict[str, Any]:
-    """Return the design document `RECEIPTS` of a database of parcels, without a revision."""
-    return {**load(__name__, RECEIPTS, {'receipts': ''}), 'autoupdate': False}
-
-
-def regions() -> dict[str, Any]:
-    """Return the design document of a database of regions, without a revision."""
-    return load(__name__, REGIONS, {'traffic': '_count', 'fallbacks': ''})
 
 
 def key_of(queue: str) -> str:

@@ -118,24 +118,6 @@ class ClaimCount(NamedTuple):
         return cls(consumer, queue_of(queue), row['value']['count'])
 
 
-class ParcelRow(NamedTuple):
-    """`parcels` and `traffic`: value `[revision, size]`.
-
-    The key in `parcels` is `[0, published]`, or `[1, failed]` of a refused parcel. In `traffic` it has the names of two
-    regions after the first number, that to which the parcel is sent and that from which.
-    """
-
-    id: str
-    rev: str
-    #: The length of the document in characters.
-    size: int
-
-    @classmethod
-    def of(cls, row: Row) -> ParcelRow:
-        """Read a row."""
-        return cls(row['id'], *row['value'])
-
-
 def revision_in(row: Row) -> str:
     """Return the revision in a row of `waiting` or `expiring` (key: `expires`; value: the revision)."""
     value = row['value']

@@ -28,8 +28,8 @@ that was cut in two. A sweeper never touches the leaf of another living consumer
 * Otherwise one leaf stays: a dead letter, or else the winner, which is released. The others are deleted with `void`. If
   the item is a unique job, their messages are added to `next` of the leaf that stays.
 
-A leaf may also be a LentItem (see `lent`). It ranks as a dead letter does, so an unproven claim gives way to it. The
-ferry continues with it only if its write was proven, or if no other leaf remains.
+A leaf may also be a LentItem (see the room `regions`). It ranks as a dead letter does, so an unproven claim gives way
+to it. The mover of the region continues with it only if its write was proven, or if no other leaf remains.
 
 Invariant: a leaf is deleted only if its message is done or a leaf that ranks higher remains, and no rule lowers the
 rank of a leaf. So no message is lost.

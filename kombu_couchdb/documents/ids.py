@@ -21,9 +21,9 @@ PAUSE = BROKER + 'closed:'
 #: In the broadcasts database: the notice, and the bells of queues.
 NOTICE, BELL = 'notice', 'bell:'
 
-#: Unique jobs; messages published within `idempotent`; messages that a worker moved from a database of parcels.
+#: Unique jobs; messages published within `idempotent`.
 #: The ids of other messages have no prefix.
-JOB, ONCE, PARCEL = 'job:', 'once:', 'parcel:'
+JOB, ONCE = 'job:', 'once:'
 
 #: Slots of concurrency limits. They are not below `BROKER`: the changes feeds of consumers report deletions there.
 SLOT = 'slot:'

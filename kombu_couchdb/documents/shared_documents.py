@@ -147,16 +147,6 @@ class Bell(Stored):
     date: float
 
 
-class Region(Stored):
-    """The tasks that a region would run for other regions. It is in the database of regions."""
-
-    _id: str
-    type: Literal['Region']
-    date: float
-    #: The number of tasks, by queue.
-    want: dict[str, int]
-
-
 class Leader(Stored):
     """The process that currently does a duty that only one process may do at a time."""
 

@@ -1,4 +1,4 @@
-"""The messages of the broker's database and of a database of parcels, as types; `coordination` has other documents.
+"""The messages of the broker's database as types; `shared_documents` has its other documents.
 
 docs/reference/documents.rst explains the members for users, and a test compares that page with the documents that are
 written. Optional members are in a base class with `total=False`. CouchDB's own members are optional everywhere: `_rev`
@@ -23,9 +23,6 @@ FAIL: Literal['fail'] = 'fail'
 
 #: The `status` of a completed message that is kept.
 DONE: Literal['done'] = 'done'
-
-#: The `status` of a message that is moved to another region.
-LENT: Literal['lent'] = 'lent'
 
 
 class Attachment(TypedDict, total=False):
@@ -157,24 +154,6 @@ class DoneItem(_DoneItemOptions, Stored):
     message: Message
 
 
-class LentItem(_Expiring, Stored):
-    """A message that is moved to another region; see `lent`."""
-
-    _id: str
-    type: Literal['LentItem']
-    status: Literal['lent']
-    queue: str
-    priority: int
-    date: float | None
-    published: float
-    attempts: int
-    claimed: None
-    #: The region to which it is moved, and when that began.
-    region: str
-    lent: float
-    message: Message
-
-
 class DeadLetter(TypedDict):
     """The members that make a document a dead letter, or a parcel a refused one."""
 
@@ -190,7 +169,7 @@ class _TombstoneOptions(TypedDict, total=False):
     void: bool
     #: True if an operator removed the message while a consumer held it.
     removed: bool
-    #: True if nobody has acknowledged the message: see `workitem.dropped`. Of messages from parcels only.
+    #: True if nobody has acknowledged the message: see `workitem.dropped`.
     dropped: bool
 
 
@@ -200,56 +179,3 @@ class Tombstone(_TombstoneOptions):
     _id: str
     _rev: str
     _deleted: Literal[True]
-
-
-class _ParcelOptions(TypedDict, total=False):
-    #: True if the message was lent to the region. This member and the two below are of parcels between regions only.
-    lent: bool
-    #: The region in which the task runs if the parcel is still there at the time `fallback_at`.
-    fallback: str
-    fallback_at: float
-    status: Literal['fail']
-    reason: str
-    failed: float
-
-
-@final
-class Parcel(_ParcelOptions, Stored):
-    """A message on its way to the broker's database, in a database of parcels."""
-
-    _id: str
-    type: Literal['Parcel']
-    #: The name and the id of the task.
-    task: str
-    id: str | None
-    #: Where the message is to be published; '' is the default exchange.
-    exchange: str
-    routing_key: str
-    #: Parcels are moved in this order.
-    published: float
-    message: Message
-
-
-class _ReceiptOptions(TypedDict, total=False):
-    #: When the task ended. The members below are there only then, one of them.
-    done: float
-    result: Any
-    error: str
-    left_out: str
-
-
-class Receipt(_ReceiptOptions, Stored):
-    """A parcel of a program without Celery after it was moved, beside the members that the program wrote."""
-
-    _id: str
-    type: Literal['Receipt']
-    task: str
-    id: str
-    moved: float
-    state: str
-    #: When it is deleted.
-    kept_until: float
-
-
-#: A document that publishing a message creates, in the broker's database or in a database of parcels.
-Published = WorkItem | Parcel

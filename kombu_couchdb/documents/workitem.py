@@ -44,7 +44,7 @@ from ..errors import ConfigurationError
 from ..values import is_number
 from . import concurrency, rates
 from .body import attached, is_large
-from .ids import JOB, JOB_KEY, PARCEL, job_id
+from .ids import JOB, JOB_KEY, job_id
 from .task_message import HIGHEST, due_date, headers_of, lifetime, priority
 from .types import DONE, Document, Message, Tombstone, WorkItem
 
@@ -178,7 +178,7 @@ def is_waiting(doc: Mapping[str, Any]) -> bool:
 
 def is_dead(doc: Mapping[str, Any]) -> bool:
     """Tell whether an item is a dead letter: whatever its `status` is, it is not delivered."""
-    return bool(doc.get('status')) and not is_done(doc) and doc.get('type') != 'LentItem'
+    return bool(doc.get('status')) and doc.get('type', 'WorkItem') == 'WorkItem'
 
 
 def is_done(doc: Mapping[str, Any]) -> bool:
@@ -315,10 +315,10 @@ def done(doc: Mapping[str, Any], seconds: float, now: float, worker: str | None)
 def dropped(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
     """Return the document to write when an item is deleted although nobody has acknowledged its message; see `acked`.
 
-    The tombstone of a message that was moved from a database of parcels says so, for the receipt of the parcel.
+    Its tombstone says so.
     """
     after = acked(doc, now)
-    return {**after, 'dropped': True} if after.get('_deleted') and doc['_id'].startswith(PARCEL) else after
+    return {**after, 'dropped': True} if after.get('_deleted') else after
 
 
 def deleted(doc: Mapping[str, Any]) -> Tombstone:

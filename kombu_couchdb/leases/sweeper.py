@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..options import HEARTBEATS_PER_LEASE
 from ..queues.queue_limits import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
+from ..rooms import offered
 from .janitor import Janitor
 from .lease_expiry import GRACE_SECONDS, Watch, expires_of
 from .peers import queues_of
@@ -104,7 +106,7 @@ class Sweeper:
             store.client,
             design.conflicted(),
             {
-                **dict.fromkeys(('WorkItem', 'DoneItem', 'LentItem'), self._resolve_item),
+                **dict.fromkeys(('WorkItem', 'DoneItem', *chain(*offered('ITEM_TYPES'))), self._resolve_item),
                 'Slot': lambda leaves, living: concurrency.resolve(
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),

@@ -17,11 +17,11 @@ MAX_SEEN_ROWS = 200
 REVS_LIMIT = 20
 
 
-def ensure(client: Client, create: bool) -> tuple[list[Row], bool]:
+def ensure(client: Client, create: bool, other: str | None = None) -> tuple[list[Row], bool]:
     """Check that the database and its design document exist, in one request; if not, create them if `create` is true.
 
     Return exchanges, bindings and queues, the first `MAX_SEEN_ROWS` rows of `_all_docs` without documents; and whether
-    it is a database of parcels (see `documents.parcel`).
+    it is a database of another kind: one that has the design document `other`. The name must sort after `design.NAME`.
 
     *Raises* `AccessDenied`, `DatabaseMissing`, `NotCouchDB`, `ServerUnavailable`.
     """
@@ -29,9 +29,9 @@ def ensure(client: Client, create: bool) -> tuple[list[Row], bool]:
     rows, missing = list[Row](), None
     try:
         rows = client.id_range(wanted, to=QUEUE, limit=MAX_SEEN_ROWS)
-        takes_parcels = any(row['id'] == f'_design/{design.PARCELS}' for row in rows)
-        if takes_parcels or (rows and rows[0]['id'] == wanted):
-            return rows, takes_parcels
+        is_other = any(row['id'] == f'_design/{other}' for row in rows)
+        if is_other or (rows and rows[0]['id'] == wanted):
+            return rows, is_other
     except BrokenAnswer:
         client.welcome()
         raise

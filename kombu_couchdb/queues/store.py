@@ -20,7 +20,7 @@ from ..couchdb.write_result import WriteResult
 from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
 from ..documents.ids import CONSUMER, JOB, ONCE, QUEUE
-from ..documents.types import Published
+from ..documents.types import WorkItem
 from ..errors import ServerUnavailable
 from ..log import get_logger
 from . import waiting
@@ -28,7 +28,7 @@ from .unique_jobs import enqueue
 
 logger = get_logger(__name__)
 
-_Published = TypeVar('_Published', bound=Published)
+_Published = TypeVar('_Published', bound=WorkItem)
 
 #: Seconds in the view `leases`, by kind and name (see `design.rows.LeaseRow`): CouchDB's `sum`, `count`, `min`, `max`.
 LeaseStats = dict[str, dict[str, dict[str, float]]]
@@ -66,7 +66,7 @@ class Store:
 
     # -- publish
 
-    def publish(self, docs: Sequence[Published]) -> None:
+    def publish(self, docs: Sequence[WorkItem]) -> None:
         """Store new messages: one request for up to 5,000 messages and 1 MB, and one or more for each unique job.
 
         Messages with fixed ids (see `idempotency`) are stored as `publish_once` does it. If the same documents are
@@ -99,7 +99,7 @@ class Store:
                 if result.is_refused:
                     raise result.exception(self.client.address.url)
 
-    def publish_once(self, docs: Sequence[Published]) -> list[WriteResult]:
+    def publish_once(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
         """Store those new messages whose ids were never used: two requests, and one or more for each unique job.
 
         No process can store such a message a second time, even if it was paused while another process published the

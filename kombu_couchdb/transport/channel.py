@@ -32,7 +32,7 @@ from ..documents.dead_letter import undecodable
 from ..documents.idempotency import attempt, copy_id
 from ..documents.ids import ONCE
 from ..documents.task_message import content_flaw
-from ..documents.types import Published, WorkItem
+from ..documents.types import WorkItem
 from ..documents.validation import check_names, check_value
 from ..documents.workitem import KEEP_DONE, check_keep_done
 from ..errors import RETRIED, IndexNotReady, ServerUnavailable, Unstorable
@@ -87,9 +87,9 @@ class Channel(virtual.Channel):
             prepared = self._prepared(message, exchange, routing_key)
             if collector() is not None:
                 prepared = _copied(prepared)  # the caller may change the message before it is stored
-            prepared, parcels = self.connection.regions.parcels_of(prepared, exchange, routing_key)
-            if parcels:
-                self.send(parcels, prepared)
+            prepared, elsewhere = self.connection.regions.parcels_of(prepared, exchange, routing_key)
+            if elsewhere:
+                self.send(elsewhere, prepared)
             elif exchange and _batch() is None and self._may_wait(prepared):
                 self._store_soon((_copied(prepared), exchange, routing_key))
             elif (docs := self._documents(prepared, exchange, routing_key)) is not None:
@@ -115,7 +115,7 @@ class Channel(virtual.Channel):
         """Return a body as it was published; *raises* `ValueError` if the stored body is malformed."""
         return decoded(body, encoding)
 
-    def send(self, docs: Sequence[Published], message: Document) -> None:
+    def send(self, docs: Sequence[WorkItem], message: Document) -> None:
         """Store the documents of a message, or let the `collector` have them."""
         may_be_stored = message['properties']['delivery_tag'].may_be_stored
         collecting = collector()
@@ -149,9 +149,7 @@ class Channel(virtual.Channel):
 
         `again` says that an earlier attempt may have stored them: then none is stored twice.
         """
-        if parcels := [doc for doc in docs if doc['type'] == 'Parcel']:
-            self.connection.regions.store(parcels, again=again)
-        items = [doc for doc in docs if doc['type'] != 'Parcel']
+        items = list(self.connection.regions.store(docs, again=again))
         if again and items:
             items = self.connection.store.unpublished(items)
         elif items and (take := taker()) is not None and self._are_simple(items):
@@ -184,7 +182,7 @@ class Channel(virtual.Channel):
         properties = {**message['properties'], 'body_encoding': encoding, 'delivery_info': info}
         return {**message, 'body': body, 'properties': properties}
 
-    def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[Published] | None:
+    def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[WorkItem] | None:
         """Return the WorkItems of a message, one for each of its queues, or None if it is broadcast."""
         # With AMQP's default exchange, the routing key is the name of the queue.
         queues = self._lookup(exchange, routing_key) if exchange else [routing_key or self.deadletter_queue]
@@ -222,7 +220,7 @@ class Channel(virtual.Channel):
         self._transient.add(routed)
 
     def _store_transient(self, messages: Sequence[tuple[Document, str, str]]) -> None:
-        docs: list[Published] = []
+        docs: list[WorkItem] = []
         for message, exchange, routing_key in messages:
             found = self._documents(message, exchange, routing_key)
             if found is None:

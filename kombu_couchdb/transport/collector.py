@@ -20,7 +20,7 @@ from kombu import exceptions
 
 from ..couchdb.address import Address
 from ..couchdb.client import Document
-from ..documents.types import Published, WorkItem
+from ..documents.types import WorkItem
 from ..errors import CouchDBError
 
 #: The error of kombu 5.7 for a batch that failed. Older versions do not create batches.
@@ -83,7 +83,7 @@ class CollectingProducer:
         self._producer, self._always_retry, self._max_seconds = producer, always_retry, max_seconds
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
-        self._docs: list[Published] = []
+        self._docs: list[WorkItem] = []
         self._characters = 0
         self._policy: dict[str, Any] | None = None
         self._tried = False
@@ -121,7 +121,7 @@ class CollectingProducer:
                 self._timer.daemon = True
                 self._timer.start()
 
-    def add(self, docs: Sequence[Published], characters: int) -> None:
+    def add(self, docs: Sequence[WorkItem], characters: int) -> None:
         """Add the documents of a message whose body has this many characters. The channel calls this."""
         self._docs += docs
         self._characters += (characters + _OTHER_CHARACTERS) * len(docs)
@@ -177,7 +177,7 @@ class PublishBatch:
 
     def __init__(self, channel: Any, max_size: int) -> None:
         self.channel, self._max_size = channel, max_size
-        self._docs: list[Published] = []
+        self._docs: list[WorkItem] = []
         self._broadcasts: list[tuple[str, str, Document]] = []
         self._ended: str | None = None
         self._failure: BaseException | None = None
@@ -190,7 +190,7 @@ class PublishBatch:
         if len(self._docs) + len(self._broadcasts) >= self._max_size:
             self.flush()
 
-    def add(self, docs: Sequence[Published], characters: int) -> None:
+    def add(self, docs: Sequence[WorkItem], characters: int) -> None:
         """Add the documents of a message; the number of characters of its body is not used."""
         self._docs += docs
 

@@ -44,10 +44,10 @@ from ..queues.database import MAX_SEEN_ROWS, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology
+from ..rooms import room
+from .at_home import regions_of
 from .channel import Channel
 from .exchanges import EXCHANGE_TYPES
-from .other_regions import OtherRegions
-from .parcel_channel import ParcelChannel
 from .temporary_queues import TemporaryQueues
 
 logger = get_logger(__name__)
@@ -97,7 +97,7 @@ class Transport(virtual.Transport):
         _hide_passwords(client)
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
-        self.regions = OtherRegions(self.options, self.couchdb)
+        self.regions = regions_of(self.options, self.couchdb)
         self.broadcasts = BroadcastsDatabase(self.couchdb, create=self.options.create_database)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb, self.broadcasts)
         self.lifetimes = Lifetimes(self.topology)
@@ -127,10 +127,11 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         """Connect to the database, and create it if it is missing; *raises* `CouchDBError`."""
         began = time.monotonic()
-        rows, takes_parcels = ensure(self.couchdb, self.options.create_database)
+        parcels = room('parcels')
+        rows, takes_parcels = ensure(self.couchdb, self.options.create_database, parcels.PARCELS if parcels else None)
         self.topology.saw(rows, began, MAX_SEEN_ROWS)
         self.name_node()
-        self.Channel = ParcelChannel if takes_parcels else Channel
+        self.Channel = parcels.ParcelChannel if parcels and takes_parcels else Channel
         super().establish_connection()
         return self
 

@@ -16,6 +16,7 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
+from kombu_couchdb.parcels import parcel_views
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.parcels import receipt_of
 from tests.support import end, items
@@ -50,12 +51,12 @@ def publisher(site: Site, parcels: Client, stack: ExitStack) -> Celery:
 
 def reasons(parcels: Client) -> list[str]:
     """Return the reasons of refused parcels."""
-    rows = parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[1], include_docs=True)
+    rows = parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, startkey=[1], include_docs=True)
     return [row['doc']['reason'] for row in rows]
 
 
 def is_empty(parcels: Client) -> bool:
-    return not parcels.view(design.PARCELS, 'parcels', reduce=False)
+    return not parcels.view(parcel_views.PARCELS, 'parcels', reduce=False)
 
 
 def test_publisher_needs_only_celery(start: Callable[..., Any], publisher: Celery, parcels: Client) -> None:
@@ -180,7 +181,7 @@ def test_publisher_without_rights_on_the_broker(
     site: Site, start: Callable[..., Any], parcels: Client, member: dict[str, str], stack: ExitStack
 ) -> None:
     for client, documents, members in (
-        (parcels, [design.receipts(), design.parcels()], [member['user']]),
+        (parcels, [parcel_views.receipts(), parcel_views.parcels()], [member['user']]),
         (site.client, design.documents(), []),
     ):
         for step in plan(Wanted(client, documents, members)):

@@ -12,7 +12,8 @@ import pytest
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import parcel, workitem
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.parcels import parcel
 from tests.acceptance.conftest import database, site
 from tests.acceptance.test_regions import start
 from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for

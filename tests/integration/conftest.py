@@ -6,17 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
 from kombu import Connection
 
-from celery_couchdb.beat import CouchDBScheduler, Schedules, due_tasks
-from celery_couchdb.beat.due_tasks import DueTasks
 from celery_couchdb.cli import couchdb
-from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
@@ -25,9 +22,12 @@ from kombu_couchdb.errors import DatabaseMissing, NotFound
 from kombu_couchdb.leases import leader
 from kombu_couchdb.queues.broadcasts_database import broadcasts_name, broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
-from tests.parcels import database_of_parcels, movers
 from tests.patience import PatientConnection
 from tests.support import Inbox, Request, end, record_requests, release_all
+
+if TYPE_CHECKING:  # the optional rooms are imported by their fixtures: tests/acceptance/test_rooms.py removes them
+    from celery_couchdb.beat import CouchDBScheduler, Schedules
+    from celery_couchdb.parcels.mover import Mover
 
 Run = Callable[..., Result]
 
@@ -125,6 +125,8 @@ def report(app: Celery) -> Any:
 @pytest.fixture
 def parcels(server: Server) -> Iterator[Client]:
     """A client for a database of parcels, which is set up."""
+    from tests.parcels import database_of_parcels
+
     with database_of_parcels(server) as client:
         yield client
 
@@ -147,12 +149,17 @@ def mover_app(url: str, client: Client, parcels: Client, server: Server) -> Iter
 @pytest.fixture
 def mover(mover_app: Celery) -> Iterator[Callable[[], Mover]]:
     """A function that returns movers, each with a connection of its own."""
+    from celery_couchdb.parcels.mover import Mover
+    from tests.parcels import movers
+
     with movers(Mover) as make:
         yield partial(make, mover_app)
 
 
 @pytest.fixture
 def schedules(app: Celery) -> Iterator[Schedules]:
+    from celery_couchdb.beat import Schedules
+
     schedules = Schedules(app)
     yield schedules
     schedules.client.close()
@@ -170,6 +177,8 @@ def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str =
 
 def until_idle(scheduler: CouchDBScheduler, seconds: float) -> None:
     """Call `tick` until the scheduler leads, knows all entries, and nothing is due for so many seconds."""
+
+    from celery_couchdb.beat.due_tasks import DueTasks
 
     def is_idle() -> bool:
         duty = scheduler._led.duty if scheduler._led is not None else None
@@ -190,6 +199,8 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    from celery_couchdb.beat import due_tasks
+
     machine = Machine()
     for module in (leader, due_tasks):
         monkeypatch.setattr(module, 'time', machine)
@@ -197,12 +208,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 #: A function that creates a scheduler whose code has the given entries. It does nothing until `tick` is called.
-Beat = Callable[..., CouchDBScheduler]
+Beat = Callable[..., 'CouchDBScheduler']
 
 
 @pytest.fixture
 def beat(app: Celery) -> Iterator[Beat]:
     """See `Beat`."""
+    from celery_couchdb.beat import CouchDBScheduler
+
     app.conf.result_expires = None
     made: list[CouchDBScheduler] = []
 

@@ -13,9 +13,10 @@ from celery import Celery
 from celery_couchdb.testing import Server
 from celery_couchdb.testing.server import fresh_name
 from kombu_couchdb import design
-from kombu_couchdb.admin.devices import compact_devices, device_plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels.devices import compact_devices, device_plan
 from tests.conftest import wait_for
 
 from .conftest import command_of
@@ -102,7 +103,7 @@ def test_device_exchanges_only_documents_with_its_own_name(server: Server, name:
         assert foreign == {f'malice:{number}', f'x alice:{number}', f'alice-2:{number}'}
 
 
-@pytest.mark.parametrize('document', [design.documents()[0], design.parcels()])
+@pytest.mark.parametrize('document', [design.documents()[0], parcel_views.parcels()])
 def test_database_of_the_app_is_not_given_to_a_device(server: Server, name: str, document: dict[str, Any]) -> None:
     client = server.client(f'{name}-broker')
     client.create()

@@ -18,13 +18,15 @@ from celery_couchdb.beat import CouchDBScheduler, Schedules
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import lent, receipt, region, workitem
-from kombu_couchdb.documents.parcel import refused
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.options import Options
+from kombu_couchdb.parcels import parcel_views, receipt
+from kombu_couchdb.parcels.parcel import refused
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
-from kombu_couchdb.transport.other_regions import OtherRegions
+from kombu_couchdb.regions import lent, region, region_views
+from kombu_couchdb.regions.other_regions import OtherRegions
 from kombu_couchdb.unique import collect_outcomes
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish
@@ -101,7 +103,7 @@ def test_all_types_of_documents_are_documented() -> None:
 
 def test_rows_of_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
-    own = [*design.documents(), design.receipts(), design.parcels(), design.regions()]
+    own = [*design.documents(), parcel_views.receipts(), parcel_views.parcels(), region_views.regions()]
     documents = [*own, results_design.document()]
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
@@ -212,7 +214,7 @@ def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: li
 
 
 def test_documents_of_parcels(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
-    client.put(design.parcels())
+    client.put(parcel_views.parcels())
     for task_id, body in (('a', 'small'), ('b', 'x' * 150_000)):
         publish(connect(), body, headers={'id': task_id, 'task': 'report'})
     docs = written(sent)['Parcel']

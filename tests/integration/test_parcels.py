@@ -12,8 +12,8 @@ from celery import Celery
 
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
-from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.parcels import parcel_views
 from tests.conftest import wait_for
 from tests.parcels import kill_between_writes, store_nested
 from tests.patience import PatientConnection
@@ -38,7 +38,7 @@ def test_each_parcel_is_moved_once(mover: Callable[[], Mover], client: Client, p
     put(parcels, *(f'{n:03}' for n in range(250)))
     mover().step()
     assert bodies(client) == [f'{n:03}' for n in range(250)]
-    assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
+    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False) == []
 
 
 def test_mover_killed_between_its_two_writes(
@@ -55,7 +55,7 @@ def test_mover_killed_between_its_two_writes(
     put(parcels, 'c')
     mover().step()
     assert bodies(client) == ['c']
-    assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
+    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False) == []
 
 
 def test_mover_paused_before_its_write(
@@ -93,7 +93,7 @@ def test_parcel_with_a_reused_id_is_not_moved_again(
     one._stale = True
     one.step()
     assert bodies(client) == ['a', 'b']
-    assert parcels.view(design.PARCELS, 'parcels', reduce=False) == []
+    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False) == []
 
 
 def test_arguments_cannot_forge_lines_of_the_log(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
@@ -130,7 +130,7 @@ def test_deeply_nested_parcel_is_refused(
     mover().step()
     assert bodies(client) == ['a']
     assert parcels.raw('deep').count(b'"reason"') == 1
-    assert parcels.view(design.PARCELS, 'parcels', reduce=False, key=[0, 0]) == []
+    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, key=[0, 0]) == []
 
 
 def test_changes_wake_the_mover(app: Celery, client: Client, parcels: Client) -> None:
@@ -160,8 +160,8 @@ def test_hostile_parcels_stop_no_others(mover: Callable[[], Mover], client: Clie
     put(parcels, 'good')
     mover().step()
     assert {'good', 'huge'} <= set(bodies(client))
-    assert parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
-    refused = {row['id'] for row in parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[1])}
+    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
+    refused = {row['id'] for row in parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, startkey=[1])}
     assert refused == {'0', '1', '3', '4', '5'}
 
 
@@ -174,7 +174,7 @@ def test_parcel_of_the_maximum_size_stops_no_others(
     put(parcels, 'good')
     mover().step()
     assert 'good' in bodies(client)
-    assert parcels.view(design.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
+    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
     doc = parcels.get('largest')
     assert (doc.get('type'), doc.get('status')) == (('Receipt', None) if task == 'add' else (None, 'fail'))
 

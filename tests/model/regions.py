@@ -18,9 +18,11 @@ from celery_couchdb.regions.lending import Lender
 from celery_couchdb.regions.polling import Looks
 from celery_couchdb.regions.region_mover import RegionMover
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
-from kombu_couchdb.documents import parcel, region, workitem
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.parcels import parcel
+from kombu_couchdb.regions import region
 
 __all__ = ['Crash', 'Place', 'other']
 

@@ -27,22 +27,39 @@ FOLDERS: dict[str, set[str]] = {
     'kombu_couchdb.transport': {'consumer', *BELOW_CONSUMER},
     'kombu_couchdb.admin': BELOW_CONSUMER,
     'kombu_couchdb.embedded': set(),
+    'kombu_couchdb.parcels': {'transport', 'admin', *BELOW_CONSUMER},
+    'kombu_couchdb.regions': {'parcels', 'transport', 'admin', *BELOW_CONSUMER},
     'celery_couchdb.design': set(),
     'celery_couchdb.results': {'design'},
     'celery_couchdb.waiting': {'results', 'design'},
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
-    'celery_couchdb.worker': {'results', 'chords', 'parcels', 'regions', 'patches'},
+    'celery_couchdb.worker': {'results', 'chords', 'patches'},
     'celery_couchdb.patches': set(),
     'celery_couchdb.jobs': {'backend', 'results'},
-    'celery_couchdb.parcels': {'backend', 'results'},
-    'celery_couchdb.regions': {'parcels'},
-    'celery_couchdb.beat': set(),
+    'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli'},
+    'celery_couchdb.regions': {'parcels', 'cli'},
+    'celery_couchdb.beat': {'cli'},
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
 SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'rooms', 'values')} | {
-    'celery_couchdb.options'
+    'celery_couchdb.options',
+    'celery_couchdb.rooms',
 }
+
+#: The folders that can be removed; see `kombu_couchdb.rooms`.
+ROOMS = {
+    *(f'kombu_couchdb.{name}' for name in ('limits', 'parcels', 'regions', 'embedded')),
+    *(f'celery_couchdb.{name}' for name in ('parcels', 'regions', 'beat', 'testing')),
+}
+
+#: What operators use, and no worker: folders, and modules of rooms.
+OPERATORS = (
+    'kombu_couchdb.admin',
+    *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'devices', 'replications')),
+    'kombu_couchdb.regions.region_status',
+    *(f'celery_couchdb.{name}' for name in ('cli', 'jobs', 'stored_results', 'parcels.cli', 'regions.cli', 'beat.cli')),
+)
 
 #: Modules for input and output.
 OUTSIDE = {'requests', 'urllib3', 'socket', 'http', 'threading', 'subprocess', 'select', 'kombu', 'celery'}
@@ -121,7 +138,9 @@ def test_folders_import_only_folders_below_them(folder: str) -> None:
 
 def test_only_public_modules_are_beside_the_folders_of_celery_couchdb() -> None:
     flat = {name for name, path in FILES.items() if path.parent.name == 'celery_couchdb' and path.stem != '__init__'}
-    assert flat == {f'celery_couchdb.{name}' for name in ('backend', 'limits', 'options', 'stored_results', 'unique')}
+    assert flat == {
+        f'celery_couchdb.{name}' for name in ('backend', 'limits', 'options', 'rooms', 'stored_results', 'unique')
+    }
 
 
 def test_every_folder_has_a_rule_and_a_docstring() -> None:
@@ -153,12 +172,16 @@ def test_consumer_imports_only_helpers_of_kombu() -> None:
             }, module
 
 
-def test_transport_is_imported_only_by_its_folder() -> None:
+def test_transport_is_imported_only_by_its_folder_and_rooms() -> None:
     inside = {module for module in FILES if folder_of(module) == 'kombu_couchdb.transport'}
-    found = {(module, name) for module in FILES.keys() - inside for name in IMPORTS[module] if name in inside}
-    assert {name for _, name in found} <= {'kombu_couchdb.transport', 'kombu_couchdb.transport.channel'}
-    users = {module for module, name in found if name.endswith('.channel')}
-    assert users <= {'celery_couchdb.parcels.mover'}
+    outside = {module for module in FILES if folder_of(module) not in {'kombu_couchdb.transport', *ROOMS}}
+    assert {name for module in outside for name in IMPORTS[module] if name in inside} == {'kombu_couchdb.transport'}
+
+
+def test_no_room_is_imported_by_the_core() -> None:
+    core = {module for module in FILES if folder_of(module) not in ROOMS}
+    found = {(module, name) for module in core for name in IMPORTS[module] if folder_of(name) in ROOMS}
+    assert not {(module, name) for module, name in found if name != 'kombu_couchdb.embedded'}
 
 
 @pytest.mark.parametrize(
@@ -223,11 +246,8 @@ def test_one_module_prints_and_one_creates_loggers() -> None:
 
 
 def test_workers_import_neither_commands_nor_admin() -> None:
-    operators = {'kombu_couchdb.admin', 'celery_couchdb.cli', 'celery_couchdb.jobs', 'celery_couchdb.stored_results'}
-    ours = {module for module in FILES if not any(module.startswith(name) for name in operators)}
-    assert not {
-        found for module in ours for found in IMPORTS[module] if any(found.startswith(name) for name in operators)
-    }
+    ours = {module for module in FILES if not module.startswith(OPERATORS)}
+    assert not {found for module in ours for found in IMPORTS[module] if found.startswith(OPERATORS)}
 
 
 def test_only_testing_modules_import_pytest() -> None:

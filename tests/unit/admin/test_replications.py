@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.admin import replications
-from kombu_couchdb.admin.regions import addresses
-from kombu_couchdb.admin.replications import endpoint, parcels, results
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.urls import parse_list
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 from kombu_couchdb.options import Options
+from kombu_couchdb.parcels import replications
+from kombu_couchdb.parcels.replications import endpoint
+from kombu_couchdb.regions.region_status import addresses, pulled_parcels, pulled_results
 
 SOURCE = {
     'url': 'https://us:6984/celery_regions',
@@ -43,12 +43,12 @@ def credentials() -> tuple[str, str]:
     ],
 )
 def test_only_documents_between_the_two_regions_are_pulled(doc_id: str, travels: bool) -> None:
-    selector = parcels('eu', 'us', SOURCE, TARGET)['selector']
+    selector = pulled_parcels('eu', 'us', SOURCE, TARGET)['selector']
     assert bool(re.search(selector['_id']['$regex'], doc_id)) == travels
 
 
 def test_results_of_the_own_region_are_pulled() -> None:
-    doc = results('eu', 'us', SOURCE, TARGET)
+    doc = pulled_results('eu', 'us', SOURCE, TARGET)
     assert doc == {
         '_id': 'celery-results-eu-from-us',
         'source': {**SOURCE, 'headers': {'X-Celery-Region': 'us'}},

@@ -12,8 +12,8 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import idempotency, workitem
 from kombu_couchdb.documents.ids import job_id
-from kombu_couchdb.documents.parcel import moved_id
 from kombu_couchdb.errors import AccessDenied, NotFound
+from kombu_couchdb.parcels.parcel import moved_id
 
 #: The id of a message.
 MESSAGE = '065bfeda25e000000abcdef0123456'

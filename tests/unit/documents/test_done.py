@@ -85,5 +85,6 @@ def test_conflict_with_a_done_message_keeps_it(by: str | None, rev: str) -> None
 
 
 def test_removed_message_is_deleted_instead_of_released() -> None:
-    assert workitem.release(item(removed=50.0)) == {'_id': 'x', '_rev': '2-b', '_deleted': True, 'removed': True}
+    tombstone = {'_id': 'x', '_rev': '2-b', '_deleted': True, 'removed': True, 'dropped': True}
+    assert workitem.release(item(removed=50.0)) == tombstone
     assert workitem.is_waiting(workitem.release(item()))

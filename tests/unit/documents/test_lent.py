@@ -1,4 +1,4 @@
-"""Messages that are lent to another region (`kombu_couchdb.documents.lent`)."""
+"""Messages that are lent to another region (`kombu_couchdb.regions.lent`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import conflict_rules, lent, workitem
+from kombu_couchdb.documents import conflict_rules, workitem
+from kombu_couchdb.regions import lent
 
 NOW = 1763709000.0
 

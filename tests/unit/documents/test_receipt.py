@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import receipt
 from kombu_couchdb.documents.validation import check_value
+from kombu_couchdb.parcels import receipt
 
 OPEN = receipt.opened({'_id': 'order-17', 'task': 'shop.order', 'customer': 'Zoë', 'error': 'x'}, 'a', None, 5.0, 60.0)
 

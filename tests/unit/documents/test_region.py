@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import region
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import Options
+from kombu_couchdb.regions import region
 
 URLS = {'us': 'couchdb://celery:secret@us:5984/celery_regions', 'eu': 'couchdbs://a:1/db;couchdbs://b:2/db'}
 

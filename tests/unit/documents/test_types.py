@@ -11,13 +11,15 @@ import pytest
 from celery_couchdb.beat import entries
 from celery_couchdb.results import documents as results
 from kombu_couchdb.documents import shared_documents, types
+from kombu_couchdb.parcels import parcel, receipt
+from kombu_couchdb.regions import lent, region
 
 PAGE = (Path(__file__).parents[3] / 'docs/reference/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 TYPES: dict[str, Any] = {
     'WorkItem': types.WorkItem,
     'DoneItem': types.DoneItem,
-    'LentItem': types.LentItem,
+    'LentItem': lent.LentItem,
     'Consumer': shared_documents.Consumer,
     'Queue': shared_documents.Queue,
     'Binding': shared_documents.Binding,
@@ -31,9 +33,9 @@ TYPES: dict[str, Any] = {
     'Slot': shared_documents.Slot,
     'Schedule': entries.Schedule,
     'ScheduleState': entries.ScheduleState,
-    'Parcel': types.Parcel,
-    'Region': shared_documents.Region,
-    'Receipt': types.Receipt,
+    'Parcel': parcel.Parcel,
+    'Region': region.Region,
+    'Receipt': receipt.Receipt,
     'Result': results.Result,
     'Group': results.Group,
     'Value': results.Value,

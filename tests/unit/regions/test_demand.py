@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_couchdb.regions.demand import Load, wanted
-from kombu_couchdb.documents.region import wants_of
+from kombu_couchdb.regions.region import wants_of
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The other regions: their addresses, and what is on its way to them and from them.
+"""The other regions: their addresses, the replications from them, and what is on its way to them and from them.
 
 Durations are seconds. The numbers come from several requests, one after the other, while workers run.
 """
@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import Any, TypedDict
 from urllib.parse import quote
 
-from .. import design
 from ..couchdb.address import Address
-from ..couchdb.client import Client
+from ..couchdb.client import Client, Document
 from ..couchdb.shapes import exactly, items, maybe, members, number, text
 from ..couchdb.urls import parse_list
-from ..documents.region import region_id
 from ..errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
 from ..options import Options
-from .replications import id_of
+from ..parcels.replications import id_of, replication
+from . import region_views
+from .region import region_id
 
 #: The shapes of the rows of the view `traffic`, reduced and not.
 _COUNT = members(value=number)
@@ -82,6 +82,24 @@ class Remote(TypedDict):
     pending: int | None
     #: The number of parcels from the region that were still not here after two seconds. Only 1,000 are looked for.
     missing: int
+
+
+def pulled_parcels(own: str, other: str, source: Document, target: Document) -> Document:
+    """Return the replication of the parcels between two regions, and of the document of the other region.
+
+    The selector names ids, because a deleted document has no other member.
+    """
+    between = f'{own}:{other}|{other}:{own}'
+    selector = {'_id': {'$regex': f'^(p:({between}):|{region_id(other)}$)'}}
+    return replication(id_of('regions', own, other), source, target, selector)
+
+
+def pulled_results(own: str, other: str, source: Document, target: Document) -> Document:
+    """Return the replication of the results that return from region `other`. Their deletions do not travel."""
+    # While a region is renamed, its two names have one database of results. CouchDB gives up a replication that it
+    # cannot distinguish from another one, and a header is one of the members that it compares.
+    source = {**source, 'headers': {'X-Celery-Region': other}}
+    return replication(id_of('results', own, other), source, target, {'to': own})
 
 
 def addresses(options: Options, tls: Any = None) -> dict[str, Address]:
@@ -173,7 +191,9 @@ def _missing(client: Client, here: Client, own: str, other: str) -> int:
     """Return how many of the oldest parcels from region `other` do not arrive `here` within two seconds."""
     until = time.monotonic() + _HOP_SECONDS
     keys: dict[str, Any] = {'startkey': [0, own, other], 'endkey': [0, own, other, {}], 'limit': _MAX_PARCELS}
-    missing = {row['id'] for row in client.view(design.REGIONS, 'traffic', members(id=text), reduce=False, **keys)}
+    missing = {
+        row['id'] for row in client.view(region_views.REGIONS, 'traffic', members(id=text), reduce=False, **keys)
+    }
     while (missing := missing - here.known(sorted(missing))) and time.monotonic() < until:
         time.sleep(_HOP_SECONDS / 10)
     return len(missing)
@@ -182,13 +202,13 @@ def _missing(client: Client, here: Client, own: str, other: str) -> int:
 def _parcels(client: Client, kind: int, to: str, sender: str) -> RegionTraffic:
     keys: dict[str, Any] = {'startkey': [kind, to, sender], 'endkey': [kind, to, sender, {}]}
     try:
-        counted = client.view(design.REGIONS, 'traffic', _COUNT, **keys)
+        counted = client.view(region_views.REGIONS, 'traffic', _COUNT, **keys)
     except NotFound:
         return {'count': 0, 'oldest': None}
     if not counted:
         return {'count': 0, 'oldest': None}
     keys['startkey'] += [1]  # malformed parcels without a date have 0
-    first = client.view(design.REGIONS, 'traffic', _ROW, reduce=False, limit=1, **keys)
+    first = client.view(region_views.REGIONS, 'traffic', _ROW, reduce=False, limit=1, **keys)
     oldest = max(0.0, client.clock.now() - first[0]['key'][3]) if first else None
     return {'count': int(counted[0]['value']), 'oldest': oldest}
 

@@ -21,12 +21,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any, Literal, TypedDict, cast, final
 
-from . import dead_letter
-from .body import attached, is_large
-from .ids import PARCEL
-from .types import Document, Message, Parcel
+from ..documents import dead_letter
+from ..documents.body import attached, is_large
+from ..documents.types import Document, Message, Stored
+
+#: Two headers and a property of messages, see the room `regions`: the region in which a task was first sent, and that
+#: in which it is to run. Publishers of parcels can set none of them.
+FROM_REGION, REGION_HEADER, REGION_PROPERTY = 'x-from-region', 'x-region', 'region'
+
+#: The beginning of the ids of the messages that a worker moved from a database of parcels.
+MESSAGE = 'parcel:'
 
 #: The members that remain of a refused parcel, and of a receipt, that is `shortened`.
 _REFUSED = ('_id', '_rev', 'status', 'failed')
@@ -34,6 +40,34 @@ _RECEIPT = ('_id', '_rev', 'type', 'id', 'moved', 'state', 'done', 'result', 'er
 
 #: The maximum length of the name of a task in a document that is `shortened`.
 _MAX_NAME_CHARACTERS = 255
+
+
+class _ParcelOptions(TypedDict, total=False):
+    #: True if the message was lent to the region. This member and the two below are of parcels between regions only.
+    lent: bool
+    #: The region in which the task runs if the parcel is still there at the time `fallback_at`.
+    fallback: str
+    fallback_at: float
+    status: Literal['fail']
+    reason: str
+    failed: float
+
+
+@final
+class Parcel(_ParcelOptions, Stored):
+    """A message on its way to the broker's database, in a database of parcels."""
+
+    _id: str
+    type: Literal['Parcel']
+    #: The name and the id of the task.
+    task: str
+    id: str | None
+    #: Where the message is to be published; '' is the default exchange.
+    exchange: str
+    routing_key: str
+    #: Parcels are moved in this order.
+    published: float
+    message: Message
 
 
 def new(message: Mapping[str, Any], exchange: str, routing_key: str, now: float) -> Parcel:
@@ -70,7 +104,7 @@ def moved_id(parcel_id: str) -> str:
 
     It is made of the parcel's id alone, so that a message is stored once if two workers move the same parcel.
     """
-    return PARCEL + sha256(parcel_id.encode()).hexdigest()[:32]
+    return MESSAGE + sha256(parcel_id.encode()).hexdigest()[:32]
 
 
 def is_waiting(doc: Mapping[str, Any]) -> bool:

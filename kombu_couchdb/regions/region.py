@@ -13,22 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
+from ..documents.types import Stored
 from ..errors import ConfigurationError
+from ..parcels.parcel import FROM_REGION, REGION_HEADER, REGION_PROPERTY
 from ..values import is_number
-from .shared_documents import Region
 
 #: The region of a task that may run anywhere: at home, or in a region that has nothing to do.
 ANY = 'any'
-
-#: The header of a message with the region in which its task was first sent. The result is returned there.
-FROM_REGION = 'x-from-region'
-
-#: The property and the header of a message that name the region of its task. The header is for programs that cannot
-#: set properties, such as those without Celery.
-_PROPERTY, _HEADER = 'region', 'x-region'
 
 #: The properties that name the region in which a task runs if its region has not taken it in time, and the time in
 #: seconds, and its default.
@@ -38,6 +32,16 @@ _FALLBACK, _FALLBACK_AFTER, _FALLBACK_SECONDS = 'fallback', 'fallback_after', 30
 _MAX_SECONDS = 1e9
 
 _NAME = re.compile(r'[a-z][a-z0-9-]{0,29}\Z')
+
+
+class Region(Stored):
+    """The tasks that a region would run for other regions. It is in the database of regions."""
+
+    _id: str
+    type: Literal['Region']
+    date: float
+    #: The number of tasks, by queue.
+    want: dict[str, int]
 
 
 def check_name(name: str, value: Any) -> str:
@@ -73,20 +77,23 @@ def database(regions: Mapping[str, str], name: str) -> str:
 
 
 def route(message: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the region that a message names, or None, and a copy of the message that names none."""
+    """Return the region that a message names, or None, and a copy of the message that names none.
+
+    Programs that cannot set properties, such as those without Celery, use a header.
+    """
     region = named(message['properties'], message.get('headers'))
     if region is None:
         return None, dict(message)
     properties, headers = dict(message['properties']), dict(message.get('headers') or {})
-    for name in (_PROPERTY, _FALLBACK, _FALLBACK_AFTER):
+    for name in (REGION_PROPERTY, _FALLBACK, _FALLBACK_AFTER):
         properties.pop(name, None)
-    headers.pop(_HEADER, None)
+    headers.pop(REGION_HEADER, None)
     return region, {**message, 'properties': properties, 'headers': headers}
 
 
 def named(properties: Mapping[str, Any], headers: Mapping[str, Any] | None) -> Any:
     """Return the region that the properties or the headers of a message name; None if they name none."""
-    return properties.get(_PROPERTY) or (headers or {}).get(_HEADER)
+    return properties.get(REGION_PROPERTY) or (headers or {}).get(REGION_HEADER)
 
 
 def fallback(properties: Mapping[str, Any], name: str | None, regions: Collection[str]) -> tuple[str, float] | None:

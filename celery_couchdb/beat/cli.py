@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
-from ..beat.entries import DEFAULT_GRACE_SECONDS, MISSED
-from ..beat.stored_schedules import Item, Schedules
-from .databases import app_of, broker_of
-from .resource import Resource, counted, json_option, yes_option
-from .tables import NO_VALUE, Cell, Column, Duration, Json, Row, confirm, echo, format_date
+from ..cli.databases import app_of, broker_of
+from ..cli.resource import Resource, counted, json_option, yes_option
+from ..cli.tables import NO_VALUE, Cell, Column, Duration, Json, Row, confirm, echo, format_date
+from .entries import DEFAULT_GRACE_SECONDS, MISSED
+from .stored_schedules import Item, Schedules
 
 F = TypeVar('F', bound=Callable[..., Any])
 

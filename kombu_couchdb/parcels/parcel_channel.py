@@ -11,12 +11,17 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..couchdb.client import Document
-from ..documents import parcel
-from ..documents.types import Published
 from ..errors import ConfigurationError
-from .channel import Channel, Declared
-from .exchanges import Direct, Fanout, check_exchange_type
-from .other_regions import store_parcels
+from ..log import get_logger
+from ..queues.store import Store
+from ..transport.channel import Channel, Declared
+from ..transport.exchanges import Direct, Fanout, check_exchange_type
+from . import parcel
+from .parcel_views import PARCELS
+
+__all__ = ['PARCELS', 'ParcelChannel', 'store_parcels']
+
+logger = get_logger(__name__)
 
 _ONLY_TASKS = 'it takes tasks, and neither events nor remote control'
 
@@ -36,7 +41,7 @@ class ParcelChannel(Channel):
 
     broadcast = _refuse_message = _refusal('it takes tasks, and neither events nor remote control')
 
-    def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[Published] | None:
+    def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[Any] | None:
         """Return one parcel: the worker that moves it looks up the queues of its message."""
         if not isinstance(message['headers'].get('task'), str):
             self._refuse_message()
@@ -82,3 +87,10 @@ class ParcelChannel(Channel):
     queue_unbind = _refusal('bindings are in the database of the broker')
     exchange_delete = _refusal('exchanges are in the database of the broker')
     _size = _purge = _refusal('messages are counted in the database of the broker')
+
+
+def store_parcels(store: Store, docs: Sequence[Any], *, again: bool) -> None:
+    """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
+    store.publish(store.unpublished(docs) if again else docs)
+    for doc in docs:
+        logger.debug('published message %s as a parcel', doc['_id'])

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from ..documents.types import Document, Stored
+from ..documents.validation import check_value
 from ..errors import Unstorable
-from .types import Document, Receipt
-from .validation import check_value
 
 #: The state of a task that has not ended, as Celery names it.
 _PENDING = 'PENDING'
@@ -37,6 +37,27 @@ MAX_RESULT_CHARACTERS = 64_000
 
 #: Longer texts of errors are cut.
 _MAX_ERROR_CHARACTERS = 2_000
+
+
+class _ReceiptOptions(TypedDict, total=False):
+    #: When the task ended. The members below are there only then, one of them.
+    done: float
+    result: Any
+    error: str
+    left_out: str
+
+
+class Receipt(_ReceiptOptions, Stored):
+    """A parcel of a program without Celery after it was moved, beside the members that the program wrote."""
+
+    _id: str
+    type: Literal['Receipt']
+    task: str
+    id: str
+    moved: float
+    state: str
+    #: When it is deleted.
+    kept_until: float
 
 
 def opened(doc: Mapping[str, Any], task_id: str, due: float | None, now: float, keep: float) -> Document:

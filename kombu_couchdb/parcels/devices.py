@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..admin.setup import Step, Wanted, plan
 from ..couchdb.address import Address
 from ..couchdb.auth import user_and_password
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE
 from ..errors import ConfigurationError, DatabaseMissing
 from . import replications
-from .setup import Step, Wanted, plan
 
 #: A user of a device: its name is part of the name of a database, of ids, and of a regular expression.
 _NAME = re.compile(r'[a-z][a-z0-9_-]{0,59}\Z')

@@ -10,17 +10,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..couchdb.client import Client
-from ..documents import lent, parcel, region
-from ..documents.types import Parcel
 from ..errors import ConfigurationError
-from ..log import get_logger
 from ..options import Options
+from ..parcels import parcel
+from ..parcels.parcel import Parcel
+from ..parcels.parcel_channel import store_parcels
 from ..queues.store import Store
+from ..transport.at_home import AtHome
+from . import lent, region
+from .region import check_name, check_regions
+from .region_views import lending
 
-logger = get_logger(__name__)
+__all__ = ['ITEM_TYPES', 'OtherRegions', 'check_name', 'check_regions', 'documents']
+
+#: The types of the documents that messages become.
+ITEM_TYPES = ('LentItem',)
 
 
-class OtherRegions:
+def documents() -> list[dict[str, Any]]:
+    """Return the design documents of regions in the broker's database."""
+    return [lending()]
+
+
+class OtherRegions(AtHome):
     """Makes parcels of the messages of a connection for other regions, and stores them."""
 
     def __init__(self, options: Options, couchdb: Client) -> None:
@@ -48,27 +60,27 @@ class OtherRegions:
         assert self.own, 'options are checked'
         if not isinstance(plain['headers'].get('task'), str):
             raise ConfigurationError('only tasks can be published in another region')
-        plain['headers'].setdefault(region.FROM_REGION, self.own)
+        plain['headers'].setdefault(parcel.FROM_REGION, self.own)
         doc = parcel.new(plain, exchange, routing_key, self._couchdb.clock.now())
         doc['_id'] = region.parcel_id(name, self.own, message['properties']['delivery_tag'])
         if fallback:
             doc['fallback'], doc['fallback_at'] = fallback[0], doc['published'] + fallback[1]
         return plain, [doc]
 
-    def store(self, docs: Sequence[Parcel], *, again: bool = False) -> None:
-        """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
+    def store(self, docs: Sequence[Any], *, again: bool = False) -> Sequence[Any]:
+        """Store the parcels among documents, and return the others.
+
+        *Raises* what `Store.publish` raises. `again` says that they may be stored already.
+        """
+        parcels = [doc for doc in docs if doc['type'] == 'Parcel']
+        if not parcels:
+            return docs
         if self._store is None:
             self._store = Store(self._couchdb.beside(region.database(self._regions, str(self.own))))
-        store_parcels(self._store, docs, again=again)
+        store_parcels(self._store, parcels, again=again)
+        return [doc for doc in docs if doc['type'] != 'Parcel']
 
     def close(self) -> None:
         """Close the idle connections."""
         if self._store is not None:
             self._store.close()
-
-
-def store_parcels(store: Store, docs: Sequence[Parcel], *, again: bool) -> None:
-    """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
-    store.publish(store.unpublished(docs) if again else docs)
-    for doc in docs:
-        logger.debug('published message %s as a parcel', doc['_id'])

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import click
 
-from kombu_couchdb import design
-from kombu_couchdb.admin.parcels import STATES, Parcels, state_of
-from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.admin.setup import Step, plan
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels.devices import compact_devices, device_plan
+from kombu_couchdb.parcels.stored_parcels import STATES, Parcels, moving, state_of
 
-from .databases import app_of, parcels_of, regions_of
-from .resource import Resource, Selection, change, counted, json_option, limit_option, selection_options
-from .tables import NO_VALUE, Cell, Column, Row, format_ago, json_line
+from ..cli.databases import app_of, broker_of
+from ..cli.resource import Resource, Selection, change, counted, json_option, limit_option, selection_options
+from ..cli.setup import Admin, wanted_beside
+from ..cli.tables import NO_VALUE, Cell, Column, Row, format_ago, json_line
+from ..cli.vacuum import VacuumPart
+from ..rooms import command_hooks
 
 #: The key under which click keeps the option of the group for its commands.
 _BETWEEN_REGIONS = f'{__name__}.between_regions'
@@ -104,9 +110,19 @@ def drop(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> 
     change(ctx, 'Drop', selected, lambda docs: (parcels.drop(docs), {}), 'dropped', yes=yes)
 
 
+def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
+    """Return a client for the database of parcels; None if the app has none. Its broker must be CouchDB."""
+    name = (app.conf.broker_transport_options or {}).get('parcels')
+    return broker_of(app, admin, database=name) if name else None
+
+
 def _parcels(ctx: click.Context) -> Parcels:
     if ctx.meta[_BETWEEN_REGIONS]:
-        return Parcels(regions_of(app_of(ctx)), design.REGIONS, 'traffic')
+        found: Parcels
+        for between_regions in command_hooks('parcels_between_regions'):
+            found = between_regions(app_of(ctx))
+            return found
+        raise click.ClickException('--regions needs the package celery_couchdb.regions')
     client = parcels_of(app_of(ctx))
     if client is None:
         raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
@@ -162,3 +178,33 @@ def _detail(row: Row) -> str:
         result = json_line(doc['result']) if 'result' in doc else doc.get('error') or doc.get('left_out') or ''
         return f'{doc.get("state")}: {result}'[:_MAX_DETAIL_CHARACTERS]
     return str(doc.get('reason', ''))[:_MAX_DETAIL_CHARACTERS] if state == 'refused' else ''
+
+
+# -- other commands
+
+
+def setup_plans(
+    app: Any, members: tuple[str, ...], publishers: tuple[str, ...], devices: tuple[str, ...], admin: Admin
+) -> list[tuple[str, list[Step]]]:
+    """Return what the command `setup` does for the database of parcels and those of devices, by URL."""
+    own, parcels = parcels_of(app), parcels_of(app, admin)
+    if own is None or parcels is None:
+        return []
+    documents = [parcel_views.receipts(), parcel_views.parcels()]
+    wanted = wanted_beside(parcels, own, (*members, *publishers), admin, documents)
+    plans = [(parcels.address.url, plan(wanted)), *(device_plan(parcels, own.address, name) for name in devices)]
+    return [(url, list(steps)) for url, steps in plans]
+
+
+def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
+    """Return what the command `vacuum` does for the database of parcels; None if the app has none."""
+    parcels = parcels_of(app, admin)
+    if parcels is None:
+        return None
+
+    def finish() -> Iterator[str]:
+        for database in compact_devices(parcels):
+            # Nothing is purged there: a device that was offline could bring parcels back.
+            yield f'{database}: the database of a device is being compacted'
+
+    return VacuumPart(partial(moving, [Parcels(parcels)]), finish, parcels)

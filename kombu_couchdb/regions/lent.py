@@ -15,13 +15,30 @@ deleted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from . import concurrency, parcel, rates, region, validation, workitem
-from .body import stub
-from .ids import JOB_KEY
+from ..documents import concurrency, rates, validation, workitem
+from ..documents.body import stub
+from ..documents.ids import JOB_KEY
+from ..documents.types import DatedMessage, Document, Stored
+from ..parcels import parcel
+from ..parcels.parcel import Parcel
+from . import region
 from .region import ANY
-from .types import LENT, Document, Parcel
+
+
+class LentItem(DatedMessage, Stored):
+    """A message that is moved to another region."""
+
+    _id: str
+    type: Literal['LentItem']
+    status: Literal['lent']
+    queue: str
+    attempts: int
+    claimed: None
+    #: The region to which it is moved, and when that began.
+    region: str
+    lent: float
 
 
 def may_be_lent(headers: Mapping[str, Any]) -> bool:
@@ -50,7 +67,7 @@ def is_lendable(doc: Mapping[str, Any], before: float) -> bool:
 
 def made_of(doc: Mapping[str, Any], to: str, now: float) -> Document:
     """Return the document that replaces an item that is lent to the region `to`."""
-    return {**doc, 'type': 'LentItem', 'status': LENT, 'region': to, 'lent': now}
+    return {**doc, 'type': 'LentItem', 'status': 'lent', 'region': to, 'lent': now}
 
 
 def returned(doc: Mapping[str, Any]) -> Document:
@@ -66,7 +83,7 @@ def parcel_of(doc: Mapping[str, Any], own: str, to: str, body: bytes | None, now
     `body` is the attached body, or None. *Raises* `ValueError` if the body is not text although the message says so.
     """
     message: Any = region.route(doc['message'])[1]
-    message['headers'].setdefault(region.FROM_REGION, own)
+    message['headers'].setdefault(parcel.FROM_REGION, own)
     if isinstance(expires := doc.get('expires'), (int, float)):
         message['properties']['expiration'] = str(max(0, int((expires - now) * 1000)))
     found = parcel.with_body(message, body) if stub(doc) else message

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
 import click
 
-import kombu_couchdb.design
-from kombu_couchdb.admin import regions, replications
-from kombu_couchdb.admin.regions import RegionStatus, Remote
-from kombu_couchdb.admin.replications import Replicator, endpoint
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
+from kombu_couchdb.parcels import replications
+from kombu_couchdb.parcels.replications import Replicator, endpoint
+from kombu_couchdb.parcels.stored_parcels import Parcels, moving
+from kombu_couchdb.regions import region_status, region_views
+from kombu_couchdb.regions.region import database
+from kombu_couchdb.regions.region_status import RegionStatus, Remote
 
-from .databases import admin_option, app_of, broker_of, options_of, regions_of, result_of, results_of, start
-from .resource import Resource
-from .setup import Admin, members_of, print_plan, wanted_results
-from .tables import Cell, Column, Row, count_cell, echo, format_duration
+from ..cli.databases import admin_option, app_of, broker_of, options_of, result_of, results_of, start
+from ..cli.resource import Resource
+from ..cli.setup import Admin, members_of, print_plan, wanted_results
+from ..cli.tables import Cell, Column, Row, count_cell, echo, format_duration
+from ..cli.vacuum import VacuumPart
 
 #: The longest wait for another region, in seconds: for one request, and for all together and its parcels.
 _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
@@ -31,6 +34,16 @@ _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
 @click.group('regions')
 def command() -> None:
     """Set up, watch and restart the replications between regions."""
+
+
+def regions_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
+    """Return a client for the app's database of regions; *raises* `click.ClickException` if it has no regions."""
+    options = options_of(app)
+    if not options.region or not options.regions:
+        raise click.ClickException(
+            'this app has no regions: set the transport options region and regions (broker_transport_options)'
+        )
+    return broker_of(app, admin, database=database(options.regions, options.region))
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class _Own:
     def of(cls, app: Any, admin: Admin = None) -> _Own:
         client, options = regions_of(app, admin), options_of(app)
         assert options.region, 'regions_of checks that'
-        return cls(options.region, client, regions.addresses(options, app.conf.broker_use_ssl))
+        return cls(options.region, client, region_status.addresses(options, app.conf.broker_use_ssl))
 
     @property
     def others(self) -> list[str]:
@@ -91,7 +104,7 @@ def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry
     peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
     results = wanted_results(app, peers, admin)
     server = Client(own.client.address.root)
-    wanted = Wanted(own.client, [kombu_couchdb.design.regions()], members_of(app_user, peers, admin), not app_user)
+    wanted = Wanted(own.client, [region_views.regions()], members_of(app_user, peers, admin), not app_user)
     # Make all plans before the first change, so that an error leaves everything as it was.
     print_plan(
         [
@@ -114,14 +127,14 @@ def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> li
     for name in own.others:
         old = found.get(replications.id_of('regions', own.name, name), {})
         source = replications.chosen(own.addresses[name], replications.server_in(old.get('source')))
-        documents.append(replications.parcels(own.name, name, endpoint(source), endpoint(of_app, root)))
-        remarks.append(regions.unready(_remote_client(source), name))
+        documents.append(region_status.pulled_parcels(own.name, name, endpoint(source), endpoint(of_app, root)))
+        remarks.append(region_status.unready(_remote_client(source), name))
         if stored_results:
             source = _remote_client(source).beside(stored_results.address.database).address
             # The backend may name the server differently, or be on another one.
             same = stored_results.address.server == of_app.server
             target = endpoint(stored_results.address, root if same else None)
-            documents.append(replications.results(own.name, name, endpoint(source), target))
+            documents.append(region_status.pulled_results(own.name, name, endpoint(source), target))
     databases = {one.address.database for one in (own.client, stored_results) if one}
     steps = replications.plan(server, own.name, databases, documents, restart=any(step.do for step in settings))
     return [*settings, *steps, *(Step(text, notice=True) for text in remarks if text)]
@@ -200,13 +213,13 @@ def _look(app: Any, own: _Own) -> list[_Found]:
     kinds = _kinds(app)
     try:
         reached = replications.reached(Client(own.client.address.root), own.name)
-        local = {name: regions.region(own.client, own.name, name, kinds, reached) for name in own.others}
+        local = {name: region_status.region(own.client, own.name, name, kinds, reached) for name in own.others}
     except DatabaseMissing as exc:
         raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
     calls, asked = {}, {}
     for name, region in local.items():
         address = own.addresses[name]
-        remote = partial(regions.remote, _remote_client(address), own.client, own.name, name, region['through'])
+        remote = partial(region_status.remote, _remote_client(address), own.client, own.name, name, region['through'])
         calls[name] = start(remote)
         if address.others and (node := replications.named(address, replications.server_in(_source_of(region)))):
             asked[name] = start(partial(replications.responds, node))
@@ -306,3 +319,26 @@ def _remarks(found: Sequence[_Found]) -> list[str]:
     if None in states:
         lines.append('the states of replications can be read by administrators of CouchDB only: name one with --admin')
     return lines
+
+
+# -- other commands
+
+
+def parcels_between_regions(app: Any) -> Parcels:
+    """Return the parcels in the database of regions, for the command `parcels`."""
+    return Parcels(regions_of(app), region_views.REGIONS, 'traffic')
+
+
+def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
+    """Return what the command `vacuum` does for regions; None if the app has none. Their database is left out."""
+    options = options_of(app)
+    if not options.region or not options.regions:
+        return None
+    client = regions_of(app, admin)
+
+    def finish() -> Iterator[str]:
+        # Purges are not replicated. A region that has not received a deletion still has the parcel, and would send it
+        # back to the one that has purged the tombstone.
+        yield f'{client.address.database}: left out, because parcels could come back from other regions and run again'
+
+    return VacuumPart(partial(moving, [Parcels(client, region_views.REGIONS, 'traffic')]), finish)

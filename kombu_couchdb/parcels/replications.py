@@ -26,14 +26,13 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
+from ..admin.setup import Step
 from ..couchdb.address import Address
 from ..couchdb.auth import user_and_password
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import items, maybe, members, rows, text
 from ..couchdb.urls import redacted
-from ..documents.region import region_id
 from ..errors import AccessDenied, ConfigurationError, Conflict, CouchDBError, DatabaseMissing, describe_user
-from .setup import Step
 
 _PATH = '/_replicator'
 
@@ -67,24 +66,6 @@ def endpoint(address: Address, server: str | None = None) -> Document:
 def id_of(kind: str, own: str, other: str) -> str:
     """Return the id of the document for `kind`, `regions` or `results`."""
     return f'celery-{kind}-{own}-from-{other}'
-
-
-def parcels(own: str, other: str, source: Document, target: Document) -> Document:
-    """Return the replication of the parcels between two regions, and of the document of the other region.
-
-    The selector names ids, because a deleted document has no other member.
-    """
-    between = f'{own}:{other}|{other}:{own}'
-    selector = {'_id': {'$regex': f'^(p:({between}):|{region_id(other)}$)'}}
-    return replication(id_of('regions', own, other), source, target, selector)
-
-
-def results(own: str, other: str, source: Document, target: Document) -> Document:
-    """Return the replication of the results that return from region `other`. Their deletions do not travel."""
-    # While a region is renamed, its two names have one database of results. CouchDB gives up a replication that it
-    # cannot distinguish from another one, and a header is one of the members that it compares.
-    source = {**source, 'headers': {'X-Celery-Region': other}}
-    return replication(id_of('results', own, other), source, target, {'to': own})
 
 
 def replication(doc_id: str, source: Document, target: Document, selector: Document) -> Document:

@@ -1,22 +1,26 @@
 """The start of the threads of a worker that move parcels: from publishers, and from other regions.
 
-If this module is imported (see `startup.prepare`), they start in each worker whose transport has the option `parcels`
+If this module is imported (see `hooks`), they start in each worker whose transport has the option `parcels`
 or `region`, when the worker is ready.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from kombu_couchdb.leases.leader import Led
 from kombu_couchdb.transport import Transport
 
-from ..parcels.mover import Mover
 from ..patches import lifecycle
-from ..regions.region_mover import RegionMover
+from .mover import Mover
+
+#: The movers, by the transport option with which they start. They get the app, the connected transport, a function that
+#: wakes their thread, and how many tasks the worker runs at once.
+KINDS: dict[str, Callable[..., Mover]] = {
+    'parcels': lambda app, transport, wake, concurrency: Mover(app, transport, wake)
+}
 
 _threads: WeakKeyDictionary[Any, list[Led]] = WeakKeyDictionary()
 
@@ -27,19 +31,18 @@ def start(app: Any, concurrency: int = 1) -> None:
     The worker runs up to `concurrency` tasks at once.
     """
     options = app.conf.broker_transport_options or {}
-    kinds: dict[str, Callable[..., Mover]] = {'parcels': Mover, 'region': partial(RegionMover, concurrency=concurrency)}
-    wanted = [kind for option, kind in kinds.items() if options.get(option)]
+    wanted = [kind for option, kind in KINDS.items() if options.get(option)]
     if app in _threads or not wanted:
         return
     with app.connection_for_write() as connection:
         if issubclass(connection.get_transport_cls(), Transport):
-            _threads[app] = [_started(app, kind) for kind in wanted]
+            _threads[app] = [_started(app, kind, concurrency) for kind in wanted]
 
 
-def _started(app: Any, kind: Callable[..., Mover]) -> Led:
+def _started(app: Any, kind: Callable[..., Mover], concurrency: int) -> Led:
     led = Led(
         app.connection_for_write(),
-        lambda connection, wake: kind(app, connection.connection, wake),
+        lambda connection, wake: kind(app, connection.connection, wake, concurrency),
         'parcels are not moved',
     )
     led.start('celery-couchdb-parcels')

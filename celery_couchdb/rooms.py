@@ -1,0 +1,44 @@
+"""The optional rooms of results, workers and commands, and how the core finds them. See also `kombu_couchdb.rooms`.
+
+To remove a room, delete its folder and its lines here. The core imports no room by name, and asks all rooms that are
+there (`hooks`, `command_hooks`). These are the functions that it asks for:
+
+* of results and publishers: `members_of_result(app, request, task_id)` returns members that a result document gets;
+  `pass_on(headers)` adds the headers that a task passes on to the body of a chord; `check_headers(app, tasks, options)`
+  raises `ConfigurationError` if tasks cannot be in the header of a chord.
+* of workers: `prepare_worker()`, when a worker starts; `start_in_worker(worker)`, when a worker is ready whose app has
+  made its result backend only now.
+* of commands: `setup_plans(…)`, see `cli.setup`, and `vacuum_part(…)`, see `cli.vacuum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+#: By room: the module with the functions for results, publishers and workers.
+HOOKS = {
+    'parcels': 'celery_couchdb.parcels.hooks',
+    'regions': 'celery_couchdb.regions.hooks',
+}
+
+#: By name of the command: the module with the object `command`, and with functions for other commands.
+COMMANDS = {
+    'parcels': 'celery_couchdb.parcels.cli',
+    'regions': 'celery_couchdb.regions.cli',
+    'schedule': 'celery_couchdb.beat.cli',
+}
+
+
+@cache
+def hooks(name: str) -> list[Callable[..., Any]]:
+    """Return the functions of this name for results, publishers and workers."""
+    return [getattr(module, name) for module in map(import_module, HOOKS.values()) if hasattr(module, name)]
+
+
+@cache
+def command_hooks(name: str) -> list[Callable[..., Any]]:
+    """Return the functions of this name for commands."""
+    return [getattr(module, name) for module in map(import_module, COMMANDS.values()) if hasattr(module, name)]

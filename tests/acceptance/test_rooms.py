@@ -1,0 +1,76 @@
+"""The optional rooms can be removed: their folders, their lines of registration, and the tests that use them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from celery_couchdb.testing import Server
+from tests.support import ROOT
+
+#: What is removed: the folders. The room `testing` stays, because the tests use its server.
+FOLDERS = (
+    *(f'kombu_couchdb/{name}' for name in ('limits', 'parcels', 'regions')),
+    *(f'celery_couchdb/{name}' for name in ('parcels', 'regions', 'beat')),
+)
+
+#: Tests of the broker, the result backend and the commands that run without the rooms.
+TESTS = (
+    'unit/consumer',
+    'unit/documents',
+    'unit/results',
+    *(
+        f'integration/test_{name}.py'
+        for name in ('ack', 'backend', 'chords', 'consuming', 'dead_letters', 'exchanges', 'groups', 'jobs', 'status')
+    ),
+)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the project without the rooms and without the tests that import them."""
+    ignored = shutil.ignore_patterns('__pycache__', 'node_modules')
+    for name in ('kombu_couchdb', 'celery_couchdb', 'tests'):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    for name in ('pyproject.toml', 'setup.cfg', 'README.rst'):
+        shutil.copy(ROOT / name, tmp_path)
+    for folder in FOLDERS:
+        shutil.rmtree(tmp_path / folder)
+    for package in ('kombu_couchdb', 'celery_couchdb'):
+        rooms = tmp_path / package / 'rooms.py'
+        rooms.write_text(
+            re.sub(r"^    '\w+': '\w+_couchdb\.(?!rooms)[\w.]+',\n", '', rooms.read_text(), flags=re.MULTILINE)
+        )
+    removed = tuple(folder.replace('/', '.') for folder in FOLDERS)
+    for path in (tmp_path / 'tests').rglob('test_*.py'):
+        if any(name.startswith(removed) for name in imports_of(path)):
+            path.unlink()
+    return tmp_path
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the full names of what a test module imports, and what the helpers import that it uses."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    found = {f'{node.module}.{alias.name}' for node in nodes for alias in node.names if not node.level}
+    for name in ('parcels', 'regions'):
+        if any(each.startswith(f'tests.{name}.') for each in found):
+            found.add(f'celery_couchdb.{name}')
+    return found
+
+
+def test_core_works_without_the_rooms(copy: Path, server: Server) -> None:
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', *(f'tests/{name}' for name in TESTS)],
+        cwd=copy,
+        env={**os.environ, 'PYTHONPATH': str(copy), 'COUCHDB_URL': server.url},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
