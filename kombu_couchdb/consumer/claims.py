@@ -11,6 +11,8 @@ from ..documents import dead_letter, validation, workitem
 from ..documents.body import stub
 from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import waits_for_slot
+from ..fleet.attention import Attention
+from ..fleet.candidates import Candidate, QueueCandidates
 from ..leases.lease import Lease
 from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
@@ -18,9 +20,7 @@ from ..options import Options
 from ..queues import waiting
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .attention import Attention
 from .bodies import Body, read
-from .candidates import Candidate, QueueCandidates
 from .credit import Credit, Subscription
 from .delivery import Delivery, Pull
 from .gate import Gate

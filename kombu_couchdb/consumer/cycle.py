@@ -16,6 +16,9 @@ from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.concurrency import is_parked, parked_key
 from ..errors import CouchDBError
+from ..fleet.candidates import QueueCandidates
+from ..fleet.coordination import Announced
+from ..fleet.notifier import Notifier
 from ..leases.lease import Lease
 from ..leases.sweeper import Sweeper
 from ..log import get_logger
@@ -25,14 +28,11 @@ from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .bodies import Bodies
-from .candidates import QueueCandidates
 from .claims import Claims
-from .coordination import Announced
 from .delivery import Delivery
 from .gate import gate
 from .heartbeat import Heartbeat
 from .mailbox import Mailbox
-from .notifier import Notifier
 from .pending_writes import Commits, PendingWrite, give_up
 from .unacked import Unacked
 from .worker_hooks import Suspects

@@ -19,6 +19,7 @@ from kombu.utils.compat import detect_environment
 
 from ..couchdb.client import Client
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
+from ..fleet.notifier import Notifier
 from ..leases.lease_expiry import GRACE_SECONDS
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE, Options
@@ -27,7 +28,6 @@ from ..queues.topology import Topology
 from .cycle import Cycle
 from .delivery import Delivery, Pull
 from .mailbox import Mailbox
-from .notifier import Notifier
 
 logger = get_logger(__name__)
 

@@ -38,7 +38,7 @@ logger = get_logger(__name__)
 #: The next sweep goes on after a pause of the same length.
 _MAX_DELETING_SECONDS = 0.5
 
-#: All consumers that rest (see `consumer.attention`) together sweep about once in this time, in seconds; but each at
+#: All consumers that rest (see `fleet.attention`) together sweep about once in this time, in seconds; but each at
 #: least once in this number of leases.
 _FLEET_SECONDS, _REST_LEASES = 5.0, 10.0
 

@@ -47,7 +47,7 @@ class TemporaryQueue(str):
 class Routes:
     """The bindings of the exchanges to which this process publishes, for one database; its connections share the table.
 
-    While a consuming connection follows the changes feed or polls (see `consumer.notifier`), it keeps the table up to
+    While a consuming connection follows the changes feed or polls (see `fleet.notifier`), it keeps the table up to
     date, and a lookup makes no request. Otherwise a lookup reads the bindings of the exchange, unless they were read
     less than 50 ms ago.
     """

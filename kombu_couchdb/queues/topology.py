@@ -44,7 +44,7 @@ class Topology:
         # What existed when the connection was established: revisions by id, whether they are all, and when.
         self._seen: dict[str, str] = {}
         self._seen_all, self._seen_at = False, float('-inf')
-        #: The paused queues. The consumer of the connection keeps the set up to date, see `consumer.notifier`; without
+        #: The paused queues. The consumer of the connection keeps the set up to date, see `fleet.notifier`; without
         #: a consumer it is empty.
         self.paused: frozenset[str] = frozenset()
 

@@ -21,12 +21,10 @@ import requests
 from kombu.transport import virtual
 
 from .. import errors
-from ..consumer.broadcast_feed import BroadcastFeed
 from ..consumer.credit import Credit, Subscription
 from ..consumer.delivery import Delivery, Pull
 from ..consumer.io_thread import IOThread
 from ..consumer.mailbox import Mailbox
-from ..consumer.notifier import Notifier
 from ..consumer.unacked import Unacked
 from ..couchdb.address import Address
 from ..couchdb.client import Client
@@ -35,6 +33,8 @@ from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
+from ..fleet.broadcast_feed import BroadcastFeed
+from ..fleet.notifier import Notifier
 from ..leases.peers import queues_of
 from ..leases.queue_lifetimes import Lifetimes
 from ..log import get_logger

@@ -19,13 +19,13 @@ from kombu_couchdb.admin import cluster, dead, jobs, queues, vacuum
 from kombu_couchdb.admin import listing as history
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
-from kombu_couchdb.consumer.candidates import QueueCandidates
 from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import Node
 from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.fleet.candidates import QueueCandidates
 from kombu_couchdb.leases.janitor import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase

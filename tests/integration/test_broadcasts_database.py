@@ -16,12 +16,12 @@ from kombu.pidbox import Mailbox
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.admin import queues
-from kombu_couchdb.consumer import broadcast_feed, coordination
-from kombu_couchdb.consumer.attention import Attention
-from kombu_couchdb.consumer.notifier import Notifier
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import BROADCAST, NOTICE
 from kombu_couchdb.errors import DatabaseMissing, NotFound
+from kombu_couchdb.fleet import broadcast_feed, coordination
+from kombu_couchdb.fleet.attention import Attention
+from kombu_couchdb.fleet.notifier import Notifier
 from kombu_couchdb.queues import broadcasts_database
 from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
 from kombu_couchdb.queues.routing import binding_id

@@ -22,14 +22,7 @@ from typing import Any
 from unittest import mock
 
 from kombu_couchdb import errors
-from kombu_couchdb.consumer import (
-    attention,
-    broadcast_feed,
-    claim_order,
-    io_thread,
-    notifier,
-    unacked,
-)
+from kombu_couchdb.consumer import io_thread, unacked
 from kombu_couchdb.consumer.credit import Credit, Subscription
 from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.consumer.mailbox import Mailbox
@@ -40,6 +33,7 @@ from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import BROADCAST, CONSUMER
+from kombu_couchdb.fleet import attention, broadcast_feed, claim_order, notifier
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.limits import permits

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kombu_couchdb.consumer.attention import Attention, BellRinger
-from kombu_couchdb.consumer.broadcast_feed import BroadcastFeed
 from kombu_couchdb.consumer.cycle import Cycle
-from kombu_couchdb.consumer.notifier import Notifier
+from kombu_couchdb.fleet.attention import Attention, BellRinger
+from kombu_couchdb.fleet.broadcast_feed import BroadcastFeed
+from kombu_couchdb.fleet.notifier import Notifier
 from kombu_couchdb.leases.peers import Peers
 
 from .fleet import LEASE, MAX_SECONDS, Fleet, Member

@@ -30,7 +30,6 @@ import kombu_couchdb
 from kombu_couchdb import errors
 from kombu_couchdb.admin import jobs
 from kombu_couchdb.consumer import io_thread, unacked, worker_hooks
-from kombu_couchdb.consumer.attention import Attention
 from kombu_couchdb.consumer.credit import Credit, Subscription, Throughput
 from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.consumer.mailbox import Mailbox
@@ -40,6 +39,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
+from kombu_couchdb.fleet.attention import Attention
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.options import Options

@@ -15,13 +15,15 @@ PACKAGES = ('kombu_couchdb', 'celery_couchdb')
 
 #: The other folders of their package that the modules of a folder may import; see docs/explanation/architecture.rst.
 BELOW_QUEUES = {'documents', 'couchdb', 'design'}
-BELOW_CONSUMER = {'leases', 'queues', *BELOW_QUEUES}
+BELOW_FLEET = {'leases', 'queues', *BELOW_QUEUES}
+BELOW_CONSUMER = {'fleet', *BELOW_FLEET}
 FOLDERS: dict[str, set[str]] = {
     'kombu_couchdb.couchdb': set(),
     'kombu_couchdb.documents': set(),
     'kombu_couchdb.design': {'documents'},
     'kombu_couchdb.queues': BELOW_QUEUES,
     'kombu_couchdb.leases': {'queues', *BELOW_QUEUES},
+    'kombu_couchdb.fleet': BELOW_FLEET,
     'kombu_couchdb.consumer': BELOW_CONSUMER,
     'kombu_couchdb.limits': {'consumer', *BELOW_CONSUMER},
     'kombu_couchdb.transport': {'consumer', *BELOW_CONSUMER},
@@ -161,7 +163,7 @@ def test_documents_and_errors_do_no_input_or_output() -> None:
 
 def test_consumer_imports_only_helpers_of_kombu() -> None:
     for module in FILES:
-        if folder_of(module) in {f'kombu_couchdb.{name}' for name in ('consumer', 'leases', 'queues', 'couchdb')}:
+        if folder_of(module).partition('.')[2] in ('consumer', 'fleet', 'leases', 'queues', 'couchdb'):
             found = {name for name in IMPORTS[module] if name.partition('.')[0] == 'kombu'}
             assert found <= {
                 'kombu.utils.compat',

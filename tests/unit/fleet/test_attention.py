@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kombu_couchdb.consumer import attention as module
-from kombu_couchdb.consumer.attention import Attention, BellRinger
+from kombu_couchdb.fleet import attention as module
+from kombu_couchdb.fleet.attention import Attention, BellRinger
 from kombu_couchdb.leases.peers import Peers
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from kombu_couchdb import design
-from kombu_couchdb.consumer import candidates
-from kombu_couchdb.consumer.candidates import QueueCandidates
-from kombu_couchdb.consumer.claim_order import ClaimOrder
 from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.unusable import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
+from kombu_couchdb.fleet import candidates
+from kombu_couchdb.fleet.candidates import QueueCandidates
+from kombu_couchdb.fleet.claim_order import ClaimOrder
 from kombu_couchdb.queues.waiting import HORIZON_SECONDS
 
 Document = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The order in which the consumers of a queue may claim its messages (`kombu_couchdb.consumer.claim_order`)."""
+"""The order in which the consumers of a queue may claim its messages (`kombu_couchdb.fleet.claim_order`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import groupby
 
 import pytest
 
-from kombu_couchdb.consumer.claim_order import ClaimOrder
 from kombu_couchdb.design.rows import WaitingRow
+from kombu_couchdb.fleet.claim_order import ClaimOrder
 
 NAMES = [f'consumer{number}' for number in range(8)]
 MESSAGES = [f'message{number:05}' for number in range(400)]

@@ -1,4 +1,4 @@
-"""The point from which the changes feed is followed (`kombu_couchdb.consumer.notifier`): no message may be missed."""
+"""The point from which the changes feed is followed (`kombu_couchdb.fleet.notifier`): no message may be missed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.consumer import attention, coordination
-from kombu_couchdb.consumer import notifier as module
-from kombu_couchdb.consumer.notifier import Notifier
 from kombu_couchdb.couchdb.changes import LIMIT
 from kombu_couchdb.documents.ids import CONSUMER
+from kombu_couchdb.fleet import attention, coordination
+from kombu_couchdb.fleet import notifier as module
+from kombu_couchdb.fleet.notifier import Notifier
 from kombu_couchdb.queues import waiting
 
 
