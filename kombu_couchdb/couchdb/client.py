@@ -536,6 +536,8 @@ class Client:
         try:
             return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=shapes.CHANGES))
         except errors.NestedTooDeeply:
+            if not docs:
+                raise
             found = self.changes(since, body, limit, docs=False)
         for row in self._with_docs(found['results']):
             if row.get('deleted'):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -114,13 +114,20 @@ def test_message_whose_parcel_still_waits_is_not_forgotten(
 
 
 def test_command_asks_both_databases_of_parcels(mover_app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[list[str]]()
+    asked, reads = list[list[str]](), list[str]()
+    waiting = Parcels.waiting
+
+    def read(self: Parcels) -> Iterator[str]:
+        reads.append(self.client.address.database)
+        return waiting(self)
 
     def vacuum(client: Client, show: object, *, moving: Callable[[], set[str]], **_: object) -> None:
-        asked.append([source.client.address.database for source in getattr(moving, 'args', [[]])[0]])
-        assert moving() == set()
+        reads.clear()
+        assert set(moving()) == set()
+        asked.append([*reads])
         raise DatabaseMissing('it stops here')
 
+    monkeypatch.setattr(Parcels, 'waiting', read)
     monkeypatch.setattr('celery_couchdb.cli.vacuum.vacuum', vacuum)
     mover_app.conf.broker_transport_options |= {'region': 'eu', 'regions': {'eu': 'couchdb://localhost/r-eu'}}
     done = command_of(mover_app)('vacuum', '--yes', '--no-wait')
