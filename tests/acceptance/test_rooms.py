@@ -65,6 +65,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_core_works_without_the_rooms(copy: Path, server: Server) -> None:
     done = subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', *(f'tests/{name}' for name in TESTS)],
