@@ -15,6 +15,11 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
+def is_whole(value: Any, least: int, most: float) -> TypeGuard[int]:
+    """Tell whether a value is a whole number in this range, and neither true nor false."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
 def date_of(text: str) -> datetime:
     """Return an ISO date; *raises* `ValueError`. Python 3.10 does not know the Z for UTC."""
     return datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith(('Z', 'z')) else text)

@@ -19,6 +19,7 @@ from kombu_couchdb.documents.task_message import body_flaw, is_task
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.parcels import parcel
+from kombu_couchdb.values import is_whole
 
 from .accept import ID, RESERVED, Accept, is_id, wrong_header
 
@@ -80,7 +81,7 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         if (date := doc.get(name)) is not None:
             options[option] = _datetime(name, date)
     if (priority := doc.get('priority')) is not None:
-        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= workitem.HIGHEST:
+        if not is_whole(priority, 0, workitem.HIGHEST):
             raise ParcelRefused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
         options['priority'] = priority
     if reason := accept.refusal(doc['task']):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
+from ..values import is_whole
 from .ids import RATE, SLOT
 from .shared_documents import Slot
 from .task_message import headers_of
@@ -52,7 +53,7 @@ def flaw(headers: Mapping[str, Any]) -> str | None:
         return reason
     if key.startswith(RATE):
         return f'the header {CONCURRENCY_KEY} must not begin with {RATE!r}, which is for rate keys'
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_LIMIT:
+    if not is_whole(limit, 1, _MAX_LIMIT):
         return f'the header {CONCURRENCY_LIMIT} must be a whole number from 1 to {_MAX_LIMIT}, not {limit!r:.80}'
     return None
 

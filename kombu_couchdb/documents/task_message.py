@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime, timezone
 from typing import Any, NamedTuple
 
-from ..values import date_of, is_number
+from ..values import date_of, is_number, is_whole
 
 #: Encodings that a body may have: those of kombu's serializers, and other character sets that are decoded in linear
 #: time and memory. Python knows more: `bz2` and `zlib` decode 1 kB to gigabytes, `punycode` and `idna` need quadratic
@@ -48,7 +48,7 @@ class _Kind(NamedTuple):
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_NUMBER
+    return is_whole(value, 0, _MAX_NUMBER)
 
 
 def _is_seconds(value: Any) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ..errors import ConfigurationError, Unstorable
+from ..values import is_whole
 from . import concurrency, dead_letter, rates, task_message, workitem
 from .types import Document, WorkItem
 
@@ -91,7 +92,7 @@ def flaw(doc: Mapping[str, Any]) -> str | None:
     if doc.get('claimed') is not None and workitem.claimant(doc) is None:
         return dead_letter.malformed('claimed is neither null nor names a consumer')
     attempts, date = doc.get('attempts'), doc.get('date')
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 0 <= attempts <= _MAX_ATTEMPTS:
+    if not is_whole(attempts, 0, _MAX_ATTEMPTS):
         return dead_letter.malformed('attempts is not a whole number, or too large')
     if isinstance(date, bool) or not isinstance(date, (int, float, type(None))):
         return dead_letter.malformed('date is neither null nor a number of seconds')
