@@ -1,7 +1,6 @@
-"""The changes feed: an interruptible longpoll on `_changes`, a thread that waits with it, and a follower of a database.
+"""The changes feed: an interruptible longpoll on `_changes`, and a follower of a database, with a thread that waits.
 
-A change arrives within milliseconds and is only a hint: callers read the documents to decide. A `ContinuousFeed` sends
-one longpoll after each call of `ask` and none by itself, so that a busy consumer causes no requests.
+A change arrives within milliseconds and is only a hint: callers read the documents to decide.
 
 A `Follower` says when something may have been missed. Whoever follows reads the documents first, and then follows them
 from an update sequence on that is older than the read. Each call of `follow` gives one report, which may come twice.
@@ -120,90 +119,6 @@ class Longpoll:
             return self._client.changes(since, body, limit, docs=docs)
 
 
-class ContinuousFeed:
-    """A thread that waits for the changes that match a selector.
-
-    The thread calls `on_rows(rows, last_seq)` with the changes; the rows contain the documents if `docs` is true. It
-    calls `on_error(exc)` if the wait failed. After either call, the thread is idle until the next call of `ask`.
-
-    `name` is the name of the thread. The server sends an empty line every `heartbeat` seconds: a silent server is
-    noticed after twice that time and two seconds.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        on_rows: Callable[[list[Row], Any], None],
-        on_error: Callable[[CouchDBError], None],
-        name: str,
-        *,
-        docs: bool = True,
-        heartbeat: float = _HEARTBEAT_SECONDS,
-    ) -> None:
-        self._client, self._docs, self._heartbeat = client, docs, heartbeat
-        self._on_rows, self._on_error = on_rows, on_error
-        self._longpoll = Longpoll(client)
-        self._wake = threading.Condition()
-        self._request: tuple[Any, Document] | None = None
-        self._closed = False
-        self._last_start = float('-inf')
-        #: The least seconds between two longpolls, if more than `_MIN_INTERVAL_SECONDS`. Any thread may set it.
-        self.min_interval = 0.0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def ask(self, since: Any, body: Document) -> None:
-        """Wait for changes after `since`, and interrupt an earlier wait; `body` as in `Longpoll.wait`."""
-        with self._wake:
-            self._longpoll.interrupt()
-            self._request = (since, body)
-            self._wake.notify()
-
-    def pause(self) -> None:
-        """Interrupt the wait. The thread is idle until the next call of `ask`."""
-        with self._wake:
-            self._longpoll.interrupt()
-            self._request = None
-            self._wake.notify()
-
-    def close(self) -> None:
-        """Tell the thread to end. It ends at the server's next empty line at the latest."""
-        with self._wake:
-            self._closed = True
-            self._longpoll.interrupt()
-            self._wake.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._request is not None)
-                if self._closed or self._request is None:
-                    return
-                since, body = self._request
-                self._request = None
-                generation = self._longpoll.generation
-                seconds = self._last_start + max(_MIN_INTERVAL_SECONDS, self.min_interval) - time.monotonic()
-            try:
-                # Changes in quick succession share one response, and their messages one claim request.
-                self._sleep(seconds, generation)
-                self._last_start = time.monotonic()
-                found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
-            except CouchDBError as exc:
-                if generation == self._longpoll.generation:
-                    self._on_error(exc)
-            except Exception as exc:  # the owner must learn of any error, because it does not poll while the feed waits
-                logger.exception('the changes feed failed')
-                self._on_error(ServerUnavailable(f'{self._client.address.url}: the changes feed failed: {exc!r}'))
-            else:
-                if found is not None and generation == self._longpoll.generation:
-                    self._on_rows(found['results'], found['last_seq'])
-
-    def _sleep(self, seconds: float, generation: int) -> None:
-        """Wait before a longpoll; no longer if it is interrupted."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._closed or generation != self._longpoll.generation, max(0.0, seconds))
-
-
 class Changes(NamedTuple):
     """One report."""
 
@@ -223,7 +138,8 @@ class Changes(NamedTuple):
 class Follower:
     """Follows the changes of a database. One thread uses it, and a thread of its own waits for CouchDB.
 
-    It raises no errors. After an error it makes the next attempt not before a pause, which becomes longer.
+    It raises no errors. After an error it makes the next attempt not before a pause, which becomes longer. It sends one
+    longpoll after each call of `follow` and none by itself, so that a busy consumer causes no requests.
     """
 
     def __init__(
@@ -237,14 +153,18 @@ class Follower:
     ) -> None:
         """`name` is the name of the thread, which calls `wake()` when there is a report.
 
-        The rows of reports contain the documents if `docs` is true. `heartbeat` as in `ContinuousFeed`.
+        The rows of reports contain the documents if `docs` is true. The server sends an empty line every `heartbeat`
+        seconds: a silent server is noticed after twice that time and two seconds.
         """
         self._client, self._name, self._wake = client, name, wake
-        self._docs, self._heartbeat, self._pause = docs, heartbeat, 0.0
-        self._feed: ContinuousFeed | None = None
-        self._reported = threading.Condition()
-        self._report: Changes | None = None
+        self._docs, self._heartbeat = docs, heartbeat
+        self._longpoll, self._thread = Longpoll(client), cast('threading.Thread | None', None)
+        self._changed = threading.Condition()
         self._asked: tuple[Any, Document] | None = None  # what the thread waits for
+        self._is_new = self._closed = False  # whether it has not begun to wait for that; and whether it is to end
+        self._report: Changes | None = None
+        #: The least seconds between two longpolls, as `follow` asks and after an error; and when the last one began.
+        self._interval, self._pause, self._started = 0.0, 0.0, float('-inf')
 
     @property
     def is_following(self) -> bool:
@@ -265,50 +185,77 @@ class Follower:
         apart, or more.
         """
         body: Document = {'selector': selector} if selector else {} if doc_ids is None else {'doc_ids': [*doc_ids]}
-        if self._asked == (since, body):
-            return
-        if self._feed is None:
-            self._feed = ContinuousFeed(
-                self._client, self._on_rows, self._on_error, self._name, docs=self._docs, heartbeat=self._heartbeat
-            )
-        self._feed.min_interval = max(interval, self._pause)
-        self._asked = since, body
-        self._feed.ask(since, body)
+        with self._changed:
+            if self._asked == (since, body):
+                return
+            self._longpoll.interrupt()
+            self._asked, self._is_new, self._interval = (since, body), True, interval
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
 
     def take(self, seconds: float = 0.0) -> Changes | None:
         """Return the last report, once; wait up to `seconds` for it. None if there is none."""
-        with self._reported:
+        with self._changed:
             if seconds > 0:
-                self._reported.wait_for(lambda: self._report is not None, seconds)
+                self._changed.wait_for(lambda: self._report is not None, seconds)
             report, self._report = self._report, None
         return report
 
     def pause(self) -> None:
         """Report nothing until the next call of `follow`."""
-        self._asked = None
-        if self._feed is not None:
-            self._feed.pause()
-        self.take()
+        with self._changed:
+            self._longpoll.interrupt()
+            self._asked, self._is_new, self._report = None, False, None
 
     def close(self) -> None:
-        """End the thread."""
-        self._asked = None
-        if self._feed is not None:
-            self._feed.close()
+        """Tell the thread to end. It ends at the server's next empty line at the latest."""
+        with self._changed:
+            self._asked, self._closed = None, True
+            self._longpoll.interrupt()
+            self._changed.notify_all()
 
-    # -- in the thread of the feed
+    # -- in the thread
 
-    def _on_rows(self, rows: Sequence[Row], last: Any) -> None:
-        self._pause = 0.0
-        self._note(Changes(rows, last))
+    def _run(self) -> None:
+        while (asked := self._next()) is not None:
+            if (report := self._wait(*asked)) is not None:
+                self._note(asked[0], report)
 
-    def _on_error(self, exc: CouchDBError) -> None:
-        logger.debug('%s cannot be followed just now: %s', self._client.address.url, exc)
-        self._pause = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * self._pause))
-        self._note(Changes((), None, exc))
+    def _next(self) -> tuple[int, Any, Document] | None:
+        """Wait for the next request; return its generation, `since` and body; None: the thread is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._is_new)
+            if self._closed or self._asked is None:
+                return None
+            (since, body), self._is_new = self._asked, False
+            generation = self._longpoll.generation
+            # Changes in quick succession share one response, and their messages one claim request.
+            at = self._started + max(_MIN_INTERVAL_SECONDS, self._interval, self._pause)
+            self._changed.wait_for(
+                lambda: self._closed or generation != self._longpoll.generation, max(0.0, at - time.monotonic())
+            )
+        self._started = time.monotonic()
+        return generation, since, body
 
-    def _note(self, report: Changes) -> None:
-        with self._reported:
-            self._asked, self._report = None, report
-            self._reported.notify()
+    def _wait(self, generation: int, since: Any, body: Document) -> Changes | None:
+        url = self._client.address.url
+        try:
+            found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
+        except CouchDBError as exc:
+            logger.debug('%s cannot be followed just now: %s', url, exc)
+            return Changes((), None, exc)
+        except Exception as exc:  # the owner must learn of any error, because it does not poll meanwhile
+            logger.exception('the changes feed failed')
+            return Changes((), None, ServerUnavailable(f'{url}: the changes feed failed: {exc!r}'))
+        return None if found is None else Changes(found['results'], found['last_seq'])
+
+    def _note(self, generation: int, report: Changes) -> None:
+        with self._changed:
+            if generation != self._longpoll.generation:
+                return  # it was interrupted
+            longer = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * self._pause))
+            self._asked, self._report, self._pause = None, report, longer if report.error else 0.0
+            self._changed.notify_all()
         self._wake()

@@ -319,32 +319,24 @@ class Notifier:
         return docs
 
     def _follow_feed(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
-        """Follow the feed for all queues whose candidates are complete."""
-        for queue, queue_candidates in candidates.items():
-            # Leave a queue without credit out of the feed, and forget its candidates. A queue with credit is kept:
-            # otherwise this cycle would read it again, at an unknown point of the feed, and the feed could not continue
-            # from there.
-            if queue not in self.attention.followed and not queue_candidates.is_stale:
-                queue_candidates.clear()
-        complete = frozenset(queue for queue, queue_candidates in candidates.items() if not queue_candidates.is_stale)
+        """Follow the feed for the queues that this consumer follows: the candidates of each are complete."""
+        followed = frozenset(self.attention.followed)
+        for queue in candidates.keys() - followed:
+            candidates[queue].clear()  # the feed does not report what happens in it
         if self._since is None:
-            # The checkpoint may be old. If no candidates are complete, no queue needs the changes since then.
-            since = self._client.sequence() if self._checkpoint is None or not complete else self._checkpoint
+            # The checkpoint may be old. If no queue is followed, none needs the changes since then.
+            since = self._client.sequence() if self._checkpoint is None or not followed else self._checkpoint
             # The feed reports what is stored after this point, and notices told of what was stored before.
             missed = self.broadcasts.noticed or not self.broadcasts.is_followed
             docs = self._read_coordination(candidates, everything=True) if missed else []
-            self._start_feed(since, complete)
+            self._start_feed(since, followed)
             self._checkpoint = None
             return docs
-        if not complete <= self._followed:
-            if self._checkpoint is not None:
-                self._start_feed(self._checkpoint, complete)
-            for queue in complete - self._followed:
-                # When the queue was read, the feed did not report it, and was at an unknown point: read it again, after
-                # a known point.
-                candidates[queue].mark_stale()
-        elif complete < self._followed:
-            self._start_feed(self._since, complete)
+        for queue in followed - self._followed:
+            # When the queue was read, the feed did not report it, and was at an unknown point: read it again.
+            candidates[queue].mark_stale()
+        if followed != self._followed:
+            self._start_feed(self._since, followed)
         self._checkpoint = None
         return []
 

@@ -26,14 +26,14 @@ from kombu_couchdb.consumer import io_thread, unacked
 from kombu_couchdb.consumer.credit import Credit, Subscription
 from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.consumer.mailbox import Mailbox
-from kombu_couchdb.couchdb import changes, conflicts
+from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.changes import LIMIT
+from kombu_couchdb.couchdb.changes import LIMIT, Changes
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import BROADCAST, CONSUMER
-from kombu_couchdb.fleet import attention, claim_order
+from kombu_couchdb.fleet import attention, claim_order, notifier
 from kombu_couchdb.fleet.attention import Peers
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.limits import permits
@@ -128,27 +128,34 @@ def _has(doc: Document, name: str, wanted: Any) -> bool:
 
 
 class Feed:
-    """A changes feed, as `ContinuousFeed` has it; nothing is silent, so the heartbeat does not matter."""
+    """A follower of a database; nothing is silent, so the heartbeat does not matter."""
 
     def __init__(
-        self, client: FleetClient, on_rows: Any, on_error: Any, name: str, *, docs: bool, heartbeat: float
+        self, client: FleetClient, name: str, wake: Callable[[], None], *, docs: bool, heartbeat: float = 4.0
     ) -> None:
         self._member, self._database = client.member, client.database
         self._fleet, self._is_secondary = client.member.fleet, client.is_secondary
-        self._on_rows, self._on_error = on_rows, on_error
-        self.min_interval = 0.0
+        self._wake, self._interval = wake, 0.0
+        self._report: Changes | None = None
+        self._generation = 0
         self._since: int | None = None
         self._selector: Document | None = None
         self._not_before = -inf
         self._database.feeds.append(self)
 
-    def ask(self, since: Any, body: Document) -> None:
-        self._since, self._selector = int(since), body.get('selector')
+    def follow(self, since: Any, selector: Document | None = None, *, interval: float = 0.0) -> None:
+        self._since, self._selector, self._interval = int(since), selector, interval
+        self._generation += 1
         self._not_before = max(self._not_before, self._fleet.elapsed + _LATENCY)
         self._fleet.after(self._not_before - self._fleet.elapsed, self.check)
 
+    def take(self) -> Changes | None:
+        report, self._report = self._report, None
+        return report
+
     def pause(self) -> None:
-        self._since = None
+        self._since = self._report = None
+        self._generation += 1
 
     def close(self) -> None:
         self._since = None
@@ -164,16 +171,21 @@ class Feed:
             return
         if self._is_secondary and (error := self._member.refused()):
             self._since = None
-            self._on_error(error)
+            self._tell(self._generation, Changes((), None, error))
             return
         rows, last = self._database.changes(self._since, self._selector)
         if self._fleet.loses_bells:
             rows = [row for row in rows if row['doc'].get('type') != 'Bell']
         if rows:
             self._since = None
-            self._not_before = self._fleet.elapsed + max(_LONGPOLL, self.min_interval)
-            late = self._fleet.feed_delay if self._is_secondary else 0.0
-            self._fleet.after(late, lambda: self._member.alive and self._on_rows(rows, last))
+            self._not_before = self._fleet.elapsed + max(_LONGPOLL, self._interval)
+            late, generation = self._fleet.feed_delay if self._is_secondary else 0.0, self._generation
+            self._fleet.after(late, lambda: self._tell(generation, Changes(rows, last)))
+
+    def _tell(self, generation: int, report: Changes) -> None:
+        if self._member.alive and generation == self._generation:
+            self._report = report
+            self._wake()
 
 
 class FleetClient(Client):
@@ -287,7 +299,7 @@ class Member:
     def _hear(self, queue: str, message: Document) -> None:
         self.heard.add(message['body'])
 
-    def refused(self) -> Exception | None:
+    def refused(self) -> errors.CouchDBError | None:
         """Return the error of a request to the broadcasts database; None if the server carries it out."""
         return errors.AccessDenied('locked') if self.is_cut_off or self.fleet.is_locked else None
 
@@ -368,6 +380,11 @@ class Member:
     def is_healthy(self) -> bool:
         """Whether it runs."""
         return self.alive and self.paused_until <= self.fleet.elapsed and not self.consumer._closing.is_set()
+
+    @property
+    def can_ring(self) -> bool:
+        """Whether it would store a bell: it has access, and has not been refused a few seconds ago."""
+        return not self.is_cut_off and self.notifier.broadcasts._database.next_look <= self.fleet.elapsed
 
     @property
     def is_free(self) -> bool:
@@ -516,7 +533,7 @@ class Fleet:
             if doc_id.startswith(CONSUMER) and (doc := self.broker.doc(doc_id)):
                 peers.seen(doc)
         for member in self.members:
-            ranks = member.id in peers.listeners and not member.is_cut_off and member.is_healthy
+            ranks = member.id in peers.listeners and member.can_ring and member.is_healthy
             member.ranks_since = min(member.ranks_since, self.elapsed) if ranks else inf
 
     def close(self) -> None:
@@ -532,7 +549,7 @@ class Fleet:
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
             (unacked, 'Wakeup', lambda: Wakeup(self)),
-            (changes, 'ContinuousFeed', Feed),
+            (notifier, 'Follower', Feed),
             (attention, '_FLEET_SECONDS', attention._FLEET_SECONDS * self._scale),
             (attention, '_WAKE_SECONDS', attention._WAKE_SECONDS * self._scale),
             (attention, '_FREE_SHARE', attention._FREE_SHARE / self._scale),
