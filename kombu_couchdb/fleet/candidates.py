@@ -138,7 +138,8 @@ class Candidate:
     #: The priority's rank: 0 is claimed first.
     rank: int
     date: float
-    #: How many consumers may claim the message before this one.
+    #: What its turn follows from: the number of consumers that may claim the message before this one.
+    key: str
     turn: int
     #: The monotonic time at which it was found, or is due if that is later; and at which this consumer may claim it.
     since: float
@@ -258,7 +259,7 @@ class QueueCandidates:
 
     def _update_turns(self) -> None:
         for candidate in self._candidates.values():
-            candidate.turn, wait = self._order.of(candidate.id)
+            candidate.turn, wait = self._order.of(candidate.key)
             candidate.at = candidate.since + wait
         self._sorted = None
 
@@ -279,7 +280,7 @@ class QueueCandidates:
                     self._open(self._candidates[row.id], now)
             new = [row for row in rows if row.id not in self._candidates]
             for row in new:
-                self._add_row(row)
+                self._add_row(row, row.id)
             if self._paging.is_flooded(len(new)):
                 self._candidates, self._sorted = {}, None
                 self._paging.last = None
@@ -292,9 +293,8 @@ class QueueCandidates:
             self.is_stale, self._verifying, self.next_due = page.last is not None or gone, False, page.next_due
             self._verified_at = now  # what others have claimed is gone
         before, self._candidates, self._sorted, self._claimed = self._candidates, {}, None, 0
-        self._order.read(rows)
-        for row in rows:
-            self._add_row(row, before[row.id].since if row.id in before else self._at_head.get(row.id))
+        for row, key in zip(rows, self._order.read(rows), strict=True):
+            self._add_row(row, key, before[row.id].since if row.id in before else self._at_head.get(row.id))
             if reading.is_head:
                 self._open(self._candidates[row.id], now)
         if reading.is_head:
@@ -324,8 +324,8 @@ class QueueCandidates:
         key = date if date is not None else doc.get('published')
         self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc, own=own)
 
-    def _add_row(self, row: WaitingRow, since: float | None = None) -> None:
-        self._add(row.id, row.rank, row.date, due=row.date if row.planned else None, since=since)
+    def _add_row(self, row: WaitingRow, key: str, since: float | None = None) -> None:
+        self._add(row.id, row.rank, row.date, due=row.date if row.planned else None, since=since, key=key)
 
     def _add(
         self,
@@ -336,14 +336,18 @@ class QueueCandidates:
         due: float | None,
         doc: Document | None = None,
         since: float | None = None,
+        key: str | None = None,
         own: bool = False,
     ) -> None:
         now = time.monotonic()
         since = now if since is None else since
         if due is not None:
             since = max(since, now + (due - self._clock.now()))
-        turn, wait = (0, 0.0) if own else self._order.of(doc_id)
-        self._candidates[doc_id] = Candidate(doc_id, rank, date, turn, since, since + wait, now, None if wait else doc)
+        key = key or doc_id
+        turn, wait = (0, 0.0) if own else self._order.of(key)
+        self._candidates[doc_id] = Candidate(
+            doc_id, rank, date, key, turn, since, since + wait, now, None if wait else doc
+        )
         self._sorted = None
 
     def choose(self, count: int, *, others: bool) -> list[Candidate]:
@@ -366,9 +370,7 @@ class QueueCandidates:
             chosen = eligible[:count] if self.hurries else eligible[: max(1, count // self._order.consumers)]
         for candidate in chosen:
             self._candidates.pop(candidate.id, None)
-        if chosen:
-            out = set(map(id, chosen))
-            self._sorted = [candidate for candidate in self._in_order() if id(candidate) not in out]
+        self._sorted = [candidate for candidate in self._in_order() if candidate.id in self._candidates]
         return chosen
 
     def without_doc(self, count: int) -> list[Candidate]:

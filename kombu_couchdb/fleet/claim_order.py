@@ -50,9 +50,6 @@ class ClaimOrder:
         #: Whether the messages are shared among all consumers, not only the listeners.
         self.is_shared = False
         self._is_long = False
-        # By message, of the last two pages of a long queue: the message at the end of its run.
-        self._ends: dict[str, str] = {}
-        self._former_ends: dict[str, str] = {}
 
     def set_consumers(self, own: str, consumers: Sequence[str], listeners: Sequence[str]) -> bool:
         """Set the ids of all consumers of the queue, and of its listeners, both sorted; tell whether that is news.
@@ -74,31 +71,35 @@ class ClaimOrder:
         """The number of consumers of the queue."""
         return len(self._consumers)
 
-    def read(self, rows: Sequence[WaitingRow]) -> None:
-        """Take in the rows of a page, in the order of delivery."""
+    def read(self, rows: Sequence[WaitingRow]) -> list[str]:
+        """Take in the rows of a page, in the order of delivery; return the key of the turn of each (see `of`).
+
+        In a long queue, messages side by side have the same key.
+        """
         self.is_shared = len(self._consumers) > 1 and len(rows) >= _SHARED
         self._is_long = len(rows) >= (_SHORT if self._is_long else _LONG) * len(self._consumers)
-        self._former_ends, self._ends = self._ends, {}
-        run: list[str] = []
+        keys = [row.id for row in rows]
+        end = ''
         # The ids tell where runs end: consumers that read the queue at different times see the same runs.
-        for row in rows if self._is_long and self.is_shared else ():
-            run.append(row.id)
-            if crc32(row.id.encode()) >> 16 & _RUN - 1 == 0:
-                self._ends.update(dict.fromkeys(run, row.id))
-                run = []
+        for place in reversed(range(len(keys) if self._is_long and self.is_shared else 0)):
+            if _hash(keys[place]) >> 16 & _RUN - 1 == 0:
+                end = keys[place]
+            keys[place] = end or keys[place]
+        return keys
 
     def clear(self) -> None:
-        """Forget all messages."""
+        """Forget how many messages there are."""
         self.is_shared = self._is_long = False
-        self._ends, self._former_ends = {}, {}
 
-    def of(self, doc_id: str) -> tuple[int, float]:
-        """Return how many consumers may claim a message before this one, and the seconds until this one may, too."""
+    def of(self, key: str) -> tuple[int, float]:
+        """Return how many consumers may claim a message before this one, and the seconds until this one may, too.
+
+        `key` is the id of the message, or, if it was read with others, what `read` returned for it.
+        """
         if self.is_shared:
-            key = self._ends.get(doc_id) or self._former_ends.get(doc_id, doc_id)
             turn = (self.position - _hash(key)) % len(self._consumers)
             return turn, _SHARE_SECONDS * log2(1 + turn)
-        before = self._before(doc_id)
+        before = self._before(key)
         # Consumers that listen without being listeners by rank do not know of each other.
         moment = 0.0 if not before or self._own in self._listeners else random.uniform(0.0, 2 * _MOMENT_SECONDS)
         turn = sum(name not in self._busy for name in before)

@@ -6,7 +6,7 @@ changed for `LEASE_SECONDS` by that process's own monotonic clock. The leader co
 sent its last successful request. So two processes never lead at the same time, and clocks of different machines are
 not compared, and no step of a clock ends a lead.
 
-A lead that has ended is never taken up again: the same process may lead again, but in another `Term`. A process that is
+A lead that has ended is never taken up again: the same process may lead again, but in another *term*. A process that is
 paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
 alone: a leader's writes must be safe to repeat (see `Client.create_once`).
 
@@ -50,78 +50,57 @@ class LeadLost(Exception):
     """The term of this process has ended while it did its duty."""
 
 
-class Term:
-    """A time in which one process leads without interruption. It is not thread-safe."""
-
-    def __init__(self, rev: str, asked: float) -> None:
-        self.renewed(rev, asked)
-
-    @property
-    def leads(self) -> bool:
-        """Whether the process leads now; once false, it stays false."""
-        return time.monotonic() < self.until
-
-    def renewed(self, rev: str, asked: float) -> None:
-        """Note the revision of the document, which a request at the monotonic time `asked` has written."""
-        #: The monotonic time at which the lease ends.
-        self.rev, self.until = rev, asked + LEASE_SECONDS
-
-    def end(self) -> None:
-        """End the term before its lease ends."""
-        self.until = float('-inf')
-
-
 class LeaderLease:
     """One process's offer to do the duty `name`. It is not thread-safe."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self._id = client, LEADER + name
         self._holder = f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
-        self._term: Term | None = None
+        #: How often this process began to lead, and the monotonic time until which it leads.
+        self._terms, self._until = 0, -inf
+        self._rev = ''  # of the document, as this process wrote it while it led
         self._seen_rev, self._seen_since = '', 0.0  # of the document, and when this process saw it first
 
     @property
-    def term(self) -> Term | None:
-        """The current term of this process; None if it does not lead now."""
-        return self._term if self._term is not None and self._term.leads else None
+    def term(self) -> int | None:
+        """The number of the time in which this process leads now, without interruption; None if it does not lead."""
+        return self._terms if self.leads else None
 
     @property
     def leads(self) -> bool:
         """Whether this process is the leader now."""
-        return self.term is not None
+        return time.monotonic() < self._until
 
     @property
     def next_in(self) -> float:
         """The seconds until the next call of `step` is useful, unless the current leader releases the lead."""
         now = time.monotonic()
-        if (term := self.term) is not None:
-            return max(0.0, term.until - LEASE_SECONDS + RENEWAL_SECONDS - now)
+        if self.leads:
+            return max(0.0, self._until - LEASE_SECONDS + RENEWAL_SECONDS - now)
         return max(0.0, min(LOOK_SECONDS, self._seen_since + LEASE_SECONDS - now)) if self._seen_rev else 0.0
 
-    def step(self) -> Term | None:
+    def step(self) -> int | None:
         """Become the leader, renew the lease, or check the current leader; return `term`.
 
         Call this every `RENEWAL_SECONDS` or more often; it makes requests only when they are due. *Raises* the errors
         of `Client`; a leader then stays leader until its lease ends.
         """
-        asked, term = time.monotonic(), self.term
-        if term is not None and asked < term.until - LEASE_SECONDS + RENEWAL_SECONDS:
-            return term
-        self._term = term
-        rev = term.rev if term is not None else self._replaceable(asked)
+        asked = time.monotonic()
+        if asked < self._until - LEASE_SECONDS + RENEWAL_SECONDS:
+            return self.term
+        rev = self._rev if self.leads else self._replaceable(asked)
         if rev is not None:
             self._write(rev, asked)
         return self.term
 
     def release(self) -> None:
         """Stop leading, so that another process can start without waiting for the end of the lease."""
-        if self._term is not None:
-            self._term.end()
+        if self._rev:
+            rev, self._rev, self._until = self._rev, '', -inf
             try:
-                self._client.bulk([{**self._document(None), '_rev': self._term.rev}])
+                self._client.bulk([{**self._document(None), '_rev': rev}])
             except CouchDBError as exc:
                 logger.debug('%s was not released and is free when its lease ends: %s', self._id, exc)
-            self._term = None
 
     def _replaceable(self, asked: float) -> str | None:
         """Return the revision to replace if no process leads, '' if there is no document, None if a process leads."""
@@ -140,12 +119,9 @@ class LeaderLease:
         [result] = self._client.bulk([{**self._document(self._holder), **({'_rev': rev} if rev else {})}])
         if result.is_refused:
             raise result.exception(self._client.address.url)
-        if (term := self.term) is not None and result.is_proven:
-            term.renewed(result.rev, asked)
-            return
-        if self._term is not None:
-            self._term.end()
-        self._term = Term(result.rev, asked) if result.is_proven else None
+        if not (self.leads and result.is_proven):
+            self._terms += 1  # a lead that has ended is never taken up again
+        self._rev, self._until = (result.rev, asked + LEASE_SECONDS) if result.is_proven else ('', -inf)
 
     def _document(self, holder: str | None) -> shared_documents.Leader:
         return {'_id': self._id, 'type': 'Leader', 'holder': holder, 'date': self._client.clock.now()}
@@ -162,7 +138,7 @@ class Duty:
 
     def __init__(self, leader: LeaderLease) -> None:
         self._leader = leader
-        self._term: Term | None = None  # the one in which the duty is done
+        self._term: int | None = None  # the one in which the duty is done
         self._stale = self._stopping = False
 
     def begin(self) -> None:
@@ -182,7 +158,7 @@ class Duty:
     def step(self) -> float:
         """Lead, or look who leads, and do what is due; return the seconds until the next step is useful."""
         term = self._leader.step()
-        if term is not self._term:
+        if term != self._term:
             if self._term is not None:
                 self._log_loss()
             self._term = term
@@ -204,12 +180,12 @@ class Duty:
 
     def renew(self) -> None:
         """Renew the lease if it is time, during long work; *raises* `LeadLost`, also if the process is to stop."""
-        if self._stopping or self._leader.step() is not self._term:
+        if self._stopping or self._leader.step() != self._term:
             raise LeadLost
 
     def check_term(self) -> None:
         """*Raise* `LeadLost` if the lease has ended. No request."""
-        if self._term is None or not self._term.leads:
+        if self._term is None or self._leader.term != self._term:
             raise LeadLost
 
     def stop(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,64 +178,34 @@ def test_priority_then_due_date_then_id(store: FakeStore) -> None:
     assert len(queue_candidates) == 0
 
 
-def test_scheduled_message_is_ordered_by_its_due_date(store: FakeStore) -> None:
-    store.add('planned', date=NOW - 3, published=NOW - 50)
-    store.add('older', published=NOW - 4)
-    store.add('newer', published=NOW - 2)
-    queue_candidates = candidates_of(store)
-    queue_candidates.refill()
-    assert names(queue_candidates.take(10)) == ['older', 'planned', 'newer']
-
-
-def test_messages_from_the_feed_are_in_order(store: FakeStore) -> None:
+def test_messages_from_the_feed_and_scheduled_ones_are_in_order(store: FakeStore) -> None:
     store.add('old', published=NOW - 5)
+    store.add('planned', date=NOW - 3, published=NOW - 50)
     queue_candidates = candidates_of(store)
     queue_candidates.refill()
-    queue_candidates.offer(store.add('new', published=NOW))
+    for name, published in (('new', NOW), ('oldest', NOW - 6), ('new', NOW + 1)):
+        queue_candidates.offer(store.add(name, published=published))
     queue_candidates.offer(store.add('high', 9))
-    queue_candidates.offer(store.add('oldest', published=NOW - 6))
-    assert names(queue_candidates.take(10)) == ['high', 'oldest', 'old', 'new']
-
-
-def test_each_message_is_taken_once(store: FakeStore) -> None:
-    for name in 'abcde':
-        store.add(name)
-    queue_candidates = candidates_of(store)
-    queue_candidates.refill()
     assert queue_candidates.take(0) == []
-    assert names(queue_candidates.take(2)) == ['a', 'b']
-    assert names(queue_candidates.take(2)) == ['c', 'd']
-    assert names(queue_candidates.take(2)) == ['e']
-    assert queue_candidates.take(2) == []
+    assert names(queue_candidates.take(2)) == ['high', 'oldest']
+    assert names(queue_candidates.take(10)) == ['old', 'planned', 'new']
+    assert queue_candidates.take(10) == []
 
 
-def test_documents_are_read_ahead_and_none_twice(store: FakeStore) -> None:
-    for name in 'abc':
-        store.add(name)
+@pytest.mark.parametrize(
+    ('size', 'reads'),
+    [(1, [8, 16, 32, 64, 8]), (300_000, [8, *[3] * 40])],
+    ids=['small', 'large'],
+)
+def test_more_and_more_documents_are_read_ahead_and_none_twice(store: FakeStore, size: int, reads: list[int]) -> None:
+    items = fill(store, 128)
+    for name in items:
+        store.docs[name]['message']['body'] = 'x' * size
     queue_candidates = candidates_of(store)
     queue_candidates.refill()
-    assert [names(queue_candidates.take(1)) for _ in range(3)] == [['a'], ['b'], ['c']]
+    assert [name for _ in items for name in names(queue_candidates.take(1))] == items
     assert store.reads('ready') == [(128, 'true', None)]
-    assert store.reads('fetch') == [['a', 'b', 'c']]
-
-
-def test_few_large_documents_are_read_ahead(store: FakeStore) -> None:
-    for name in fill(store, 100):
-        store.docs[name]['message']['body'] = 'x' * 300_000
-    queue_candidates = candidates_of(store)
-    queue_candidates.refill()
-    for _ in range(100):
-        queue_candidates.take(1)
-    assert [len(ids) for ids in store.reads('fetch')] == [8, *[3] * 30, 2]
-
-
-def test_more_and_more_small_documents_are_read_ahead(store: FakeStore) -> None:
-    fill(store, 128)
-    queue_candidates = candidates_of(store)
-    queue_candidates.refill()
-    for _ in range(128):
-        queue_candidates.take(1)
-    assert [len(ids) for ids in store.reads('fetch')] == [8, 16, 32, 64, 8]
+    assert [len(ids) for ids in store.reads('fetch')] == reads
 
 
 def test_after_a_read_that_failed_fewer_are_read(store: FakeStore) -> None:
@@ -253,15 +223,6 @@ def test_after_a_read_that_failed_fewer_are_read(store: FakeStore) -> None:
     assert [len(ids) for ids in store.reads('fetch')] == [2]
 
 
-def test_message_offered_twice_is_one_candidate(store: FakeStore) -> None:
-    queue_candidates = candidates_of(store)
-    doc = store.add('a')
-    queue_candidates.offer(doc)
-    queue_candidates.offer({**doc, '_rev': '2-b'})
-    assert [found['_rev'] for found in queue_candidates.take(10)] == ['2-b']
-    assert queue_candidates.take(10) == []
-
-
 @pytest.mark.parametrize(
     'changes',
     [
@@ -276,15 +237,10 @@ def test_message_offered_twice_is_one_candidate(store: FakeStore) -> None:
 )
 def test_malformed_message_is_a_candidate(store: FakeStore, changes: Document) -> None:
     queue_candidates = candidates_of(store)
-    queue_candidates.offer(store.add('malformed', **changes))
-    assert names(queue_candidates.take(10)) == ['malformed']
-
-
-def test_message_without_a_priority_is_a_candidate(store: FakeStore) -> None:
-    doc = store.add('malformed')
-    del doc['priority']
-    queue_candidates = candidates_of(store)
+    doc = store.add('malformed', **changes)
     queue_candidates.offer(doc)
+    assert names(queue_candidates.take(10)) == ['malformed']
+    queue_candidates.offer({name: value for name, value in doc.items() if name not in changes})
     assert names(queue_candidates.take(10)) == ['malformed']
 
 
@@ -296,17 +252,11 @@ def test_only_the_due_date_of_a_scheduled_message_is_kept(store: FakeStore) -> N
     store.add('sooner', date=NOW + HORIZON_SECONDS + 10)
     queue_candidates = candidates_of(store)
     queue_candidates.refill()
-    assert len(queue_candidates) == 0
     assert queue_candidates.next_due == NOW + HORIZON_SECONDS + 10
-
-
-def test_only_the_due_date_of_an_offered_message_is_kept(store: FakeStore) -> None:
-    queue_candidates = candidates_of(store)
-    queue_candidates.refill()
-    for wait in (30, 10, 20):
+    for wait in (9, 8.5, 9.5):
         queue_candidates.offer(store.add(f'in {wait}', date=NOW + wait))
     assert len(queue_candidates) == 0
-    assert queue_candidates.next_due == NOW + 10
+    assert queue_candidates.next_due == NOW + 8.5
 
 
 def test_message_that_is_due_soon_is_kept(store: FakeStore) -> None:
@@ -320,25 +270,15 @@ def test_message_that_is_due_soon_is_kept(store: FakeStore) -> None:
     assert names(queue_candidates.take(10)) == ['soon']
 
 
-def test_message_with_a_new_due_date_is_a_candidate_again(store: FakeStore) -> None:
+@pytest.mark.parametrize('priority', [0, 'high', None, 4.5], ids=repr)
+def test_message_with_a_new_due_date_is_a_candidate_again(store: FakeStore, priority: Any) -> None:
     queue_candidates = placed(store)
     name = next(names_for(0))
     store.add(name)
     queue_candidates.refill()
-    store.add(name, date=NOW + store.passed + 2)
+    store.add(name, priority, date=NOW + store.passed + 2)
     assert queue_candidates.take(10) == []
     assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 2)
-    store.passed += 2.01
-    assert names(queue_candidates.take(10)) == [name]
-
-
-@pytest.mark.parametrize('priority', ['high', None, 4.5], ids=repr)
-def test_malformed_scheduled_message_is_a_candidate(store: FakeStore, priority: Any) -> None:
-    queue_candidates = placed(store)
-    name = next(names_for(0))
-    store.add(name, priority=priority, date=NOW + store.passed + 2)
-    queue_candidates.refill()
-    assert queue_candidates.take(10) == []
     store.passed += 2.01
     assert names(queue_candidates.take(10)) == [name]
 
@@ -355,14 +295,6 @@ def test_scheduled_message_becomes_due(store: FakeStore) -> None:
     queue_candidates.refill()
     assert not queue_candidates.is_due
     assert names(queue_candidates.take(10)) == ['later']
-
-
-def test_empty_queue_has_no_time_to_wake(store: FakeStore) -> None:
-    queue_candidates = candidates_of(store)
-    queue_candidates.refill()
-    assert queue_candidates.wake_at() is None
-    assert not queue_candidates.is_stale
-    assert not queue_candidates.is_due
 
 
 # -- several consumers, few messages: the listeners
@@ -384,25 +316,31 @@ def test_own_messages_first_and_others_after_their_delay(store: FakeStore) -> No
     assert names(queue_candidates.take(10)) == [third]
 
 
-def test_own_message_comes_before_older_ones_of_others(store: FakeStore) -> None:
+def test_priority_comes_before_the_own_share_and_that_before_age(store: FakeStore) -> None:
     queue_candidates = placed(store)
-    own, foreign = next(names_for(0)), next(names_for(1))
+    own, (foreign, urgent) = next(names_for(0)), islice(names_for(1), 2)
     store.add(foreign, published=NOW - 100)
     store.add(own)
+    store.add(urgent, 9)
     queue_candidates.refill()
     store.passed += 1.0
-    assert names(queue_candidates.take(10)) == [own]
-    assert names(queue_candidates.take(10)) == [foreign]
+    assert names(queue_candidates.take(10)) == [urgent, own, foreign]
 
 
-def test_priority_comes_before_the_claim_order(store: FakeStore) -> None:
+def test_old_candidate_is_read_again_and_a_new_one_is_not(store: FakeStore) -> None:
     queue_candidates = placed(store)
-    own, foreign = next(names_for(0)), next(names_for(1))
-    store.add(own, 0)
-    store.add(foreign, 9)
-    queue_candidates.refill()
-    store.passed += 1.0
-    assert names(queue_candidates.take(10)) == [foreign, own]
+    new, taken, gone, dead = islice(names_for(0), 4)
+    queue_candidates.offer(store.add(new))
+    assert names(queue_candidates.take(10)) == [new]
+    assert store.reads('fetch') == []
+    for name in (taken, gone, dead):
+        queue_candidates.offer(store.add(name))
+    store.docs[taken] = workitem.claim(store.docs[taken], 'another', NOW)
+    store.docs[dead] = dead_letter.made_of(store.docs[dead], 'because', NOW)
+    del store.docs[gone]
+    store.passed += 0.5
+    assert queue_candidates.take(10) == []
+    assert len(queue_candidates) == 0
 
 
 def test_only_a_share_of_the_messages_of_others_is_taken(store: FakeStore) -> None:
@@ -427,36 +365,6 @@ def test_messages_of_others_are_read_again(store: FakeStore) -> None:
     docs = queue_candidates.take(10)
     assert [(doc['_id'], doc['_rev']) for doc in docs] == [(left, '3-c')]
     assert store.reads('fetch') == [[taken, left]]
-
-
-def test_deleted_and_dead_messages_are_forgotten(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    foreign = names_for(1)
-    gone, dead = next(foreign), next(foreign)
-    for name in (gone, dead):
-        queue_candidates.offer(store.add(name))
-    del store.docs[gone]
-    store.docs[dead] = dead_letter.made_of(store.docs[dead], 'because', NOW)
-    store.passed += 1.0
-    assert queue_candidates.take(10) == []
-    assert len(queue_candidates) == 0
-
-
-def test_old_candidate_is_read_again(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    name = next(names_for(0))
-    doc = store.add(name)
-    queue_candidates.offer(doc)
-    store.docs[name] = workitem.claim(doc, 'another', NOW)
-    store.passed += 0.5
-    assert queue_candidates.take(10) == []
-
-
-def test_new_candidate_is_not_read_again(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    queue_candidates.offer(store.add(next(names_for(0))))
-    assert len(queue_candidates.take(10)) == 1
-    assert store.reads('fetch') == []
 
 
 def test_busy_listener_is_not_waited_for(store: FakeStore) -> None:
@@ -489,21 +397,16 @@ def test_document_shows_who_claims(store: FakeStore) -> None:
     assert queue_candidates.take(1) == []  # m1 is not busy
 
 
-def test_own_released_message_waits_for_nobody(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    doc = store.add(next(names_for(1)))
-    queue_candidates.queue_candidates.offer(doc, own=True)
-    assert names(queue_candidates.take(1)) == [doc['_id']]
-
-
 def test_when_a_consumer_leaves_its_messages_are_claimed_at_once(store: FakeStore) -> None:
     queue_candidates = placed(store)
     foreign = names_for(1)
     left = [store.add(next(foreign))['_id'] for _ in range(4)]
     queue_candidates.refill()
     assert queue_candidates.take(10) == []
+    queue_candidates.queue_candidates.offer(store.docs[left[0]], own=True)  # it was released here
+    assert names(queue_candidates.take(10)) == left[:1]
     queue_candidates.set_consumers((0, 1))
-    assert names(queue_candidates.take(10)) == left
+    assert names(queue_candidates.take(10)) == left[1:]
 
 
 def test_when_consumers_change_documents_are_read_again(store: FakeStore) -> None:
@@ -533,21 +436,13 @@ def rounds(store: FakeStore, queue_candidates: Consumer, seconds: float, credit:
     return taken
 
 
-def test_own_share_is_claimed_at_once(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    items = fill(store, 40)
-    queue_candidates.refill()
-    share = names(queue_candidates.take(100))
-    assert 10 < len(share) < 30
-    assert set(share) < set(items)
-    assert share == sorted(share)
-
-
 def test_share_of_others_is_claimed_after_a_later_read_of_the_head(store: FakeStore) -> None:
     queue_candidates = placed(store)
     items = fill(store, 40)
     queue_candidates.refill()
     share = names(queue_candidates.take(100))
+    assert 10 < len(share) < 30
+    assert share == sorted(share)
     claimed(store, [store.docs[name] for name in share])
     left = [name for name in items if name not in share]
     claimed(store, [store.docs[name] for name in left[:5]])  # the other consumer is alive
@@ -603,20 +498,14 @@ def test_in_a_long_queue_the_next_page_comes_before_messages_of_others(store: Fa
 
 
 def test_after_a_bell_nobody_is_waited_for(store: FakeStore) -> None:
-    queue_candidates = placed(store, 8)
-    items = fill(store, 40)
-    queue_candidates.queue_candidates.hurries = True
-    queue_candidates.refill()
-    assert sorted(names(queue_candidates.take(100)) + names(queue_candidates.take(100))) == items
-
-
-def test_after_a_bell_the_own_share_comes_first(store: FakeStore) -> None:
-    fill(store, 40)
     usual, hurried = placed(store, 8), placed(store, 8)
+    items = fill(store, 40)
     hurried.queue_candidates.hurries = True
     for queue_candidates in (usual, hurried):
         queue_candidates.refill()
-    assert names(hurried.take(2)) == names(usual.take(2))
+    first = names(hurried.take(2))
+    assert first == names(usual.take(2))  # the own share comes first
+    assert sorted(first + names(hurried.take(100)) + names(hurried.take(100))) == items
 
 
 def test_a_bell_is_forgotten_when_the_queue_is_empty(store: FakeStore) -> None:
@@ -653,13 +542,8 @@ def test_first_messages_are_those_that_are_due_whoever_may_claim_them(store: Fak
     store.passed += 3.01
     assert 'soon' in queue_candidates.first(9)
     assert queue_candidates.due_at() == float('inf')
-
-
-def test_next_scheduled_message_wakes_a_listener(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    store.add('later', date=NOW + 60)
-    queue_candidates.refill()
-    assert queue_candidates.due_at() == pytest.approx(store.monotonic() + 60)
+    queue_candidates.offer(store.add('later', date=NOW + 60))
+    assert queue_candidates.due_at() == pytest.approx(store.begun + 60)
 
 
 # -- long queues
@@ -736,32 +620,13 @@ def test_head_full_of_new_messages_is_read_completely(store: FakeStore) -> None:
     assert names(queue_candidates.take(50))[:41] == [*urgent, 'item00100']
 
 
-def test_queue_without_candidates_left_is_outdated(store: FakeStore) -> None:
-    fill(store, 200)
-    queue_candidates = candidates_of(store)
-    queue_candidates.refill()
-    assert not queue_candidates.is_outdated
-    queue_candidates.take(1000)
-    assert queue_candidates.is_outdated
-
-
 def test_clear_forgets_everything(store: FakeStore) -> None:
     fill(store, 200)
     store.add('later', date=NOW + 100)
     queue_candidates = candidates_of(store)
     queue_candidates.refill()
     queue_candidates.clear()
-    assert (
-        len(queue_candidates),
-        queue_candidates.is_stale,
-        queue_candidates.next_due,
-        queue_candidates.is_outdated,
-    ) == (
-        0,
-        True,
-        None,
-        True,
-    )
+    assert (len(queue_candidates), queue_candidates.next_due, queue_candidates.is_outdated) == (0, None, True)
     queue_candidates.refill()
     assert store.reads('ready')[-1] == (128, 'true', None)
 
@@ -813,6 +678,8 @@ def test_lone_consumer_may_claim_everything_ahead(store: FakeStore) -> None:
 def test_consumer_leaves_messages_to_others_that_may_be_idle(store: FakeStore) -> None:
     fill(store, 120, prefix='task')
     shared = placed(store)
+    assert shared.most_ahead(128) == 128  # it has not read the queue to its end
+    assert not shared.leaves_none
     shared.refill()
     own = len(list(shared._own()))
     assert own == 68
@@ -822,10 +689,3 @@ def test_consumer_leaves_messages_to_others_that_may_be_idle(store: FakeStore) -
     shared.take(own)
     assert shared.most_ahead(128) < 0
     assert shared.leaves_none
-
-
-def test_consumer_may_claim_ahead_from_a_queue_that_it_has_not_read_to_the_end(store: FakeStore) -> None:
-    shared = placed(store)
-    assert shared.is_stale
-    assert shared.most_ahead(128) == 128
-    assert not shared.leaves_none

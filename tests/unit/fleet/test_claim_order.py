@@ -25,25 +25,17 @@ def order_of(own: str, listeners: Sequence[str] = NAMES, consumers: Sequence[str
     return order
 
 
-def turns(order: ClaimOrder, names: Sequence[str] = MESSAGES) -> list[int]:
-    return [order.of(name)[0] for name in names]
+def turns(order: ClaimOrder, page: Sequence[WaitingRow]) -> list[int]:
+    """Let a consumer read a page; return how many others may claim each of its messages before."""
+    return [order.of(key)[0] for key in order.read(page)]
 
 
-def sharing(own: str, first: int, end: int) -> ClaimOrder:
-    order = order_of(own)
-    order.read(rows(first, end))
-    return order
-
-
-def test_consumer_that_is_alone_waits_for_nobody() -> None:
-    order = ClaimOrder()
-    order.read(rows(0, 400))
-    assert {order.of(name) for name in MESSAGES} == {(0, 0.0)}
-    assert (order.position, order.consumers, order.is_shared) == (0, 1, False)
-
-
-def test_without_listeners_nobody_waits() -> None:
-    assert {order_of(NAMES[0], listeners=[]).of(name) for name in MESSAGES} == {(0, 0.0)}
+def test_consumer_that_is_alone_and_one_without_listeners_wait_for_nobody() -> None:
+    alone = ClaimOrder()
+    alone.read(rows(0, 400))
+    assert not alone.is_shared
+    for order in (alone, order_of(NAMES[0], listeners=[])):
+        assert {order.of(name) for name in MESSAGES} == {(0, 0.0)}
 
 
 def test_news_are_told() -> None:
@@ -60,14 +52,10 @@ def test_few_messages_are_for_the_listeners() -> None:
     orders = [order_of(name, NAMES[2:5]) for name in NAMES[2:5]]
     for order in orders:
         order.read(rows(0, 7))
-        assert not order.is_shared
+        assert 100 < [order.of(name)[0] for name in MESSAGES].count(0) < 170
     for name in MESSAGES:
-        assert sorted(order.of(name) for order in orders) == [
-            (0, 0.0),
-            (1, pytest.approx(0.1)),
-            (2, pytest.approx(0.158, abs=0.001)),
-        ]
-    assert all(100 < turns(order).count(0) < 170 for order in orders)
+        found = sorted(order.of(name) for order in orders)
+        assert found == [(0, 0.0), (1, pytest.approx(0.1)), (2, pytest.approx(0.158, abs=0.001))]
 
 
 def test_other_consumers_come_after_all_listeners() -> None:
@@ -78,51 +66,38 @@ def test_other_consumers_come_after_all_listeners() -> None:
     assert len({wait for _, wait in found}) > 100  # they do not know of each other, so not all claim at once
 
 
-def test_listeners_that_left_messages_to_others_get_only_a_moment() -> None:
+def test_listener_that_leaves_messages_to_others_gets_only_a_moment_until_it_claims_again() -> None:
     order = order_of(NAMES[0], NAMES[:2])
     others = [name for name in MESSAGES if order.of(name)[0] == 1]
-    assert order.won(others[0])
-    assert {order.of(name) for name in others} == {(0, 0.01)}
-    assert not order.won(others[1])
-
-
-def test_listener_that_claims_again_is_not_busy() -> None:
-    order = order_of(NAMES[0], NAMES[:2])
-    others = [name for name in MESSAGES if order.of(name)[0] == 1]
+    assert not order.won(next(name for name in MESSAGES if name not in others))  # tells nothing of the other one
+    for claimed_by in (None, NAMES[1]):
+        assert order.won(others[0])
+        assert {order.of(name) for name in others} == {(0, 0.01)}
+        assert not order.won(others[1])
+        assert order.lost(others[1], claimed_by)
+        assert {order.of(name)[0] for name in others} == {1}
     order.won(others[0])
-    assert order.lost(others[1], None)
-    assert {order.of(name)[0] for name in others} == {1}
-    order.won(others[0])
-    assert order.lost(others[1], NAMES[1])
-    assert not order.lost(others[1], NAMES[1])
-
-
-def test_own_message_tells_nothing_of_others() -> None:
-    order = order_of(NAMES[0], NAMES[:2])
-    own = next(name for name in MESSAGES if order.of(name)[0] == 0)
-    assert not order.won(own)
-
-
-def test_busy_consumer_that_is_no_listener_any_more_is_forgotten() -> None:
-    order = order_of(NAMES[0], NAMES[:2])
-    other = next(name for name in MESSAGES if order.of(name)[0] == 1)
-    order.won(other)
-    order.set_consumers(NAMES[0], NAMES, NAMES[:1])
-    order.set_consumers(NAMES[0], NAMES, NAMES[:2])
-    assert order.of(other)[0] == 1
+    for listeners in (NAMES[:1], NAMES[:2]):  # it is no listener for some time
+        order.set_consumers(NAMES[0], NAMES, listeners)
+    assert order.of(others[0])[0] == 1
 
 
 # -- more messages: all consumers
 
 
 def test_each_consumer_is_first_for_a_share_and_the_others_follow_by_powers_of_two() -> None:
-    orders = [sharing(name, 0, 100) for name in NAMES]
-    assert all(order.is_shared for order in orders)
+    orders = [order_of(name) for name in NAMES]
+    for order in orders:
+        assert set(turns(order, rows(0, 100))) == set(range(8))
+        assert order.is_shared
     for name in MESSAGES[:100]:
         found = sorted(order.of(name) for order in orders)
         assert [turn for turn, _ in found] == list(range(8))
         assert [found[turn][1] for turn in (0, 1, 3, 7)] == [0.0, 0.25, 0.5, 0.75]
-    assert Counter(turns(orders[0], MESSAGES[:100])).keys() == set(range(8))
+    other = next(name for name in MESSAGES if orders[0].of(name)[0] == 3)
+    assert not orders[0].won(other)  # this tells nothing of the listeners
+    orders[0].clear()
+    assert not orders[0].is_shared
 
 
 def test_among_a_thousand_consumers_the_last_waits_for_seconds_only() -> None:
@@ -132,71 +107,35 @@ def test_among_a_thousand_consumers_the_last_waits_for_seconds_only() -> None:
     assert max(order.of(name)[1] for name in MESSAGES) <= 2.5
 
 
-def test_claims_of_shared_messages_tell_nothing_of_listeners() -> None:
-    order = sharing(NAMES[0], 0, 100)
-    other = next(name for name in MESSAGES if order.of(name)[0] == 3)
-    assert not order.won(other)
-
-
-def test_order_forgets_messages() -> None:
-    order = sharing(NAMES[0], 0, 100)
-    order.clear()
-    assert not order.is_shared
-
-
 # -- long queues: messages side by side have the same order
 
 
-def keys(first: int, end: int) -> list[int]:
-    return turns(sharing(NAMES[0], first, end), [row.id for row in rows(first, end)])
-
-
-def test_messages_side_by_side_have_the_same_order() -> None:
-    lengths = [len(list(run)) for _, run in groupby(keys(0, 1024))]
-    assert 6 < sum(lengths) / len(lengths) < 18
+@pytest.mark.parametrize(('number', 'least', 'most'), [(1024, 6, 18), (200, 1, 2)], ids=['long', 'short'])
+def test_messages_side_by_side_have_the_same_order_in_a_long_queue(number: int, least: int, most: int) -> None:
+    lengths = [len(list(run)) for _, run in groupby(turns(order_of(NAMES[0]), rows(0, number)))]
+    assert least <= sum(lengths) / len(lengths) < most
 
 
 def test_consumers_have_similar_shares_of_a_long_queue() -> None:
-    shares = Counter(keys(0, 8192))
+    shares = Counter(turns(order_of(NAMES[0]), rows(0, 8192)))
     assert len(shares) == len(NAMES)
     assert all(512 < share < 1536 for share in shares.values())
 
 
-def test_order_is_the_same_on_pages_at_other_positions() -> None:
-    pairs = list(zip(keys(0, 1024)[500:], keys(500, 1524), strict=False))
-    assert (
-        sum(one == other for one, other in pairs) > 524 - 64
-    )  # all but the end of the first page, whose last run goes on
-
-
-def test_order_is_the_same_when_messages_at_the_beginnings_are_claimed() -> None:
-    before = dict(zip((row.id for row in rows(0, 1024)), keys(0, 1024), strict=True))
-    order = order_of(NAMES[0])
-    order.read([row for row in rows(0, 1024) if before[row.id] or int(row.id[-1]) % 2])
-    left = [name for name in before if before[name]]
-    assert turns(order, left) == [before[name] for name in left]
-
-
-def test_in_a_short_queue_each_message_has_its_own_order() -> None:
-    lengths = [len(list(run)) for _, run in groupby(keys(0, 200))]
-    assert sum(lengths) / len(lengths) < 2
+def test_order_is_the_same_on_other_pages() -> None:
+    before = turns(order_of(NAMES[0]), rows(0, 1024))
+    pairs = list(zip(before[500:], turns(order_of(NAMES[0]), rows(500, 1524)), strict=False))
+    # All but the end of the first page, whose last run goes on.
+    assert sum(one == other for one, other in pairs) > 524 - 64
+    # Messages at the beginnings of runs were claimed.
+    left = [row for row, turn in zip(rows(0, 1024), before, strict=True) if turn or int(row.id[-1]) % 2]
+    known = dict(zip(rows(0, 1024), before, strict=True))
+    found = dict(zip(left, turns(order_of(NAMES[0]), left), strict=True))
+    assert all(found[row] == known[row] for row in left if known[row])
 
 
 def test_long_queue_stays_long_until_few_messages_are_left() -> None:
-    order = sharing(NAMES[0], 0, 1024)
-    long = turns(order, [row.id for row in rows(924, 1024)])
-    order.read(rows(924, 1024))
-    assert turns(order, [row.id for row in rows(924, 1024)]) == long
-    order.read(rows(1000, 1024))
-    order.read(rows(1000, 1024))
-    short = sharing(NAMES[0], 1000, 1024)
-    names = [row.id for row in rows(1000, 1024)]
-    assert turns(order, names) == turns(short, names)
-
-
-def test_messages_of_the_page_before_keep_their_order() -> None:
-    order = sharing(NAMES[0], 0, 1024)
-    names = [row.id for row in rows(0, 1024)]
-    before = turns(order, names)
-    order.read(rows(1024, 2048))
-    assert turns(order, names) == before
+    order = order_of(NAMES[0])
+    long = turns(order, rows(0, 1024))
+    assert turns(order, rows(924, 1024)) == long[924:]
+    assert turns(order, rows(1000, 1024)) == turns(order_of(NAMES[0]), rows(1000, 1024))
