@@ -24,7 +24,6 @@ from kombu_couchdb.errors import (
     CouchDBError,
     DatabaseMissing,
     DocumentTooLarge,
-    NestedTooDeeply,
     NotFound,
     access_denied,
 )
@@ -212,16 +211,8 @@ class ResultStore:
         raise self.too_many_conflicts(doc_id)
 
     def current(self, doc_id: str) -> Document | None:
-        """Return a document even if it has expired, or None if there is none.
-
-        Of a document that is nested too deeply to be read, only `_id` and `_rev` are returned.
-        """
-        try:
-            return self._retried(self._current, doc_id)
-        except NestedTooDeeply as exc:
-            logger.error('%s cannot be read; it is overwritten if it exists: %s', doc_id, exc)
-            rev = self._retried(self.client.rev, doc_id)
-            return None if rev is None else {'_id': doc_id, '_rev': rev}
+        """Return a document even if it has expired, or None if there is none."""
+        return self._retried(self._current, doc_id)
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return those of these ids that have a document, or had one that was deleted."""
@@ -289,16 +280,8 @@ class ResultStore:
                 self._revs[doc['_id']] = rev, {name: doc.get(name) for name in ('status', 'delivery')}
 
     def current_many(self, ids: Sequence[str]) -> list[Document | None]:
-        """Return documents even if they have expired, and None for missing ones; one request.
-
-        See `current` for documents that are nested too deeply.
-        """
-        try:
-            return self.database.call(self.client.find, ids)
-        except RETRIED:
-            raise
-        except CouchDBError:  # because of one of them
-            return [self.current(doc_id) for doc_id in ids]
+        """Return documents even if they have expired, and None for missing ones; one request."""
+        return self.database.call(self.client.find, ids)
 
     def try_to_write(self, doc: Mapping[str, Any]) -> None:
         """Store a new document and delete it again, without retries; two requests.
