@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import requests
 
-from ..errors import BrokenAnswer, CouchDBError, NestedTooDeeply, ServerUnavailable
+from ..errors import BrokenAnswer, CouchDBError, ServerUnavailable
 from ..log import get_logger
 from .client import Client, Document, Row
 from .failures import from_transport
@@ -114,10 +114,7 @@ class Longpoll:
             raise error
         if not text.strip():  # a proxy may close the response between two empty lines
             raise BrokenAnswer(f'{self._client.address.url}: the changes feed was cut off')
-        try:
-            return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
-        except NestedTooDeeply:  # a document of one of the rows
-            return self._client.changes(since, body, limit, docs=docs)
+        return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
 
 
 class ContinuousFeed:
