@@ -24,8 +24,12 @@ from kombu.exceptions import DecodeError
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.conflicts import Rule
+from kombu_couchdb.couchdb.http import TOO_DEEP
 from kombu_couchdb.documents.validation import is_deeper
 from kombu_couchdb.values import revision_parts
+
+#: A part of the JSON of a value that is nested too deeply to be read.
+_TOO_DEEP = json.dumps(TOO_DEEP)
 
 #: A document as it was read, or of any type. Anybody may have changed it by hand.
 Document = dict[str, Any]
@@ -222,10 +226,15 @@ def unpack(doc: Mapping[str, Any] | None) -> str | bytes | None:
         return b64decode(doc['base64'])
     value = doc.get('value')
     # Celery's own CouchDB backend stored text, too, under the same ids.
+    if value is None or isinstance(value, str):
+        return value
     try:
-        return value if value is None or isinstance(value, str) else json.dumps(value)
-    except RecursionError as exc:
-        raise DecodeError(f'{doc.get("_id", "a value")} cannot be decoded: it is nested too deeply') from exc
+        text = json.dumps(value)
+    except RecursionError:
+        text = _TOO_DEEP
+    if _TOO_DEEP in text:
+        raise DecodeError(f'{doc.get("_id", "a value")} cannot be decoded: it is nested too deeply')
+    return text
 
 
 def error_text(value: Any) -> str:

@@ -214,10 +214,7 @@ class ResultStore:
                 raise error
 
     def current(self, doc_id: str) -> Document | None:
-        """Return a document even if it has expired, or None if there is none.
-
-        Of a document that cannot be decoded, only `_id` and `_rev` are returned.
-        """
+        """Return a document even if it has expired, or None if there is none."""
         return self._retried(self._current, [doc_id])[0]
 
     def known(self, ids: Sequence[str]) -> set[str]:
@@ -378,16 +375,8 @@ class ResultStore:
             settle(ids)
 
     def _current(self, ids: Sequence[str]) -> list[Document | None]:
-        """Return documents even if they have expired, and None for missing ones; one request. See `current`."""
-        docs = self.database.call(self.client.find, ids)
-        return [doc or self._undecodable(doc_id) for doc_id, doc in zip(ids, docs, strict=True)]
-
-    def _undecodable(self, doc_id: str) -> Document | None:
-        rev = self.client.rev(doc_id) if self.client.unusable.has(doc_id, None) else None
-        if rev is None:
-            return None
-        logger.error('%s cannot be read; it is overwritten', doc_id)
-        return {'_id': doc_id, '_rev': rev}
+        """Return documents even if they have expired, and None for missing ones; one request."""
+        return self.database.call(self.client.find, ids)
 
     def _retried(self, request: Callable[..., T], *args: Any) -> T:
         def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:

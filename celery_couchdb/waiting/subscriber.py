@@ -30,7 +30,6 @@ from kombu_couchdb.errors import (
     RETRIED,
     AnswerTooLarge,
     CouchDBError,
-    NestedTooDeeply,
 )
 from kombu_couchdb.log import get_logger
 
@@ -214,18 +213,7 @@ class Subscriber:
         """Read documents and deliver those that exist; return the number of results. See `Watched.deliver`."""
         ids = list(wanted)
         docs = self.store.read_many(ids, everywhere=everywhere)
-        return self._deliver(dict(zip(ids, docs, strict=True)), asked)
-
-    def _deliver(self, docs: dict[str, Document | None], asked: float | None = None) -> int:
-        """Deliver documents, and errors in the place of those that cannot be decoded."""
-        count, client = self._watched.deliver(docs.items(), asked), self.store.client
-        unreadable = [doc_id for doc_id, doc in docs.items() if doc is None and client.unusable.has(doc_id, None)]
-        for doc_id in unreadable:
-            self._watched.drop(doc_id)
-        if unreadable:
-            error = NestedTooDeeply(f'{client.address.url}: a document is nested too deeply to be read')
-            self._watched.fail(dict.fromkeys(unreadable, error))
-        return count
+        return self._watched.deliver(zip(ids, docs, strict=True), asked)
 
     def _count_updates(self) -> None:
         if self._traffic.is_due(now := time.monotonic()):
@@ -270,7 +258,7 @@ class Subscriber:
     def _process(self, response: Document, watched: set[str]) -> int:
         """Deliver the documents in a response of the changes feed; return the number of watched ones."""
         rows = [row for row in response['results'] if row['id'] in watched]
-        self._deliver({row['id']: None if row.get('deleted') else row.get('doc') for row in rows})
+        self._watched.deliver((row['id'], None if row.get('deleted') else row.get('doc')) for row in rows)
         count = sum(not row.get('deleted') for row in rows)
         self._since = response['last_seq']
         self._traffic.add_results(count)
