@@ -60,7 +60,7 @@ class _Expiring(_Stored, total=False):
     expires: float
 
 
-class _ResultOptions(TypedDict, total=False):
+class _ResultOptions(Packed, _Expiring, total=False):
     delivery: list[int]
     #: The region in which the task was sent, if it is another one: the result is replicated there.
     to: str
@@ -68,7 +68,7 @@ class _ResultOptions(TypedDict, total=False):
     parcel: str
 
 
-class Result(_ResultOptions, Packed, _Expiring):
+class Result(_ResultOptions):
     """The result of a task, or its state before."""
 
     _id: str
@@ -85,26 +85,20 @@ class Group(Packed, _Expiring):
     status: None
 
 
-class _ValueOptions(TypedDict, total=False):
-    value: Any
-    base64: str
-
-
-class Value(_ValueOptions, _Stored):
+class Value(Packed, _Stored):
     """A value that a program stores through `set()` of the backend; it never expires."""
 
     _id: str
     type: Literal['Value']
     status: None
-    content_type: str
 
 
-class _ChordOptions(TypedDict, total=False):
+class _ChordOptions(_Expiring, total=False):
     #: A random id of this run: the same chord may be sent a second time.
     run: str
 
 
-class Chord(_ChordOptions, _Expiring):
+class Chord(_ChordOptions):
     """A chord until its body is sent."""
 
     _id: str
@@ -121,12 +115,12 @@ class Chord(_ChordOptions, _Expiring):
     sent: bool
 
 
-class _ChordPartOptions(TypedDict, total=False):
+class _PartOptions(_Expiring, total=False):
     #: The result, unless it is stored under the id of the task.
     value: Packed
 
 
-class ChordPart(_ChordPartOptions, _Expiring):
+class ChordPart(_PartOptions):
     """A task of a chord's header that has ended."""
 
     _id: str
