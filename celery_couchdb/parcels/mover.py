@@ -79,7 +79,7 @@ class CollectingChannel(Channel):
         if 'task' in message['headers']:
             super().basic_publish(message, exchange, routing_key, **kwargs)
 
-    def send(self, docs: Sequence[Any], message: Document) -> None:
+    def send(self, docs: Sequence[Any], *, again: bool = False) -> None:
         """Gather the items of a task."""
         if any(doc['type'] == 'Parcel' for doc in docs):
             raise ParcelRefused('its task belongs to another region, and parcels are for tasks of this one')

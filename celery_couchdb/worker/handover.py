@@ -74,7 +74,7 @@ class HandOver:
     def take_next_tasks(self, address: Address, items: Sequence[WorkItem]) -> Sequence[WorkItem]:
         """Hand over the messages that are published after a task; return those that the caller must store.
 
-        `address` is the database that they are for. See `kombu_couchdb.transport.collector`.
+        `address` is the database that they are for. See `kombu_couchdb.transport.batches`.
         """
         broker = self.queue.broker
         if self._backend.options.confirm_results or broker is None or not self.queue.is_open:
