@@ -23,7 +23,7 @@ from ..documents import concurrency, conflict_rules, rates
 from ..errors import NestedTooDeeply
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE
-from ..queues.queue_limits import limit_in
+from ..queues.routing import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from ..rooms import offered
