@@ -18,8 +18,8 @@ from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.log import get_logger
 
 from ..chords.completion import Counting
-from ..results.batch_writer import QueueItem
 from ..results.documents import ChordPart, Packed, Result, pack, stamp
+from ..results.queue_item import QueueItem
 from ..results.result_queue import ResultQueue
 from ..results.result_store import ResultTooLarge
 

@@ -33,8 +33,6 @@ from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
-from ..fleet.broadcast_feed import BroadcastFeed
-from ..fleet.notifier import Notifier
 from ..leases.peers import queues_of
 from ..leases.queue_lifetimes import Lifetimes
 from ..log import get_logger
@@ -173,9 +171,7 @@ class Transport(virtual.Transport):
         if self._consumer is None or self._consumer.unacked.retired:
             self._abandon.detach()
             name = f'couchdb-{self.address.database}'
-            feed = BroadcastFeed(self.broadcasts, name)
-            notifier = Notifier(self.couchdb, self.topology, self.listener, feed, name)
-            self._consumer = IOThread(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)
+            self._consumer = IOThread(self.couchdb, self.options, self._mailbox, self.listener, self.topology, name)
             # The thread has no reference to this object, so a connection that is not closed can be garbage-collected.
             self._abandon = weakref.finalize(self, self._consumer.abandon)
             self._abandon.atexit = False
