@@ -22,7 +22,7 @@ from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import concurrency, conflict_rules, rates
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE
-from ..queues.queue_limits import limit_in
+from ..queues.routing import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from ..rooms import offered
