@@ -243,7 +243,7 @@ def test_one_module_prints_and_one_creates_loggers() -> None:
     assert {module for module, text in sources.items() if re.search(making, text)} <= {
         'kombu_couchdb.log',
         'kombu_couchdb.embedded',
-        'celery_couchdb.patches.error_output',
+        'celery_couchdb.patches.output',
     }  # the last two log no text of documents
 
 
