@@ -42,7 +42,7 @@ from kombu_couchdb.queues.quarantine import Harmful
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.transport.channel import Channel
 
-from ..patches import lifecycle
+from ..patches import workers
 from . import PARCEL
 from .parcel_checks import PRINTED, Accept, ParcelRefused, call_in, checked
 from .receipts import Receipts, write
@@ -453,7 +453,7 @@ def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
 
 def connect_signals() -> None:
     """Start the threads in each worker that is ready from now on, and stop them when it shuts down."""
-    for signal in lifecycle.READY:
+    for signal in workers.READY:
         signal.connect(on_worker_ready)
-    for signal in lifecycle.SHUTDOWN:
+    for signal in workers.SHUTDOWN:
         signal.connect(_on_worker_shutdown)

@@ -37,7 +37,7 @@ from kombu_couchdb.documents.ids import CONSUMER, PAUSE
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.workitem import HIGHEST
 from kombu_couchdb.errors import Unstorable
-from kombu_couchdb.leases.lease_expiry import ends_at
+from kombu_couchdb.leases.lease import ends_at
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels.parcel import Parcel
 from kombu_couchdb.regions import region
