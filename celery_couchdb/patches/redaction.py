@@ -17,7 +17,7 @@ from celery.utils.graph import GraphFormatter
 from kombu.utils.encoding import safe_repr
 
 from kombu_couchdb import registration
-from kombu_couchdb.couchdb.urls import redacted
+from kombu_couchdb.couchdb.address import redacted
 
 #: Celery's mask.
 _MASK = '*' * 8
