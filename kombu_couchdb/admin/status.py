@@ -16,7 +16,7 @@ from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, QUEUE
 from ..errors import AccessDenied, DatabaseMissing, NotFound
-from ..leases.lease_expiry import ends_at
+from ..leases.lease import ends_at
 from ..queues import waiting
 from ..queues.broadcasts_database import broadcasts_of
 from .leaders import LeaderStatus, leaders

@@ -18,8 +18,8 @@ from ..couchdb.client import Client
 from ..couchdb.shapes import DONE, flag, members, number
 from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing
-from ..leases.janitor import Janitor
-from ..leases.lease_expiry import ends_at
+from ..leases.housekeeping import Janitor
+from ..leases.lease import ends_at
 from .cluster import Cluster, Indexes
 from .tombstones import DeletedDocument, Marks, Tombstones, is_replicated
 

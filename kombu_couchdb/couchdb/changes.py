@@ -192,7 +192,8 @@ class Follower:
     def take(self, seconds: float = 0.0) -> Changes | None:
         """Return the last report, once; wait up to `seconds` for it. None if there is none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._report is not None, max(0.0, seconds))
+            if seconds > 0:
+                self._changed.wait_for(lambda: self._report is not None, seconds)
             report, self._report = self._report, None
         return report
 

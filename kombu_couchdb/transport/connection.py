@@ -32,8 +32,8 @@ from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
-from ..leases.peers import queues_of
-from ..leases.queue_lifetimes import Lifetimes
+from ..leases.housekeeping import Lifetimes
+from ..leases.lease import queues_of
 from ..log import get_logger
 from ..options import Options
 from ..queues.broadcasts_database import BroadcastsDatabase

@@ -34,8 +34,8 @@ from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import BROADCAST, CONSUMER
 from kombu_couchdb.fleet import attention, claim_order, notifier
+from kombu_couchdb.fleet.attention import Peers
 from kombu_couchdb.leases import lease, sweeper
-from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.limits import permits
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues import quarantine
