@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from kombu.exceptions import DecodeError
 from kombu.serialization import prepare_accept_content
 
-from kombu_couchdb.documents import validation, workitem
+from kombu_couchdb.documents import validation
 from kombu_couchdb.documents.body import decoded, loaded
 from kombu_couchdb.documents.ids import JOB_KEY
-from kombu_couchdb.documents.task_message import body_flaw, is_task
+from kombu_couchdb.documents.task_message import HIGHEST, body_flaw, is_task
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.parcels import parcel
@@ -81,8 +81,8 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         if (date := doc.get(name)) is not None:
             options[option] = _datetime(name, date)
     if (priority := doc.get('priority')) is not None:
-        if not is_whole(priority, 0, workitem.HIGHEST):
-            raise ParcelRefused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
+        if not is_whole(priority, 0, HIGHEST):
+            raise ParcelRefused(f'priority must be a whole number from 0 to {HIGHEST}')
         options['priority'] = priority
     if reason := accept.refusal(doc['task']):
         raise ParcelRefused(reason)

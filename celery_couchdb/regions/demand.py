@@ -17,7 +17,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import members, number
 from kombu_couchdb.design.rows import ClaimCount, QueueCount
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
-from kombu_couchdb.documents.workitem import HIGHEST
+from kombu_couchdb.documents.task_message import HIGHEST
 from kombu_couchdb.leases.lease import ends_at
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.regions import region

@@ -186,13 +186,6 @@ class Client:
         """Return a document as CouchDB's JSON text; *raises* `NotFound`."""
         return self.http.exchange('GET', path_of(doc_id), repeat=True)[0].strip()
 
-    def rev(self, doc_id: str) -> str | None:
-        """Return the revision of a document; None if it does not exist."""
-        body = {'keys': [doc_id]}
-        [row] = self.request('POST', '/_all_docs', body=body, repeat=True, shape=shapes.REVISION_ROW)['rows']
-        found = row.get('value')
-        return found['rev'] if found and not found.get('deleted') else None
-
     def get(self, doc_id: str, **params: Any) -> Document:
         """Return a document; *raises* `NotFound`. `params` are CouchDB's query parameters."""
         return cast(Document, self.request('GET', path_of(doc_id), params, repeat=True, shape=document(doc_id)))

@@ -48,37 +48,6 @@ from .ids import JOB, JOB_KEY, job_id
 from .task_message import HIGHEST, due_date, headers_of, lifetime, priority
 from .types import DONE, Document, Message, Tombstone, WorkItem
 
-__all__ = [
-    'HIGHEST',
-    'KEEP_DONE',
-    'acked',
-    'check_keep_done',
-    'claim',
-    'claimant',
-    'deleted',
-    'done',
-    'delivers_expired',
-    'dropped',
-    'has_expired',
-    'is_dead',
-    'is_done',
-    'is_due',
-    'is_unique',
-    'is_waiting',
-    'last_consumer',
-    'new',
-    'new_id',
-    'rank',
-    'ready_since',
-    'release',
-    'size',
-    'state',
-    'tag',
-    'task_id',
-    'task_name',
-    'without_room',
-]
-
 #: Blanks in a unique job with a large body. CouchDB may accept a document of exactly its maximum size when it is
 #: published, but later states of the job are larger (claimed, or with a reason) and must be accepted, too. They are
 #: written without these blanks.
