@@ -42,7 +42,7 @@ from typing import Any, cast
 
 from ..errors import ConfigurationError
 from ..values import is_number
-from . import concurrency, rates
+from . import rates
 from .body import attached, is_large
 from .ids import JOB, JOB_KEY, job_id
 from .task_message import HIGHEST, due_date, headers_of, lifetime, priority
@@ -85,7 +85,6 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Work
         'claimed': None,
         'message': cast(Message, message),
     }
-    concurrency.check(message.get('headers') or {})
     rates.check(message.get('headers') or {})
     if (seconds := lifetime(message)) is not None:
         doc['expires'] = now + seconds
