@@ -1,8 +1,9 @@
-"""The changes feed: an interruptible longpoll on `_changes`, and a follower of a database, with a thread that waits.
+"""The changes feed: an interruptible longpoll on `_changes`, and a follower of a database, whose thread waits with it.
 
-A change arrives within milliseconds and is only a hint: callers read the documents to decide.
+A change arrives within milliseconds and is only a hint: callers read the documents to decide. A `Follower` sends one
+longpoll after each call of `follow` and none by itself, so that a busy consumer causes no requests.
 
-A `Follower` says when something may have been missed. Whoever follows reads the documents first, and then follows them
+It also says when something may have been missed. Whoever follows reads the documents first, and then follows them
 from an update sequence on that is older than the read. Each call of `follow` gives one report, which may come twice.
 """
 
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import requests
 
-from ..errors import BrokenAnswer, CouchDBError, NestedTooDeeply, ServerUnavailable
+from ..errors import BrokenAnswer, CouchDBError, ServerUnavailable
 from ..log import get_logger
 from .client import Client, Document, Row
 from .failures import from_transport
@@ -113,10 +114,7 @@ class Longpoll:
             raise error
         if not text.strip():  # a proxy may close the response between two empty lines
             raise BrokenAnswer(f'{self._client.address.url}: the changes feed was cut off')
-        try:
-            return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
-        except NestedTooDeeply:  # a document of one of the rows
-            return self._client.changes(since, body, limit, docs=docs)
+        return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
 
 
 class Changes(NamedTuple):
@@ -138,8 +136,7 @@ class Changes(NamedTuple):
 class Follower:
     """Follows the changes of a database. One thread uses it, and a thread of its own waits for CouchDB.
 
-    It raises no errors. After an error it makes the next attempt not before a pause, which becomes longer. It sends one
-    longpoll after each call of `follow` and none by itself, so that a busy consumer causes no requests.
+    It raises no errors. After an error it makes the next attempt not before a pause, which becomes longer.
     """
 
     def __init__(
@@ -158,13 +155,16 @@ class Follower:
         """
         self._client, self._name, self._wake = client, name, wake
         self._docs, self._heartbeat = docs, heartbeat
-        self._longpoll, self._thread = Longpoll(client), cast('threading.Thread | None', None)
+        self._longpoll = Longpoll(client)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._last_start = float('-inf')
+        #: The least seconds between two longpolls, and after the last error.
+        self._interval = self._pause = 0.0
         self._changed = threading.Condition()
+        self._request: tuple[Any, Document] | None = None  # for the thread
         self._asked: tuple[Any, Document] | None = None  # what the thread waits for
-        self._is_new = self._closed = False  # whether it has not begun to wait for that; and whether it is to end
         self._report: Changes | None = None
-        #: The least seconds between two longpolls, as `follow` asks and after an error; and when the last one began.
-        self._interval, self._pause, self._started = 0.0, 0.0, float('-inf')
 
     @property
     def is_following(self) -> bool:
@@ -185,15 +185,9 @@ class Follower:
         apart, or more.
         """
         body: Document = {'selector': selector} if selector else {} if doc_ids is None else {'doc_ids': [*doc_ids]}
-        with self._changed:
-            if self._asked == (since, body):
-                return
-            self._longpoll.interrupt()
-            self._asked, self._is_new, self._interval = (since, body), True, interval
-            self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        if self._asked != (since, body):
+            self._interval = max(_MIN_INTERVAL_SECONDS, interval, self._pause)
+            self._ask((since, body))
 
     def take(self, seconds: float = 0.0) -> Changes | None:
         """Return the last report, once; wait up to `seconds` for it. None if there is none."""
@@ -205,57 +199,63 @@ class Follower:
 
     def pause(self) -> None:
         """Report nothing until the next call of `follow`."""
-        with self._changed:
-            self._longpoll.interrupt()
-            self._asked, self._is_new, self._report = None, False, None
+        self._ask(None)
+        self.take()
 
     def close(self) -> None:
         """Tell the thread to end. It ends at the server's next empty line at the latest."""
+        self._closed = True
+        self._ask(None)
+
+    def _ask(self, request: tuple[Any, Document] | None) -> None:
+        """Let the thread wait for changes, instead of those that it waits for; None: for none."""
         with self._changed:
-            self._asked, self._closed = None, True
             self._longpoll.interrupt()
+            self._asked = self._request = request
+            if self._thread is None and request is not None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
             self._changed.notify_all()
 
     # -- in the thread
 
     def _run(self) -> None:
-        while (asked := self._next()) is not None:
-            if (report := self._wait(*asked)) is not None:
-                self._note(asked[0], report)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._request is not None)
+                if self._closed or self._request is None:
+                    return
+                request, self._request = self._request, None
+                generation = self._longpoll.generation
+                # Changes in quick succession share one response, and their messages one claim request.
+                seconds = self._last_start + self._interval - time.monotonic()
+                self._sleep(seconds, generation)
+            self._last_start = time.monotonic()
+            report = self._wait(generation, *request)
+            if report is not None:
+                self._note(report, generation)
 
-    def _next(self) -> tuple[int, Any, Document] | None:
-        """Wait for the next request; return its generation, `since` and body; None: the thread is to end."""
+    def _sleep(self, seconds: float, generation: int) -> None:
+        """Wait before a longpoll; no longer if it is interrupted."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._is_new)
-            if self._closed or self._asked is None:
-                return None
-            (since, body), self._is_new = self._asked, False
-            generation = self._longpoll.generation
-            # Changes in quick succession share one response, and their messages one claim request.
-            at = self._started + max(_MIN_INTERVAL_SECONDS, self._interval, self._pause)
-            self._changed.wait_for(
-                lambda: self._closed or generation != self._longpoll.generation, max(0.0, at - time.monotonic())
-            )
-        self._started = time.monotonic()
-        return generation, since, body
+            self._changed.wait_for(lambda: generation != self._longpoll.generation, max(0.0, seconds))
 
     def _wait(self, generation: int, since: Any, body: Document) -> Changes | None:
-        url = self._client.address.url
         try:
             found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
         except CouchDBError as exc:
-            logger.debug('%s cannot be followed just now: %s', url, exc)
+            logger.debug('%s cannot be followed just now: %s', self._client.address.url, exc)
             return Changes((), None, exc)
-        except Exception as exc:  # the owner must learn of any error, because it does not poll meanwhile
+        except Exception as exc:  # the owner must learn of any error, because it does not poll while the feed waits
             logger.exception('the changes feed failed')
-            return Changes((), None, ServerUnavailable(f'{url}: the changes feed failed: {exc!r}'))
+            return Changes((), None, ServerUnavailable(f'{self._client.address.url}: the changes feed failed: {exc!r}'))
         return None if found is None else Changes(found['results'], found['last_seq'])
 
-    def _note(self, generation: int, report: Changes) -> None:
+    def _note(self, report: Changes, generation: int) -> None:
         with self._changed:
             if generation != self._longpoll.generation:
-                return  # it was interrupted
-            longer = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * self._pause))
-            self._asked, self._report, self._pause = None, report, longer if report.error else 0.0
+                return
+            self._pause = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * self._pause)) if report.error else 0.0
+            self._asked, self._report = None, report
             self._changed.notify_all()
         self._wake()

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kombu_couchdb.parcels import parcel_views
-
 from ..admin.jobs import paged
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.conflicts import delete_leaves
 from ..couchdb.shapes import exactly, items, members, number, revision
 from ..errors import DatabaseMissing, NotFound
 from . import parcel
-from .receipt import is_open
+from .parcel import is_open
 
 #: The states of parcels: those that were moved are receipts.
 STATES = ('waiting', 'refused', 'moved', 'done')
@@ -34,10 +32,10 @@ _RANKS = {'waiting': 0, 'refused': 1}
 class Parcels:
     """The parcels in the database of `client`. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
-    def __init__(self, client: Client, name: str = parcel_views.PARCELS, view: str = 'parcels') -> None:
+    def __init__(self, client: Client, name: str = parcel.PARCELS, view: str = 'parcels') -> None:
         """Use the view `view` of the design document `name`."""
         self.client, self._name, self._view = client, name, view
-        self._has_receipts = name == parcel_views.PARCELS
+        self._has_receipts = name == parcel.PARCELS
 
     def count(self, state: str) -> int:
         """Return the number of parcels that wait or that were refused; `state` is 'waiting' or 'refused'."""
@@ -54,11 +52,11 @@ class Parcels:
             if state in states:
                 where = {'startkey': [rank], 'endkey': [rank, {}], 'reduce': False, 'include_docs': True}
                 for row in paged(self.client, self._name, self._view, _ROW, **where):
-                    if doc := row.get('doc') or self._unreadable(row['id'], refused=bool(rank)):
+                    if doc := row.get('doc'):
                         yield doc
         if self._has_receipts and {'moved', 'done'} & set(states):
             where = {'startkey': ['kept'], 'endkey': ['kept', {}], 'include_docs': True}
-            for row in paged(self.client, parcel_views.RECEIPTS, 'receipts', members(), **where):
+            for row in paged(self.client, parcel.RECEIPTS, 'receipts', members(), **where):
                 if (doc := row.get('doc')) and state_of(doc) in states:
                     yield doc
 
@@ -75,7 +73,7 @@ class Parcels:
         """Return the document with this id; if there is none, up to `limit` documents whose ids begin with `name`."""
         if not name or name.startswith('_'):  # not a document of ours
             return []
-        if doc := self.client.find([name])[0] or self._unreadable(name, refused=True):
+        if doc := self.client.find([name])[0]:
             return [doc]
         found = self.client.fetch([row['id'] for row in self.client.id_range(name, limit=limit)])
         return [doc for doc in found if doc]
@@ -95,13 +93,6 @@ class Parcels:
     def drop(self, docs: Sequence[Document]) -> int:
         """Delete documents with all their leaf revisions, and return how many were deleted."""
         return sum(delete_leaves(self.client, part) for part in chunks(docs, _BATCH_DOCS))
-
-    def _unreadable(self, doc_id: str, *, refused: bool) -> Document | None:
-        """Return what is known of a document that Python cannot decode; None if it is deleted."""
-        rev = self.client.rev(doc_id) if self.client.unusable.has(doc_id, None) else None
-        if rev is None:
-            return None
-        return {'_id': doc_id, '_rev': rev, **({'status': 'fail', 'reason': 'it cannot be read'} if refused else {})}
 
 
 def moving(sources: Iterable[Parcels]) -> set[str]:

@@ -16,10 +16,8 @@ from ..parcels import parcel
 from ..parcels.parcel import Parcel
 from ..parcels.parcel_channel import store_parcels
 from ..queues.store import Store
-from ..transport.at_home import AtHome
-from . import lent, region
-from .region import check_name, check_regions
-from .region_views import lending
+from . import region
+from .region import check_name, check_regions, lending_document
 
 __all__ = ['ITEM_TYPES', 'OtherRegions', 'check_name', 'check_regions', 'documents']
 
@@ -29,10 +27,10 @@ ITEM_TYPES = ('LentItem',)
 
 def documents() -> list[dict[str, Any]]:
     """Return the design documents of regions in the broker's database."""
-    return [lending()]
+    return [lending_document()]
 
 
-class OtherRegions(AtHome):
+class OtherRegions:
     """Makes parcels of the messages of a connection for other regions, and stores them."""
 
     def __init__(self, options: Options, couchdb: Client) -> None:
@@ -49,7 +47,7 @@ class OtherRegions(AtHome):
         if name is None or name == self.own:
             return plain, []
         if name == region.ANY and self.own:
-            if lent.may_be_lent(plain['headers']):
+            if region.may_be_lent(plain['headers']):
                 plain['properties']['region'] = region.ANY
             return plain, []
         if not isinstance(name, str) or name not in self._regions:
@@ -67,7 +65,7 @@ class OtherRegions(AtHome):
             doc['fallback'], doc['fallback_at'] = fallback[0], doc['published'] + fallback[1]
         return plain, [doc]
 
-    def store(self, docs: Sequence[Any], *, again: bool = False) -> Sequence[Any]:
+    def store(self, docs: Sequence[Any], *, again: bool) -> Sequence[Any]:
         """Store the parcels among documents, and return the others.
 
         *Raises* what `Store.publish` raises. `again` says that they may be stored already.

@@ -28,7 +28,7 @@ from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.consumer.mailbox import Mailbox
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.changes import LIMIT, Changes
+from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
@@ -127,38 +127,30 @@ def _has(doc: Document, name: str, wanted: Any) -> bool:
     return all(operators[operator](doc.get(name), to) for operator, to in wanted.items())
 
 
-class Feed:
-    """A follower of a database; nothing is silent, so the heartbeat does not matter."""
+class Feed(Follower):
+    """A follower of a database of the model; nothing is silent, so the heartbeat does not matter."""
 
-    def __init__(
-        self, client: FleetClient, name: str, wake: Callable[[], None], *, docs: bool, heartbeat: float = 4.0
-    ) -> None:
+    def __init__(self, client: FleetClient, *arguments: Any, **settings: Any) -> None:
+        super().__init__(client, *arguments, **settings)
         self._member, self._database = client.member, client.database
         self._fleet, self._is_secondary = client.member.fleet, client.is_secondary
-        self._wake, self._interval = wake, 0.0
-        self._report: Changes | None = None
-        self._generation = 0
         self._since: int | None = None
         self._selector: Document | None = None
         self._not_before = -inf
         self._database.feeds.append(self)
 
-    def follow(self, since: Any, selector: Document | None = None, *, interval: float = 0.0) -> None:
-        self._since, self._selector, self._interval = int(since), selector, interval
-        self._generation += 1
+    def _ask(self, request: tuple[Any, Document] | None) -> None:
+        self._asked = request
+        if request is None:
+            self._since = None
+            return
+        since, body = request
+        self._since, self._selector = int(since), body.get('selector')
         self._not_before = max(self._not_before, self._fleet.elapsed + _LATENCY)
         self._fleet.after(self._not_before - self._fleet.elapsed, self.check)
 
-    def take(self) -> Changes | None:
-        report, self._report = self._report, None
-        return report
-
-    def pause(self) -> None:
-        self._since = self._report = None
-        self._generation += 1
-
     def close(self) -> None:
-        self._since = None
+        super().close()
         if self in self._database.feeds:
             self._database.feeds.remove(self)
 
@@ -171,7 +163,7 @@ class Feed:
             return
         if self._is_secondary and (error := self._member.refused()):
             self._since = None
-            self._tell(self._generation, Changes((), None, error))
+            self._note(Changes((), None, error), self._longpoll.generation)
             return
         rows, last = self._database.changes(self._since, self._selector)
         if self._fleet.loses_bells:
@@ -179,13 +171,13 @@ class Feed:
         if rows:
             self._since = None
             self._not_before = self._fleet.elapsed + max(_LONGPOLL, self._interval)
-            late, generation = self._fleet.feed_delay if self._is_secondary else 0.0, self._generation
-            self._fleet.after(late, lambda: self._tell(generation, Changes(rows, last)))
+            late = self._fleet.feed_delay if self._is_secondary else 0.0
+            report = Changes(rows, last)
+            self._fleet.after(late, lambda: self._arrive(report))
 
-    def _tell(self, generation: int, report: Changes) -> None:
-        if self._member.alive and generation == self._generation:
-            self._report = report
-            self._wake()
+    def _arrive(self, report: Changes) -> None:
+        if self._member.alive:
+            self._note(report, self._longpoll.generation)
 
 
 class FleetClient(Client):

@@ -13,10 +13,8 @@ from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import Any, cast
 
-from celery_couchdb.regions.fallbacks import Fallbacks
-from celery_couchdb.regions.lending import Lender
-from celery_couchdb.regions.polling import Looks
-from celery_couchdb.regions.region_mover import RegionMover
+from celery_couchdb.regions.lending import Lender, Looks
+from celery_couchdb.regions.region_mover import Fallbacks, RegionMover
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.types import Document
@@ -160,7 +158,7 @@ class ModelFerry(RegionMover):
         self._harmful = cast(Any, SimpleNamespace(replace=lambda: None))  # no view of the model fails
         looks = Looks(cast(Any, SimpleNamespace(watch=lambda: None, is_enough=False)))
         self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'], looks)
-        self._fallbacks = Fallbacks(client, place.name, others, self._move, self._refuse_unreadable)
+        self._fallbacks = Fallbacks(client, place.name, others, self._move)
         self._transport = SimpleNamespace(store_items=lambda items, once: place.publish(items))
 
     def _items_of(self, doc: Document) -> list[Any]:
