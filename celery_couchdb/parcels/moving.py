@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from kombu_couchdb.leases.leader import Led
 from kombu_couchdb.transport import Transport
 
-from ..patches import lifecycle
+from ..patches import workers
 from .mover import Mover
 
 #: The movers, by the transport option with which they start. They get the app, the connected transport, a function that
@@ -61,7 +61,7 @@ def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
         thread.stop()
 
 
-for signal in lifecycle.READY:
+for signal in workers.READY:
     signal.connect(on_worker_ready)
-for signal in lifecycle.SHUTDOWN:
+for signal in workers.SHUTDOWN:
     signal.connect(_on_worker_shutdown)

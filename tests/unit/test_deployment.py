@@ -20,7 +20,7 @@ import pytest
 import yaml
 from celery.bin.celery import celery as program
 
-from celery_couchdb.cli import check, couchdb, databases
+from celery_couchdb.cli import couchdb, databases, status
 from kombu_couchdb.couchdb import auth
 
 FOLDER = Path(__file__).parents[2] / 'examples/deployment'
@@ -137,7 +137,7 @@ def test_probes_name_the_worker_and_wait_longer_than_the_check() -> None:
     [image, *_] = commands()
     for words in probes():
         assert words[words.index('--worker') + 1] == image[image.index('--hostname') + 1]
-        [default] = [float(str(option.default)) for option in check.command.params if option.name == 'timeout']
+        [default] = [float(str(option.default)) for option in status.check_command.params if option.name == 'timeout']
         assert default + 5 < CONTAINERS['Deployment']['containers'][0]['readinessProbe']['timeoutSeconds']
         assert default + 5 < int(COMPOSE['services']['worker']['healthcheck']['timeout'].rstrip('s'))
     # A liveness probe that asks CouchDB would restart all workers in an outage.
