@@ -117,7 +117,7 @@ def vacuum(
 
     If the database `may_be_replicated` and is, purge nothing: the replicas could bring the documents back. `moving`
     returns the ids of messages whose tombstones are kept, because their parcels still wait: see
-    `kombu_couchdb.admin.parcels.moving`.
+    `kombu_couchdb.parcels.stored_parcels.moving`.
 
     *Raises* `AccessDenied` if the user is not a server administrator, and `Refused` if a purge is not possible or not
     safe.

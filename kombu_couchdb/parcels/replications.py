@@ -62,6 +62,11 @@ def endpoint(address: Address, server: str | None = None) -> Document:
     return {'url': url, **({'auth': {'basic': {'username': user, 'password': password}}} if user else {})}
 
 
+def server_of(client: Client) -> Client:
+    """Return a client for the server of a database."""
+    return Client(client.address.root, *reversed(client.timeouts))
+
+
 def id_of(kind: str, own: str, other: str) -> str:
     """Return the id of the document for `kind`, `regions` or `results`."""
     return f'celery-{kind}-{own}-from-{other}'
@@ -180,7 +185,7 @@ def nudge(client: Client, own: str, others: Mapping[str, Address]) -> dict[str, 
 
     *Raises* `ConfigurationError` if a region has no replications here.
     """
-    server = Client(client.address.root, *reversed(client.timeouts))
+    server = server_of(client)
     found = stored(server, own) or {}
     docs, urls = list[Document](), dict[str, str]()
     for other, address in others.items():

@@ -104,25 +104,6 @@ def test_always_retry_reads_again_in_a_task_for_the_time_limit_of_a_request(monk
         state()
 
 
-def test_write_gives_up_after_many_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, tries = app_of('couchdb://host').backend, []
-
-    def put(doc: dict[str, Any], **_: Any) -> str:
-        tries.append(doc)
-        raise Conflict('never')
-
-    monkeypatch.setattr('celery_couchdb.results.result_store._ATTEMPTS', 10)
-    backend.client.put = put
-    backend.client.get = lambda doc_id: {'_id': doc_id, '_rev': '1-a', 'status': 'STARTED'}
-    with pytest.raises(Conflict):
-        backend.store_result('id', 1, 'SUCCESS')
-    assert len(tries) == 10
-    tries.clear()
-    with pytest.raises(Conflict):
-        backend.forget('id')
-    assert len(tries) == 10
-
-
 def test_missing_right_to_create_the_database_says_what_to_do() -> None:
     backend = app_of('couchdb://user:secret@host/db').backend
 
