@@ -19,10 +19,10 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 
+from kombu_couchdb.couchdb.address import redacted
 from kombu_couchdb.couchdb.bounds import seconds_left
 from kombu_couchdb.couchdb.conflicts import ConflictResolver
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
-from kombu_couchdb.couchdb.urls import redacted
 from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger

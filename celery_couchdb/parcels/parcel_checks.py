@@ -19,7 +19,7 @@ from celery.app.task import Context
 from kombu.exceptions import DecodeError
 from kombu.serialization import prepare_accept_content
 
-from kombu_couchdb.documents import validation, workitem
+from kombu_couchdb.documents import validation
 from kombu_couchdb.documents.body import decoded, loaded
 from kombu_couchdb.documents.concurrency import CONCURRENCY_KEY, CONCURRENCY_LIMIT
 from kombu_couchdb.documents.ids import JOB_KEY
@@ -27,6 +27,7 @@ from kombu_couchdb.documents.rates import RATE_KEY
 from kombu_couchdb.documents.task_message import (
     EMBEDDED,
     HEADERS,
+    HIGHEST,
     OPTIONS,
     STAMPS,
     body_flaw,
@@ -142,8 +143,8 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         if (date := doc.get(name)) is not None:
             options[option] = _datetime(name, date)
     if (priority := doc.get('priority')) is not None:
-        if not is_whole(priority, 0, workitem.HIGHEST):
-            raise ParcelRefused(f'priority must be a whole number from 0 to {workitem.HIGHEST}')
+        if not is_whole(priority, 0, HIGHEST):
+            raise ParcelRefused(f'priority must be a whole number from 0 to {HIGHEST}')
         options['priority'] = priority
     if reason := accept.refusal(doc['task']):
         raise ParcelRefused(reason)

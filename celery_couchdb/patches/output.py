@@ -24,7 +24,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.encoding import safe_repr
 
 from kombu_couchdb import registration
-from kombu_couchdb.couchdb.urls import redacted
+from kombu_couchdb.couchdb.address import redacted
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import printable
 

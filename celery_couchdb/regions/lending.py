@@ -34,8 +34,8 @@ from kombu_couchdb.design.rows import ClaimCount, QueueCount
 from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.documents.body import decoded, loaded, stub
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
+from kombu_couchdb.documents.task_message import HIGHEST
 from kombu_couchdb.documents.types import Document
-from kombu_couchdb.documents.workitem import HIGHEST
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.leases.lease import ends_at
 from kombu_couchdb.log import get_logger

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 from kombu.exceptions import EncodeError
 from kombu.utils.functional import retry_over_time
 
-from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.address import Address, parse_list
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.shapes import Shape
-from kombu_couchdb.couchdb.urls import parse_list
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import (
     RETRIED,

@@ -27,11 +27,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..admin.setup import Step
-from ..couchdb.address import Address
+from ..couchdb.address import Address, redacted
 from ..couchdb.auth import user_and_password
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import items, maybe, members, rows, text
-from ..couchdb.urls import redacted
 from ..errors import AccessDenied, ConfigurationError, Conflict, CouchDBError, DatabaseMissing, describe_user
 
 _PATH = '/_replicator'

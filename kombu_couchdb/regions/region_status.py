@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any, TypedDict
 from urllib.parse import quote
 
-from ..couchdb.address import Address
+from ..couchdb.address import Address, parse_list
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import exactly, items, maybe, members, number, text
-from ..couchdb.urls import parse_list
 from ..errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
 from ..options import Options
 from ..parcels.replications import id_of, replication, server_of

@@ -18,11 +18,12 @@ import requests
 from celery import Celery, states
 from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
+from kombu.exceptions import DecodeError
 
 from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.waiting.watched import ResultMailbox
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import AccessDenied, CouchDBError, RequestRefused, ServerUnavailable
+from kombu_couchdb.errors import AccessDenied, RequestRefused, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Request
 
@@ -295,7 +296,7 @@ def test_response_that_python_cannot_parse(
     )
     if answer.status_code != 201:
         pytest.skip('the server does not store it')
-    assert isinstance(waits[0].value(), CouchDBError)
+    assert isinstance(waits[0].value(), DecodeError)
     worker.mark_as_done(good, 'fine')
     assert waits[1].value() == 'fine'
 

@@ -1,4 +1,4 @@
-"""Masked passwords in URLs that kombu and Celery show (`couchdb.urls`, `celery_couchdb.patches.output`)."""
+"""Masked passwords in URLs that kombu and Celery show (`couchdb.address`, `celery_couchdb.patches.output`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from kombu import Connection
 
 from celery_couchdb.patches import output
-from kombu_couchdb.couchdb.urls import redacted
+from kombu_couchdb.couchdb.address import redacted
 
 output.install()
 
