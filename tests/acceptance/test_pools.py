@@ -9,7 +9,6 @@ import pytest
 
 from chaos.proxy import Proxy
 from tests.conftest import PATIENCE
-from tests.worker_process import WorkerProcess
 
 from .conftest import Site
 
@@ -41,33 +40,3 @@ def test_children_of_a_large_pool_store_results_through_the_main_process(
     assert proxy.accepted < 8
     assert worker.container.terminate() == 0
     assert 'Traceback' not in worker.logs()
-
-
-#: An app whose worker logs that it stores results for its children.
-APP = b"""
-from tests.acceptance.app import app
-from celery_couchdb.results.result_queue import ResultQueue
-taken = ResultQueue._accept
-
-def noted(self, received):
-    print('the parent stores', flush=True)
-    return taken(self, received)
-ResultQueue._accept = noted
-"""
-
-
-def test_killed_worker_with_many_children_leaves_no_files(site: Site, tmp_path: Path) -> None:
-    """The children store their results through the main process, over sockets without files."""
-    folder = tmp_path / 'temporary'
-    folder.mkdir()
-    worker = site.run(
-        WorkerProcess.command('--pool', 'prefork', '--concurrency', '6'),
-        {**site.environment, 'SETTINGS': '{}', 'TMPDIR': str(folder)},
-        {'app.py': APP},
-    )
-    worker.ready()
-    results = [site.send('add', number, 1) for number in range(20)]
-    assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 21))
-    assert 'the parent stores' in worker.logs()
-    worker.kill()
-    assert [path.name for path in folder.iterdir() if 'couchdb' in path.name] == []

@@ -25,17 +25,6 @@ def test_tasks(site: Site) -> None:
         failed.get(timeout=PATIENCE)
 
 
-def test_tasks_sent_in_a_batch(site: Site) -> None:
-    site.worker()
-    with site.app.producer_pool.acquire(block=True) as producer:
-        if not getattr(producer, 'supports_batch_publish', False):
-            pytest.skip('kombu before 5.7 has no batches')
-        with producer.batch():
-            results = [site.send('add', number, 1, producer=producer, retry=False) for number in range(50)]
-            assert not items(site.client)  # the messages are stored at the end of the block
-    assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 51))
-
-
 def test_retry_with_countdown(site: Site) -> None:
     site.worker()
     started = time.time()
