@@ -191,25 +191,6 @@ def test_plain_http_to_a_tls_server(wires: Callable[[], Wire], answer: bytes) ->
     )
 
 
-class Plain(socketserver.StreamRequestHandler):
-    """Responds to the first bytes of any request like a server without TLS."""
-
-    def handle(self) -> None:
-        self.request.recv(5)
-        self.wfile.write(head(400, 'Connection: close'))
-
-
-def test_tls_to_a_plain_http_server() -> None:
-    with socketserver.ThreadingTCPServer(('127.0.0.1', 0), Plain) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        client = Client(Address(host='127.0.0.1', port=server.server_address[1], tls=True), **PATIENT)
-        with pytest.raises(
-            ServerUnavailable, match='does the server speak TLS at this port\\? couchdb:// is plain HTTP'
-        ):
-            client.get('x')
-        server.shutdown()
-
-
 #: The seconds between two pieces of a response, and the seconds until its end. The complete response would be valid.
 PAUSE, LONG = 0.05, 10.0
 
