@@ -20,7 +20,7 @@ from ..documents.shared_documents import Pause
 from ..documents.validation import check_names
 from ..errors import ConfigurationError
 from ..leases.lease import queues_of
-from ..queues.broadcasts_database import BroadcastsDatabase
+from ..queues.databases import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
 

@@ -19,7 +19,7 @@ from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
 from ..leases.lease import ends_at
 from ..queues import waiting
-from ..queues.broadcasts_database import broadcasts_of
+from ..queues.databases import broadcasts_of
 from .queues import Paused, paused
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.

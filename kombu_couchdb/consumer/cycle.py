@@ -103,7 +103,9 @@ class Cycle:
     def is_busy(self) -> bool:
         """Whether the consumer has work, or keeps something that would be lost with it."""
         # Broadcasts for a bound queue are kept in this process until something subscribes to the queue.
-        return bool(self.unacked.busy or self.notifier.listener.binds or self.sweeper.unused or self.sweeper.unproven)
+        return bool(
+            self.unacked.busy or self.notifier.listener.exchanges or self.sweeper.unused or self.sweeper.unproven
+        )
 
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""

@@ -22,7 +22,7 @@ from ..errors import AccessDenied, ConfigurationError, CouchDBError
 from ..leases.lease import GRACE_SECONDS
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE, Options
-from ..queues.database import ensure
+from ..queues.databases import ensure
 from ..queues.fanout import Listener
 from ..queues.topology import Topology
 from .cycle import Cycle

@@ -24,9 +24,6 @@ MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
 #: After this many requests of at least half the maximum size with a response in time, the maximum is doubled.
 _STEADY_REQUESTS = 16
 
-#: Errors of single documents of `_bulk_docs`. Any other error means that the server has a problem.
-_DECISIONS = frozenset({'conflict', 'forbidden', 'unauthorized', DOCUMENT_TOO_LARGE})
-
 #: The maximum number of documents in `Unusable`.
 _MAX_UNUSABLE = 10_000
 
@@ -120,8 +117,9 @@ class BulkWrite:
             return self._separate(docs, texts, exc)
         self._size.learn(size, answered=True)
         for result in results:
-            if result.is_refused and result.error not in _DECISIONS:
-                raise result.exception(self._client.address.url)
+            # The server has a problem, instead of a reason to refuse this document.
+            if result.is_refused and isinstance(error := result.exception(self._client.address.url), errors.RETRIED):
+                raise error
         return results
 
     def _update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:

@@ -442,7 +442,7 @@ class Client:
 
         An existing document stays unchanged, and a deleted one stays deleted, however late a request arrives. The first
         revision is computed from the id alone and written as replication writes it (`new_edits: false`). CouchDB
-        ignores a revision that the document has in its history: the newest 20 revisions, see `queues.database`, until
+        ignores a revision that the document has in its history: the newest 20 revisions, see `queues.databases`, until
         the document is purged (measured on CouchDB 3.5 and PouchDB 9). The result is "stored" in either case.
         """
         return BulkWrite(self, self.request_size).create(docs)

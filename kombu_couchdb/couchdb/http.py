@@ -259,16 +259,9 @@ class Node:
         return self._adapter, self._settings
 
 
-class _CurrentNode:
-    """The index of the current node in a list of nodes."""
-
-    def __init__(self) -> None:
-        self.index = 0
-
-
-#: By the servers of the list. All clients of a process share the current node, so that a new connection does not wait
-#: for a node that did not respond to another one.
-_current_nodes: Shared[tuple[str, ...], _CurrentNode] = Shared({})
+#: By the servers of a list of nodes, a list with the index of the current one. All clients of a process share it, so
+#: that a new connection does not wait for a node that did not respond to another one.
+_current_nodes: Shared[tuple[str, ...], list[int]] = Shared({})
 
 
 class Http:
@@ -279,17 +272,17 @@ class Http:
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self.nodes = [Node(node, clock, timeouts) for node in (address, *address.others)]
-        self._current = _current_nodes.of(tuple(node.address.server for node in self.nodes), _CurrentNode)
+        self._current = _current_nodes.of(tuple(node.address.server for node in self.nodes), lambda: [0])
 
     @property
     def current(self) -> Node:
         """The node that gets the next request; the same for all clients of this process with the same list."""
-        return self.nodes[self._current.index]
+        return self.nodes[self._current[0]]
 
     def switch_from(self, node: Node) -> None:
         """Make the next node the current one, unless another thread has switched from `node` already."""
         if len(self.nodes) > 1 and self.current is node:
-            self._current.index = (self.nodes.index(node) + 1) % len(self.nodes)
+            self._current[0] = (self.nodes.index(node) + 1) % len(self.nodes)
             logger.info('%s is unavailable; sending requests to %s', node.address.url, self.current.address.url)
 
     def send(

@@ -125,7 +125,7 @@ class Coordination:
             self._topology.was_deleted(doc['_id'])
             exchange = exchange_in(doc['_id'])
             # The exchange may have been declared and bound again meanwhile.
-            if exchange is not None and self._listener.listens_to(exchange) and not self._topology.has_fanout(exchange):
+            if exchange and exchange in self._listener.exchanges and not self._topology.has_fanout(exchange):
                 self._listener.forget(exchange)
         if doc['_id'].startswith(BINDING):
             self._topology.routes.update(doc)

@@ -25,7 +25,7 @@ from ..documents import rates
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, QUEUE, RATE
 from ..errors import CouchDBError, NotFound
 from ..log import get_logger
-from ..queues.broadcasts_database import BroadcastsDatabase
+from ..queues.databases import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .lease import GRACE_SECONDS, Unchanged, expires_of, queues_of

@@ -48,7 +48,7 @@ from ..documents.validation import check_value
 from ..errors import Unstorable
 
 #: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
-#: that of the broker's design document, see `queues.database`.
+#: that of the broker's design document, see `queues.databases`.
 PARCELS = 'parcels-v1'
 
 #: The design document for receipts in a database of parcels. Its index is updated when it is read: when a leader

@@ -21,7 +21,7 @@ from ..documents.ids import BINDING, PAUSE, QUEUE
 from ..documents.shared_documents import Binding, FanoutExchange, Queue
 from ..values import is_number
 from . import routing
-from .broadcasts_database import BroadcastsDatabase
+from .databases import BroadcastsDatabase
 from .routing import LIMITS, Limit, binding_id, check_limits, exchange_prefix, fanout, is_binding, limit_in
 
 #: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.
@@ -50,9 +50,11 @@ class Topology:
 
     def saw(self, rows: Collection[Row], at: float, limit: int) -> None:
         """Take in up to `limit` rows of `_all_docs` that were read from the monotonic time `at` on."""
-        self._seen = {row['id'] for row in rows}
+        # A binding is stored once: a later revision replaces one that was deleted or malformed, and is read again.
+        is_first = {row['id']: row['value']['rev'].startswith('1-') for row in rows}
+        self._seen = {doc_id for doc_id, first in is_first.items() if first or not doc_id.startswith(BINDING)}
         self._seen_all, self._seen_until = len(rows) < limit, at + _FRESH_SECONDS
-        for exchange in filter(None, map(routing.exchange_in, self._seen)):
+        for exchange in filter(None, map(routing.exchange_in, is_first)):
             self.routes.update(fanout(exchange))
 
     @property

@@ -36,8 +36,7 @@ from ..leases.housekeeping import Lifetimes
 from ..leases.lease import queues_of
 from ..log import get_logger
 from ..options import Options
-from ..queues.broadcasts_database import BroadcastsDatabase
-from ..queues.database import MAX_SEEN_ROWS, ensure
+from ..queues.databases import MAX_SEEN_ROWS, BroadcastsDatabase, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology

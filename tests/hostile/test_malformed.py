@@ -137,7 +137,7 @@ def test_janitor_and_sweeper_continue(
         for name in ('limited', 'bound'):
             channel.queue_delete(name)
         for name in ('direct', 'topic'):
-            channel.get_table(name)
+            channel.connection.topology.bindings(name)
             channel.exchange_delete(name)
     assert client.get('invoice')['total'] == 5
     nothing_failed(caplog)

@@ -22,8 +22,8 @@ from kombu_couchdb.errors import DatabaseMissing, NotFound
 from kombu_couchdb.fleet import coordination, notifier
 from kombu_couchdb.fleet.attention import Attention
 from kombu_couchdb.fleet.notifier import Notifier
-from kombu_couchdb.queues import broadcasts_database
-from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
+from kombu_couchdb.queues import databases
+from kombu_couchdb.queues.databases import BroadcastsDatabase
 from kombu_couchdb.queues.routing import binding_id
 from kombu_couchdb.queues.topology import Topology
 from tests.conftest import PATIENCE, wait_for
@@ -63,7 +63,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes look soon again for a database that was missing or locked, and for broadcasts elsewhere."""
-    monkeypatch.setattr(broadcasts_database, 'LOOK_SECONDS', 0.5)
+    monkeypatch.setattr(databases, 'LOOK_SECONDS', 0.5)
     monkeypatch.setattr(notifier, '_RETRY_SECONDS', 0.5)
     monkeypatch.setattr(notifier, '_DISTRUST_SECONDS', 0.5)
     monkeypatch.setattr(coordination, '_ALL_SECONDS', (1.0, 0.0))

@@ -24,7 +24,7 @@ from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.options import Options
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.parcel import refused
-from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
+from kombu_couchdb.queues.databases import BroadcastsDatabase
 from kombu_couchdb.regions import region
 from kombu_couchdb.regions.other_regions import OtherRegions
 from kombu_couchdb.unique import collect_outcomes

@@ -12,7 +12,7 @@ from kombu import Connection, Exchange, Queue
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.leases import housekeeping, lease
 from kombu_couchdb.leases.housekeeping import Janitor
-from kombu_couchdb.queues.database import ensure
+from kombu_couchdb.queues.databases import ensure
 from kombu_couchdb.queues.topology import Topology
 from tests.support import Inbox, Request, publish
 

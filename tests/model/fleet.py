@@ -39,7 +39,7 @@ from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.limits import permits
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues import quarantine
-from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
+from kombu_couchdb.queues.databases import BroadcastsDatabase
 from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
 

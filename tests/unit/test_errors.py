@@ -16,7 +16,7 @@ from kombu_couchdb import errors
 from kombu_couchdb.couchdb import failures
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.queues.database import ensure
+from kombu_couchdb.queues.databases import ensure
 
 WHERE = 'http://db.example:5984/celery'
 SECRET = 'tell-nobody'
