@@ -127,13 +127,6 @@ class Site:
 
 
 @pytest.fixture
-def database(server: Server) -> Iterator[str]:
-    """The name of the database with the site's messages."""
-    with server.fresh_database() as name:
-        yield name
-
-
-@pytest.fixture
 def site(server: Server, database: str, tmp_path: Path) -> Iterator[Site]:
     """A site without workers."""
     with server.fresh_database() as results:

@@ -30,23 +30,6 @@ def test_canvas(site: Site) -> None:
     assert nested.get(timeout=PATIENCE) == 7
 
 
-@pytest.mark.parametrize('method', ['get', 'join'])
-def test_group_after_a_failed_task(site: Site, method: str) -> None:
-    def task(name: str, *args: Any) -> Any:
-        return site.app.signature(name, args)
-
-    site.worker()
-    result = chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]), app=site.app).delay()
-    with pytest.raises(ValueError, match='2'):
-        getattr(result, method)(timeout=PATIENCE)
-    within = group(
-        [task('add', 1, 1), chain(task('add', 1, 1), task('fail'), group([task('add', 1), task('add', 2)]))],
-        app=site.app,
-    ).delay()
-    with pytest.raises(ValueError, match='2'):
-        getattr(within, method)(timeout=PATIENCE)
-
-
 def test_chord_with_an_expired_part(site: Site) -> None:
     """The worker starts after the part has expired."""
 

@@ -74,8 +74,7 @@ def options(site: Site, **more: Any) -> dict[str, Any]:
     return {'broker_transport_options': {**given, 'visibility_timeout': 6.0}, 'result_backend_transport_options': given}
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
-@pytest.mark.parametrize('first', ['source', 'server'])
+@pytest.mark.parametrize(('auth', 'first'), [('basic', 'server'), ('cookie', 'source')])
 def test_new_password_is_used_without_a_restart(
     site: Site,
     member: dict[str, str],
@@ -180,11 +179,10 @@ def test_worker_continues_after_its_user_was_locked(
     assert member['password'] not in worker.logs()
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
 def test_worker_starts_after_its_user_was_locked(
-    site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users, auth: str
+    site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users
 ) -> None:
-    given = settings(auth)
+    given = settings('cookie')
     lock(site, member)
     worker = site.start(**given)
     wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three attempts to connect')

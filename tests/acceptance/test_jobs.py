@@ -39,21 +39,6 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
     assert 'is not in a queue and with no worker' in sentence(couchdb(site, 'jobs', 'show', 'unknown'))
 
 
-def test_removed_job_does_not_run(site: Site) -> None:
-    """A worker that starts later does not run the job, and has no list of revoked tasks."""
-    scheduled = site.send('nap', str(site.journal), 'unwanted', 0, countdown=1)
-    pending = site.send('nap', str(site.journal), 'unwanted', 0)
-    removed = succeeded(couchdb(site, 'remove', scheduled.id, pending.id, '--yes'))
-    assert removed == f'{scheduled.id}: removed\n{pending.id}: removed\n'
-    with pytest.raises(TaskRevokedError):
-        pending.get(timeout=PATIENCE)
-    worker = site.worker()
-    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-    assert revoked(site) == {worker.hostname(): []}
-    assert site.journalled() == []
-    assert 'is not in a queue' in succeeded(couchdb(site, 'remove', pending.id, '--yes'))
-
-
 @pytest.mark.parametrize('task', ['nap', 'late_nap'], ids=['acknowledged early', 'acknowledged late'])
 def test_running_job_is_terminated_on_request(site: Site, task: str) -> None:
     site.worker(pool='prefork', concurrency=1)

@@ -37,20 +37,21 @@ def ends(site: Site, sentence: str, **how: Any) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize('variable', ['BROKER_URL', 'RESULT_URL'])
 @pytest.mark.parametrize(
-    ('url', 'sentence'),
+    ('variable', 'url', 'sentence'),
     [
-        (f'couchdb://me:{SECRET}/x@localhost/db', 'the URL cannot be read; write couchdb://user:password@host:port/db'),
-        (f'couchdb://me:{SECRET}@localhost/db?timeout=3', "unknown parameter 'timeout' in the URL"),
-        (f'http://me:{SECRET}@localhost/db', 'write couchdb:// instead of http://'),
-        (f'couchdbs://me:{SECRET}@a/db;couchdb://me:{SECRET}@b/db', 'some of the URLs ask for TLS and some do not'),
+        (
+            'BROKER_URL',
+            f'couchdb://me:{SECRET}/x@localhost/db',
+            'broker_url: the URL cannot be read; write couchdb://user:password@host:port/db',
+        ),
+        ('RESULT_URL', f'http://me:{SECRET}@localhost/db', 'result_backend: write couchdb:// instead of http://'),
     ],
 )
 def test_wrong_url_ends_a_worker_with_one_sentence(site: Site, variable: str, url: str, sentence: str) -> None:
+    """`tests/hostile/test_urls.py` has the other mistakes."""
     site.environment[variable] = url
-    setting = {'BROKER_URL': 'broker_url', 'RESULT_URL': 'result_backend'}[variable]
-    ends(site, f'{setting}: {sentence}')
+    ends(site, sentence)
 
 
 @pytest.mark.parametrize('setting', ['broker_transport_options', 'result_backend_transport_options'])

@@ -1,14 +1,17 @@
-"""Regions: tasks run in the region that they name, and their results return to where they were sent."""
+"""Regions with real workers: tasks for a region, lent tasks, fallbacks, tasks in every region, and chords."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import chain, group
 
+from celery_couchdb.regions import everywhere
 from celery_couchdb.testing import Server
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.regions import Region, Regions, regions_on
@@ -16,6 +19,9 @@ from tests.support import items
 from tests.worker_process import WorkerProcess
 
 from .conftest import APP, Site
+
+#: A function that starts a worker in a region.
+Start = Callable[[Region], Any]
 
 
 @pytest.fixture
@@ -28,9 +34,9 @@ def regions(server: Server) -> Iterator[Regions]:
 
 @pytest.fixture
 def start(site: Site) -> Callable[..., Any]:
-    """A function that starts a worker in a region, with more arguments and files, and waits until it is ready."""
+    """A function that starts a worker in a region, with more arguments, and waits until it is ready."""
 
-    def start(region: Region, *arguments: str, content: dict[str, bytes] = APP, ready: bool = True) -> Any:
+    def start(region: Region, *arguments: str) -> Any:
         settings = {'broker_transport_options': region.options, 'result_backend_transport_options': PATIENT}
         environment = {
             'BROKER_URL': region.server.couchdb_url(region.broker.address.database),
@@ -38,15 +44,14 @@ def start(site: Site) -> Callable[..., Any]:
             'SETTINGS': json.dumps(settings),
         }
         command = WorkerProcess.command('--pool', 'threads', '--concurrency', '2', *arguments)
-        worker = site.run(command, environment, content)
-        if ready:
-            worker.ready()
+        worker = site.run(command, environment, APP)
+        worker.ready()
         return worker
 
     return start
 
 
-def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, start: Callable[..., Any]) -> None:
+def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, start: Start) -> None:
     us, eu = regions['us'], regions['eu']
     regions.connect()
     start(eu)
@@ -63,7 +68,7 @@ def test_result_returns_to_the_region_where_the_task_was_sent(regions: Regions, 
     wait_for(lambda: not list(us.regions.id_range('p:')) and not list(eu.regions.id_range('p:')), 'no parcels')
 
 
-def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: Callable[..., Any]) -> None:
+def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: Start) -> None:
     us, eu = regions['us'], regions['eu']
     start(eu)
     start(us)
@@ -75,28 +80,54 @@ def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: 
     wait_for(lambda: items(eu.broker) == [] == items(us.broker), 'the acknowledgements')
 
 
-#: The leader is killed when it is about to delete a parcel whose message it has published.
-KILLER = b"""
-import os, signal
-from celery_couchdb.parcels import mover
-
-mover.deletion = lambda doc: os.kill(os.getpid(), signal.SIGKILL)
-"""
+def ran_in(region: Region) -> int:
+    """Return how many results of tasks are stored in a region."""
+    return sum(row['doc'].get('type') == 'Result' for row in region.results.id_range('', docs=True))
 
 
-def test_leader_that_is_killed_between_its_two_writes(server: Server, site: Site, start: Callable[..., Any]) -> None:
-    """The next leader, 20 s later, finds the parcel, and that its message was published."""
-    with regions_on(server, 'eu', 'us') as regions:
-        us, eu = regions['us'], regions['eu']
-        result = us.app.send_task('nap', (str(site.journal), 'once', 0), region='eu')
-        regions.replicate()
-        start(eu, '--include', 'killer', '--queues', 'another', content={**APP, 'killer.py': KILLER}, ready=False)
-        wait_for(lambda: len(items(eu.broker)) == 1, 'the message')
-        assert len(list(eu.regions.id_range('p:'))) == 1
-        start(eu)
-        wait_for(lambda: not list(eu.regions.id_range('p:')), 'the deletion of the parcel')
-        wait_for(lambda: not items(eu.broker), 'the acknowledgement')
-        assert site.journalled() == ['start once', 'end once']
-        regions.replicate()
-        assert result.get(timeout=PATIENCE) == 'once'
-        assert not list(us.regions.id_range('p:'))
+def test_idle_region_runs_lent_tasks_once(regions: Regions, start: Start, tmp_path: Path) -> None:
+    us, eu = regions['us'], regions['eu']
+    regions.connect()
+    start(us)
+    start(eu)
+    journal = tmp_path / 'journal'
+    tasks = [us.app.signature('nap', (str(journal), str(n), 0.5)).set(region='any') for n in range(30)]
+    result = group(tasks).apply_async()
+    assert result.get(timeout=PATIENCE) == [str(n) for n in range(30)]
+    found = Counter(journal.read_text().splitlines())
+    assert found == Counter([f'{what} {n}' for what in ('start', 'end') for n in range(30)])
+    assert ran_in(eu) > 0
+    wait_for(lambda: not items(us.broker) and not items(eu.broker), 'the acknowledgements')
+    wait_for(lambda: not list(us.regions.id_range('p:')) and not list(eu.regions.id_range('p:')), 'no parcels')
+
+
+def test_fallback_runs_if_the_region_is_silent(regions: Regions, start: Start) -> None:
+    us, eu = regions['us'], regions['eu']
+    start(us)
+    add = us.app.signature('add', (1, 2)).set(region='eu', fallback='us', fallback_after=0.5)
+    assert add.apply_async().get(timeout=PATIENCE) == 3
+    regions.connect()
+    start(eu)
+    assert us.app.send_task('add', (3, 4), region='eu').get(timeout=PATIENCE) == 7
+    wait_for(lambda: items(eu.broker) == [] == items(us.broker), 'the acknowledgements')
+
+
+def test_task_runs_in_every_region(regions: Regions, start: Start) -> None:
+    us, eu = regions['us'], regions['eu']
+    regions.connect()
+    start(us)
+    start(eu)
+    assert everywhere(us.app.signature('flaky', (1, 0.1))).apply_async().get(timeout=PATIENCE)[0][0] == 1
+    assert ran_in(eu) == 1
+
+
+def test_parcel_that_arrives_after_its_expiry_is_revoked(regions: Regions, start: Start) -> None:
+    us, eu = regions['us'], regions['eu']
+    late = us.app.send_task('add', (1, 2), region='eu', expires=0.1)
+    retried = us.app.send_task('flaky', (100, 0.2), region='eu', expires=60)
+    wait_for(lambda: us.broker.clock.now() > next(iter(us.regions.id_range('p:', docs=True)))['doc']['published'] + 0.2)
+    regions.connect()
+    start(eu)
+    start(us)
+    wait_for(lambda: late.state == 'REVOKED', 'the result')
+    wait_for(lambda: retried.state == 'FAILURE', 'the end of the retries')

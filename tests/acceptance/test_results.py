@@ -11,7 +11,7 @@ from typing import Any
 
 import celery
 import pytest
-from celery import chain, chord, group
+from celery import chain, chord
 
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import ROOT
@@ -74,19 +74,6 @@ def test_program_waits_in_many_threads(site: Site, library: str) -> None:
         check=False,
     )
     assert done.stdout.strip() == 'fine', done.stderr
-
-
-def test_group_and_chord_of_prefork_workers(site: Site) -> None:
-    for _ in range(2):
-        site.worker(pool='prefork')
-    parts = [site.app.signature('add', (number, 0)) for number in range(120)]
-    assert sum(group(parts, app=site.app)().get(timeout=PATIENCE)) == 7140
-    assert chord(parts, app=site.app)(site.app.signature('total')).get(timeout=PATIENCE) == 7140
-    client = site.server.client(site.results)
-    wait_for(
-        lambda: {row['doc'].get('type') for row in client.id_range('', docs=True)} <= {'Result', None},
-        'the documents of the chord to be deleted',
-    )
 
 
 @pytest.mark.skipif(celery.VERSION[:2] < (5, 5), reason='Celery 5.4 rejects the message: it becomes a dead letter')

@@ -110,10 +110,6 @@ def test_arguments_must_be_stored(site: Site) -> None:
 def test_mistakes_get_a_sentence(site: Site) -> None:
     site.set_up()
     assert sentence(couchdb(site, 'results', 'retry', 'unknown')) == "Error: there is no result of a task 'unknown'"
-    for arguments in ((), ('id', '--all'), ('id', '--task', 'fragile')):
-        done = couchdb(site, 'results', 'retry', *arguments)
-        assert done.returncode == 2
-        assert 'Name tasks by id, or give --all' in done.stderr
     done = couchdb(site, 'results', 'list', '--since', 'yesterday')
     assert done.returncode == 2
     assert "'yesterday' is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22)." in done.stderr

@@ -148,15 +148,18 @@ def test_broadcasts_sent_while_disconnected_are_delivered(
     assert inbox.bodies == ['before', 0, 1, 2]
 
 
+@pytest.mark.parametrize('declare', [[], [Queue('q')]], ids=['storing', 'declaring'])
 def test_publisher_retries_until_the_server_is_back(
-    connect: Callable[..., Connection], proxy: Proxy, client: Client
+    connect: Callable[..., Connection], proxy: Proxy, client: Client, declare: list[Queue]
 ) -> None:
     connection = connect(through_proxy=True)
-    publish(connection, 'before')
+    producer = connection.Producer()
+    producer.channel  # noqa: B018 - opens the channel before the failure
     proxy.refuse()
     threading.Timer(2, proxy.restore).start()
-    publish(connection, 'retried', retry=True, retry_policy={'max_retries': None, 'interval_start': 0.2})
-    assert sorted(item['message']['body'] for item in items(client)) == ['"before"', '"retried"']
+    policy = {'max_retries': None, 'interval_start': 0.2}
+    producer.publish('retried', routing_key='q', serializer='json', declare=declare, retry=True, retry_policy=policy)
+    assert [item['message']['body'] for item in items(client)] == ['"retried"']
 
 
 def test_first_publish_retries_for_connect_retries_timeout(
@@ -172,25 +175,6 @@ def test_first_publish_retries_for_connect_retries_timeout(
     threading.Timer(2, proxy.restore).start()
     publish(patient, 'stored', retry=True, retry_policy=policy)
     assert [item['message']['body'] for item in items(client)] == ['"stored"']
-
-
-def test_publish_retries_if_the_connection_is_lost_while_declaring(
-    connect: Callable[..., Connection], proxy: Proxy, client: Client
-) -> None:
-    connection = connect(through_proxy=True)
-    producer = connection.Producer()
-    producer.channel  # noqa: B018 - opens the channel before the failure
-    proxy.refuse()
-    threading.Timer(2, proxy.restore).start()
-    producer.publish(
-        'retried',
-        routing_key='q',
-        serializer='json',
-        declare=[Queue('q')],
-        retry=True,
-        retry_policy={'max_retries': None, 'interval_start': 0.2},
-    )
-    assert [item['message']['body'] for item in items(client)] == ['"retried"']
 
 
 def test_consumer_recreates_a_deleted_database(

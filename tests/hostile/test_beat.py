@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_couchdb.beat import CouchDBScheduler, Schedules
@@ -58,35 +58,15 @@ SCHEDULE = st.one_of(
     ),
     st.builds(lambda value: {'code': value}, JSON),
 )
-NOW = 1_763_709_000.0
+OPTIONS = [
+    *('headers', 'queue', 'priority', 'expires', 'countdown', 'eta', 'exchange', 'job_key', 'serializer'),
+    *('compression', 'link', 'retry', 'time_limit'),
+]
 MEMBERS: dict[str, Any] = {
     'task': st.one_of(JSON, st.just('add')),
     'args': st.one_of(JSON, st.just([{'__type__': 'datetime', '__value__': 'x'}])),
     'kwargs': JSON,
-    'options': st.one_of(
-        JSON,
-        st.dictionaries(
-            st.sampled_from(
-                [
-                    'headers',
-                    'queue',
-                    'priority',
-                    'expires',
-                    'countdown',
-                    'eta',
-                    'exchange',
-                    'job_key',
-                    'serializer',
-                    'compression',
-                    'link',
-                    'retry',
-                    'time_limit',
-                ]
-            ),
-            JSON,
-            max_size=3,
-        ),
-    ),
+    'options': st.one_of(JSON, st.dictionaries(st.sampled_from(OPTIONS), JSON, max_size=3)),
     'enabled': st.one_of(JSON, st.just(True)),
     'removed': JSON,
     'missed': st.one_of(JSON, st.sampled_from(['once', 'skip', 'all'])),
@@ -152,14 +132,6 @@ CODE = st.dictionaries(
     max_size=5,
 )
 
-EXAMPLES = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[*HealthCheck],
-)
-
 
 @pytest.fixture
 def fuzzed(app: Celery, client: Client, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
@@ -205,13 +177,11 @@ def fuzzed(app: Celery, client: Client, caplog: pytest.LogCaptureFixture) -> Ite
     logging.getLogger().setLevel(logging.WARNING)
 
 
-@EXAMPLES
 @given(entries=st.lists(ENTRY, min_size=5, max_size=30), states=st.lists(STATE, max_size=10))
 def test_any_document_stops_nobody(fuzzed: Any, entries: list[Any], states: list[Any]) -> None:
     fuzzed(entries, states, {})
 
 
-@EXAMPLES
 @given(code=CODE)
 def test_any_entry_of_the_code_stops_nobody(fuzzed: Any, code: dict[Any, Any]) -> None:
     fuzzed([], [], code)

@@ -14,7 +14,7 @@ from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.parcels import parcel
-from tests.acceptance.conftest import database, site
+from tests.acceptance.conftest import site
 from tests.acceptance.test_regions import start
 from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for
 from tests.parcels import database_of_parcels
@@ -23,7 +23,7 @@ from tests.regions import Regions, regions_on
 from .parcels import GOOD, store
 from .test_task_messages import EMBEDDED, FULL, NAMES
 
-__all__ = ['database', 'site', 'start']
+__all__ = ['site', 'start']
 
 #: The members of a device's parcel.
 _CALL = ('task', 'args', 'kwargs', 'id', 'queue', 'date', 'expires', 'priority', 'message', 'type', 'published')

@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from tests.acceptance.conftest import Site, database, site
+from tests.acceptance.conftest import Site, site
 from tests.acceptance.test_unique import task_of
 from tests.conftest import PATIENCE, wait_for
 
 from .documents import BROKER, WORKITEM
 from .worst import HARD_TO_STORE, LARGEST, broker_texts, deep, result_texts, store
 
-__all__ = ['database', 'site']
+__all__ = ['site']
 
 
 @pytest.mark.slow

@@ -146,23 +146,8 @@ def test_server_or_proxy_that_responds_with_an_error(answering: Callable[..., st
     assert str(status) in failure(answering(text, status), ServerUnavailable)
 
 
-@pytest.mark.parametrize(
-    ('options', 'said'),
-    [
-        ({'visibilty_timeout': 5}, 'visibilty_timeout'),
-        ({'visibility_timeout': '5'}, 'visibility_timeout'),
-        ({'visibility_timeout': 0}, 'visibility_timeout'),
-        ({'visibility_timeout': -1}, 'visibility_timeout'),
-        ({'visibility_timeout': True}, 'visibility_timeout'),
-        ({'visibility_timeout': float('inf')}, 'visibility_timeout'),
-        ({'visibility_timeout': float('nan')}, 'visibility_timeout'),
-        ({'read_ahead': 1.5}, 'read_ahead'),
-        ({'create_database': 'no'}, 'create_database'),
-        ({'polling_interval': None}, 'polling_interval'),
-    ],
-)
-def test_invalid_options(url: str, options: dict[str, object], said: str) -> None:
-    assert said in failure(url, ConfigurationError, **options)
+def test_invalid_option(url: str) -> None:
+    assert 'visibilty_timeout' in failure(url, ConfigurationError, visibilty_timeout=5)
 
 
 @pytest.mark.parametrize('database', ['Upper', '1digit', '_users', 'a b', 'ü', 'a.b'])

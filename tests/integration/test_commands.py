@@ -263,3 +263,18 @@ def test_list_is_printed_while_it_is_read(
     assert sum(count for count, _ in printed) == 430
     assert printed[0][1] < 250
     assert printed[-1][1] > 400
+
+
+@pytest.mark.parametrize(
+    ('words', 'sentence'),
+    [
+        *(
+            (f'dead {words}', 'Name dead letters by id, or give --queue NAME, or --all.')
+            for words in ('replay', 'drop', 'drop --all --queue q', 'replay id --all')
+        ),
+        *((f'results retry {words}', 'Name tasks by id, or give --all') for words in ('', 'id --all', 'id --task t')),
+    ],
+)
+def test_changes_need_a_selection(run: Run, words: str, sentence: str) -> None:
+    done = run(*words.split())
+    assert (done.exit_code, sentence in done.output) == (2, True)

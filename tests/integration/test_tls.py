@@ -17,7 +17,7 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ConfigurationError, CouchDBError, ServerUnavailable
+from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from tests.conftest import PATIENCE
 from tests.support import Inbox, publish
 
@@ -209,15 +209,6 @@ def test_certificate_of_another_host_is_refused(secured: Callable[..., str], cer
     told = "the server's TLS certificate is for another host"
     assert told in refused(secured('elsewhere'), certificates / 'ca.pem')
     assert told in refused(secured().replace('@localhost:', '@127.0.0.1:'), certificates / 'ca.pem')
-
-
-def test_plain_http_to_a_tls_port_is_reported(secured: Callable[..., str]) -> None:
-    with (
-        pytest.raises(CouchDBError, match=r'speaks TLS at this port[;,] write couchdbs:// for couchdb://') as caught,
-        Connection(secured().replace('couchdbs://', 'couchdb://')) as connection,
-    ):
-        connection.connect()
-    assert '\n' not in str(caught.value)
 
 
 def test_tls_to_a_plain_http_port_is_reported(url: str, client: Client) -> None:
