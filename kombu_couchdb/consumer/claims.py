@@ -21,8 +21,7 @@ from ..queues import waiting
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .bodies import Body, read
-from .credit import Credit, Subscription
-from .delivery import Delivery, Pull
+from .delivery import Delivery, Pull, Subscription
 from .gate import Gate
 from .pending_writes import PendingWrite
 from .unacked import Unacked
@@ -155,17 +154,10 @@ class Claims:
         gate: Gate,
         attention: Attention,
     ) -> None:
-        self._store, self._options, self._unacked, self._lease, self._unproven = (
-            store,
-            options,
-            unacked,
-            lease,
-            unproven,
-        )
-        self._topology, self._gate, self._attention = topology, gate, attention
+        self._store, self._options, self._unacked = store, options, unacked
+        self._lease, self._unproven, self._topology = lease, unproven, topology
+        self._gate, self._attention = gate, attention
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
-        #: The `basic_get` calls that wait for one message each.
-        self.pulls = unacked.pulls
 
     def claim_for_credit(
         self, credit: Mapping[str, int], candidates: Mapping[str, QueueCandidates], writes: list[PendingWrite]
@@ -182,10 +174,8 @@ class Claims:
         claimable = [queue for queue in served if candidates[queue].has_claimable]
         # Each queue gets an equal share of the claims, and another queue is served first each time: a long queue does
         # not starve a short one.
-        share, first = (
-            max(1, self._options.claim_batch // max(1, len(claimable))),
-            next(self._rotation) % max(1, len(claimable)),
-        )
+        share = max(1, self._options.claim_batch // max(1, len(claimable)))
+        first = next(self._rotation) % max(1, len(claimable))
         reserved: dict[str, list[Subscription]] = {}
         in_turn = claimable[first:] + claimable[:first]
         for queue, most, ahead in [
@@ -203,7 +193,7 @@ class Claims:
                     self._unacked.unreserve(subscription)
         for queue, found in reserved.items():
             writes += [
-                self._claim(doc, s.credit, s, queue_candidates=candidates[queue])
+                self._claim(doc, s, queue_candidates=candidates[queue])
                 for doc, s in zip(docs[queue], found, strict=False)
             ]
         return sum(map(len, docs.values()))
@@ -224,15 +214,10 @@ class Claims:
                     missing[queue] = wanted[queue] - len(docs[queue])
         return docs
 
-    def _body(self, doc: Document) -> Body:
-        """Read an attached body before the claim of a `basic_get`: with `no_ack`, the claim deletes the document."""
-        return _UNREAD if stub(doc) is None else read(self._store.client, [doc])[0]
-
     def _claim(
         self,
         doc: Document,
-        credit: Credit,
-        subscription: Subscription | None = None,
+        subscription: Subscription,
         pull: Pull | None = None,
         queue_candidates: QueueCandidates | None = None,
         body: Body = _UNREAD,
@@ -241,7 +226,7 @@ class Claims:
         final = pull is not None and pull.no_ack
 
         def failed(result: WriteResult) -> None:
-            self._unacked.return_credit(credit)
+            self._unacked.unreserve(subscription)
             if queue_candidates is not None and result.is_conflict:
                 queue_candidates.lost(doc['_id'])
                 self._attention.lost()
@@ -300,20 +285,12 @@ class Claims:
                 doc['attempts'] + 1,
             )
             kept = doc if final else {**claimed, '_rev': result.rev}
-            delivery = Delivery(
-                kept,
-                credit,
-                subscription,
-                final=final,
-                body=body.content,
-                needs_body=body.content is None and stub(kept) is not None,
-            )
+            delivery = Delivery(kept, subscription, final=final, body=body.content)
             if pull is None:
                 self._unacked.add_claimed(delivery)
             else:
                 self._unacked.hold(delivery)
-                self.pulls.remove(pull)
-                pull.set_result(delivery)
+                self._unacked.answer(pull, delivery)
 
         return claimed, on_result
 
@@ -324,8 +301,7 @@ class Claims:
 
     def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
         if delivery := self._unacked.take_broadcast(pull):
-            self.pulls.remove(pull)
-            pull.set_result(delivery)
+            self._unacked.answer(pull, delivery)
             return []
         now = self._store.client.clock.now()
         docs: Iterable[Document] = ()
@@ -338,10 +314,9 @@ class Claims:
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
                 if not self._gate.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue
-                body = self._body(doc)  # the `basic_get` has to wait for the body in any case
+                # The body is read before the claim: with `no_ack`, the claim deletes the document.
+                body = read(self._store.client, [doc])[0] if stub(doc) else _UNREAD
                 self._unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
-                self._unacked.take_credit(pull.credit)
-                return [*parked, self._claim(doc, pull.credit, pull=pull, body=body)]
-        self.pulls.remove(pull)
-        pull.set_result(None)
+                return [*parked, self._claim(doc, pull.subscription, pull, body=body)]
+        self._unacked.answer(pull, None)
         return parked

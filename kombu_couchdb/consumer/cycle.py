@@ -27,12 +27,11 @@ from ..queues import waiting
 from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .bodies import Bodies
+from .bodies import deliver_some
 from .claims import Claims
-from .delivery import Delivery
+from .delivery import Mailbox
 from .gate import gate
 from .heartbeat import Heartbeat
-from .mailbox import Mailbox
 from .pending_writes import Commits, PendingWrite, give_up
 from .unacked import Unacked
 from .worker_hooks import Suspects
@@ -61,7 +60,7 @@ class Cycle:
         self,
         client: Client,
         options: Options,
-        mailbox: Mailbox[Delivery | Exception],
+        mailbox: Mailbox,
         notifier: Notifier,
         topology: Topology,
     ) -> None:
@@ -75,10 +74,9 @@ class Cycle:
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
         self._writes = self.unacked.writes
         #: Which decisions wait until something else is stored.
-        self.order = WriteOrder(self.unacked.wake_for_stored)
+        self.order = WriteOrder(self.unacked.wakeup, self.unacked.pace)
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
-        self._bodies = Bodies(client, self.unacked)
         self._commits = Commits(self._store, self.lease, self.sweeper.unproven)
         self._suspects = Suspects(client)
         self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
@@ -96,7 +94,6 @@ class Cycle:
         self._polled = time.monotonic()
         #: The lease under which the declarations of this connection are known to exist.
         self._restored_for = self.lease.id
-        self._paused: set[str] = set()  # the paused queues of the subscriptions, as logged
 
     @property
     def is_busy(self) -> bool:
@@ -140,7 +137,7 @@ class Cycle:
         self._harmful.replace(_SEARCH_SECONDS)
         set_aside(self._client)
         self._writes.retry_changed(self._client.fetch)
-        pulls = list(self._claims.pulls)
+        pulls = list(self.unacked.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
         self._gate.begin(self._in_use())
         pending = self.order.writable(self._writes.take())
@@ -158,7 +155,7 @@ class Cycle:
                 self._restore_queues(queues)
                 self._commits.release_orphans(self.unacked.ids())
                 self._read_candidates(credit)
-                self._pause(queues)
+                self.unacked.pause(self._topology.paused)
                 credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
             self._commits.drop_stored(pending)
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
@@ -171,8 +168,9 @@ class Cycle:
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, claims)
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
+            self._gate.wake(claims)
             self._gate.free(claims)
-            self.lease.idle = not (claims or pending or self.unacked.ids() or self._gate.holds_slots)
+            self.lease.idle = not (claims or pending or self.unacked.ids() or self._gate.holds_slots())
             if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(
@@ -190,7 +188,7 @@ class Cycle:
 
     def deliver_bodies(self) -> None:
         """Read the bodies of claimed messages and deliver these; *raises* the errors of `Client`."""
-        self._bodies.deliver_some()
+        deliver_some(self._client, self.unacked)
 
     def sweep(self) -> None:
         """Release the messages of consumers whose leases expired, if it is time to; *raises* the errors of `Client`."""
@@ -214,15 +212,17 @@ class Cycle:
                 break
             self._commits.write(changes)
             changes = []
-        keeps_slots = self._gate.finish(changes)
-        if keeps_slots:
+        self._gate.free(changes)
+        if self._gate.holds_slots():
             # Tasks with a concurrency key may still be running: their slots are freed when the lease expires.
             changes.append(self._heartbeat.next_write(set()))
         elif self.lease.rev:
             changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
         self._commits.write(changes)
         self._store.delete_without_queue(self._writes.take_released())
-        self._commits.write(self._gate.wake_last())
+        wakeups: list[PendingWrite] = []
+        self._gate.wake(wakeups)
+        self._commits.write(wakeups)
 
     @property
     def _poll_at(self) -> float:
@@ -285,15 +285,6 @@ class Cycle:
             self._candidates[queue].clear()
             if not bell.knows(queue):
                 self.unacked.wakeup.set()  # the next cycle follows the queue again
-
-    def _pause(self, queues: set[str]) -> None:
-        """Let nothing more be claimed from paused queues, and log changes of those among `queues`, the own ones."""
-        self.unacked.pause(self._topology.paused)
-        before, self._paused = self._paused, queues & self._topology.paused
-        for queue in sorted(self._paused - before):
-            logger.info('queue %r is paused: its messages wait until it is resumed', queue)
-        for queue in sorted(before - self._topology.paused):
-            logger.info('queue %r is resumed', queue)
 
     def _wanted_by_others(self) -> set[str]:
         """Return the queues with messages claimed ahead and no others, that another consumer or channel could serve."""

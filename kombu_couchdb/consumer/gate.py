@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from math import inf
-from typing import Any, Protocol
 
 from ..couchdb.client import Document
-from ..couchdb.write_result import WriteResult
 from ..leases.lease import Lease
 from ..leases.peers import Peers
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from ..rooms import room
-
-#: A document to be written, and the function that takes the result of the write.
-Write = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
+from .pending_writes import PendingWrite
 
 
-class Gate(Protocol):
-    """The gate of one consumer; for its I/O thread alone. In each cycle its methods are called in the order here.
+class Gate:
+    """The gate of one consumer; for its I/O thread alone. This one is open: it admits every message at once.
 
-    Each method *raises* the errors of `Client` if it makes requests.
+    It admits those with a concurrency key or a rate, too, and wakes no message that a process with the room `limits`
+    has parked. In each cycle the methods are called in the order here. Each *raises* the errors of `Client` if it makes
+    requests.
     """
-
-    @property
-    def holds_slots(self) -> bool:
-        """Whether this consumer holds something that ends with its lease."""
 
     def due(self, credit: Mapping[str, int]) -> float:
         """Return the monotonic time of the next cycle that the gate needs, with this credit by queue; or infinity."""
+        return inf
 
     def begin(self, in_use: set[str]) -> None:
         """Begin a cycle. `in_use` has the ids of the messages that are held, or whose tasks may still be running."""
@@ -39,76 +34,34 @@ class Gate(Protocol):
 
     def ready(self, credit: Mapping[str, int]) -> list[Document]:
         """Return parked messages of the queues with credit that can be claimed now; they still have to be admitted."""
+        return []
 
     def admit(
-        self, taken: dict[str, list[Document]], writes: list[Write], *, needs_slot: bool = True
+        self, taken: dict[str, list[Document]], writes: list[PendingWrite], *, needs_slot: bool = True
     ) -> dict[str, list[Document]]:
         """Return those of the messages that may be claimed, by queue; add to `writes` what parks the others."""
+        return taken
 
-    def free(self, writes: list[Write]) -> None:
-        """Add to `writes` what returns permits that no message uses, and what wakes messages for them."""
+    def wake(self, writes: list[PendingWrite]) -> None:
+        """Add to `writes` what wakes parked messages, for permits that were returned in earlier cycles."""
+
+    def free(self, writes: list[PendingWrite]) -> None:
+        """Add to `writes` what returns permits that no message uses; makes no request."""
+
+    def holds_slots(self) -> bool:
+        """Tell whether messages of this consumer use something that ends with its lease."""
+        return False
 
     def settle(self, in_use: set[str]) -> list[Document]:
         """End a cycle, after its writes; return the messages that were woken, to be claimed again."""
+        return []
 
     def sweep(self, leases: LeaseStats, own: str, expired: Collection[str]) -> None:
         """Return the permits of consumers that are gone, and look for messages that nobody has woken."""
-
-    def finish(self, writes: list[Write]) -> bool:
-        """Add to `writes` what returns all permits but those of tasks that may run on; tell whether there are such."""
-
-    def wake_last(self) -> list[Write]:
-        """Return the writes that wake messages for the permits that were returned last."""
-
-
-class OpenGate:
-    """A gate that admits every message at once, also those with a concurrency key or a rate.
-
-    It wakes no message that a process with the room `limits` has parked.
-    """
-
-    holds_slots = False
-
-    def due(self, credit: Mapping[str, int]) -> float:
-        """Return infinity."""
-        return inf
-
-    def begin(self, in_use: set[str]) -> None:
-        """Do nothing."""
-
-    def saw(self, key: str) -> None:
-        """Do nothing."""
-
-    def ready(self, credit: Mapping[str, int]) -> list[Document]:
-        """Return none."""
-        return []
-
-    def admit(
-        self, taken: dict[str, list[Document]], writes: list[Write], *, needs_slot: bool = True
-    ) -> dict[str, list[Document]]:
-        """Return all messages."""
-        return taken
-
-    def free(self, writes: list[Write]) -> None:
-        """Do nothing."""
-
-    def settle(self, in_use: set[str]) -> list[Document]:
-        """Return none."""
-        return []
-
-    def sweep(self, leases: LeaseStats, own: str, expired: Collection[str]) -> None:
-        """Do nothing."""
-
-    def finish(self, writes: list[Write]) -> bool:
-        """Return False."""
-        return False
-
-    def wake_last(self) -> list[Write]:
-        """Return none."""
-        return []
 
 
 def gate(store: Store, lease: Lease, topology: Topology, peers: Peers) -> Gate:
     """Return the gate of a consumer: that of the room `limits`, or an open one."""
     limits = room('limits')
-    return limits.LimitsGate(store, lease, topology, peers) if limits else OpenGate()
+    made: Gate = limits.LimitsGate(store, lease, topology, peers) if limits else Gate()
+    return made

@@ -26,8 +26,7 @@ from ..options import HEARTBEATS_PER_LEASE, Options
 from ..queues.database import ensure
 from ..queues.topology import Topology
 from .cycle import Cycle
-from .delivery import Delivery, Pull
-from .mailbox import Mailbox
+from .delivery import Delivery, Mailbox, Pull
 
 logger = get_logger(__name__)
 
@@ -53,7 +52,7 @@ class IOThread:
         self,
         client: Client,
         options: Options,
-        mailbox: Mailbox[Delivery | Exception],
+        mailbox: Mailbox,
         notifier: Notifier,
         topology: Topology,
         name: str,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Protocol
 
 from ..couchdb.fork_safety import reset_in_child
 from ..documents import workitem
+from .pace import Pace, Wakeup
 from .pending_writes import PendingWrite
 
 
@@ -73,11 +73,9 @@ def stored() -> None:
 class WriteOrder:
     """The decisions of one consumer that wait; for its I/O thread alone, except `look` and `wait`."""
 
-    def __init__(
-        self, wake: Callable[[bool], None], preconditions: list[Precondition] = _process.preconditions
-    ) -> None:
-        """`wake(urgent)` makes the I/O thread call `writable` again; `preconditions` are those of this process."""
-        self._wake, self._preconditions = wake, preconditions
+    def __init__(self, wakeup: Wakeup, pace: Pace, preconditions: list[Precondition] = _process.preconditions) -> None:
+        """`wakeup` makes the I/O thread call `writable` again; `preconditions` are those of this process."""
+        self._wakeup, self._pace, self._preconditions = wakeup, pace, preconditions
         #: Decisions, and the marks that they wait for; None: the mark is not known yet.
         self._waiting: list[tuple[list[PendingWrite], dict[Precondition, int | None]]] = []
         with _process.lock:
@@ -105,8 +103,8 @@ class WriteOrder:
         """Wake the I/O thread if decisions wait: some can perhaps be written now. Any thread may call it."""
         waiting = [doc for writes, _ in list(self._waiting) for doc, _ in writes]
         if waiting:
-            # The messages in `next` of a unique job wait for its ack.
-            self._wake(any(map(workitem.is_unique, waiting)))
+            # The messages in `next` of a unique job wait for its ack. Others share the next cycle of a flow.
+            self._wakeup.set(0.0 if any(map(workitem.is_unique, waiting)) else self._pace.seconds_to_next)
 
     def wait(self) -> bool:
         """Wait until all decisions can be written; return False if what they wait for is given up."""

@@ -19,7 +19,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from ..consumer.gate import Write
+from ..consumer.gate import Gate
+from ..consumer.pending_writes import PendingWrite
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC
@@ -53,7 +54,7 @@ class _Look:
     rate: RateLimit | None = None
 
 
-class LimitsGate:
+class LimitsGate(Gate):
     """The gate of one consumer: see `consumer.gate.Gate`, which says in which order its methods are called."""
 
     def __init__(self, store: Store, lease: Lease, topology: Topology, peers: Peers) -> None:
@@ -66,11 +67,6 @@ class LimitsGate:
         self._woken: list[Document] = []
         self._began, self._is_due = time.monotonic(), False
         self._last_key: str | None = None  # of the last sweep
-
-    @property
-    def holds_slots(self) -> bool:
-        """Whether this consumer holds slots: they end with its lease."""
-        return len(self._slots) > 0
 
     def due(self, credit: Mapping[str, int]) -> float:
         """Return the monotonic time of the next cycle that the gate needs, with this credit by queue; or infinity."""
@@ -114,7 +110,7 @@ class LimitsGate:
         return [doc for _, doc in found if doc]
 
     def admit(
-        self, taken: dict[str, list[Document]], writes: list[Write], *, needs_slot: bool = True
+        self, taken: dict[str, list[Document]], writes: list[PendingWrite], *, needs_slot: bool = True
     ) -> dict[str, list[Document]]:
         """Return those of the messages to be claimed, by queue, that have the start and the slot that they need.
 
@@ -143,8 +139,8 @@ class LimitsGate:
                 self._looks[key] = _Look(self._starts.look_at(key, rate), rate=rate)
         return {queue: [doc for doc in docs if doc['_id'] not in late | full] for queue, docs in taken.items()}
 
-    def free(self, writes: list[Write]) -> None:
-        """Add to `writes` what frees the slots that no message uses, and what wakes messages for freed slots.
+    def wake(self, writes: list[PendingWrite]) -> None:
+        """Add to `writes` what wakes messages for slots that have become free.
 
         *Raises* the errors of `Client`.
         """
@@ -155,8 +151,22 @@ class LimitsGate:
             if (numbers := self._slots.free_numbers(key, most)) or not most:
                 self._freed[key] |= numbers
             del self._looks[key]  # if this consumer holds all slots, it looks when it frees one
-        writes += self._wake_for_freed()
+        found = self._parked.for_slots(self._freed) if self._freed else []
+        self._freed.clear()
+        for key, number, doc in found:
+            if doc:
+                writes.append(self._wake(key, doc, number))
+            elif number is not None:
+                # Another consumer was faster, for a slot that it has freed: look for the next message.
+                self._look(key, number + 1, time.monotonic() + self._slots.pause)
+
+    def free(self, writes: list[PendingWrite]) -> None:
+        """Add to `writes` what frees the slots that no message uses."""
         writes += [self._free(slot) for slot in self._slots.spare()]
+
+    def holds_slots(self) -> bool:
+        """Tell whether messages of this consumer use slots: they end with its lease."""
+        return len(self._slots.spare()) < len(self._slots)
 
     def settle(self, in_use: set[str]) -> list[Document]:
         """End a cycle, after its writes; return the messages that were woken, to be claimed again."""
@@ -187,16 +197,6 @@ class LimitsGate:
                 limit = concurrency.limit_of(doc)
                 self._look(key, limit.limit if limit and limit.key == key else 0, self._began)
 
-    def finish(self, writes: list[Write]) -> bool:
-        """Add to `writes` what frees all slots but those of tasks that may be running; tell whether there are such."""
-        spare = self._slots.spare()
-        writes += [self._free(slot) for slot in spare]
-        return len(spare) < len(self._slots)
-
-    def wake_last(self) -> list[Write]:
-        """Return the writes that wake messages for the slots that were freed last; *raises* the errors of `Client`."""
-        return self._wake_for_freed()
-
     # -- parked messages
 
     def _look(self, key: str, most: int, at: float) -> None:
@@ -204,7 +204,7 @@ class LimitsGate:
         look = self._looks.setdefault(key, _Look(at))
         look.at, look.most = max(look.at, at), max(look.most, most)
 
-    def _park(self, doc: Document, key: str, what: str) -> list[Write]:
+    def _park(self, doc: Document, key: str, what: str) -> list[PendingWrite]:
         """Return the write that parks a message, which waits for `what`; none if it is parked already."""
 
         def on_result(result: WriteResult) -> None:
@@ -215,17 +215,7 @@ class LimitsGate:
             return []
         return [(concurrency.park(doc, key, self._clock.now()), on_result)]
 
-    def _wake_for_freed(self) -> list[Write]:
-        """Return the writes that wake messages for the slots that have become free."""
-        found = self._parked.for_slots(self._freed) if self._freed else []
-        self._freed.clear()
-        for key, number, doc in found:
-            if number is not None and not doc:
-                # Another consumer was faster, for a slot that it has freed: look for the next message.
-                self._look(key, number + 1, time.monotonic() + self._slots.pause)
-        return [self._wake(key, doc, number) for key, number, doc in found if doc]
-
-    def _wake(self, key: str, doc: Document, number: int | None) -> Write:
+    def _wake(self, key: str, doc: Document, number: int | None) -> PendingWrite:
         """Return the write that wakes a message for a slot, or without one."""
         woken = concurrency.unpark(doc)
 
@@ -241,7 +231,7 @@ class LimitsGate:
 
         return woken, on_result
 
-    def _free(self, slot: HeldSlot) -> Write:
+    def _free(self, slot: HeldSlot) -> PendingWrite:
         def on_result(result: WriteResult) -> None:
             self._slots.freed(slot)
             if result.is_unproven:  # other nodes may show the slot as taken until then

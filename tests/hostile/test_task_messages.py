@@ -21,8 +21,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from celery_couchdb.parcels.accept import Accept
 from celery_couchdb.parcels.parcel_checks import ParcelRefused, checked
 from celery_couchdb.regions.message_checks import message_of
-from kombu_couchdb.consumer.credit import Credit
-from kombu_couchdb.consumer.delivery import Delivery
+from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.documents import task_message, validation, workitem
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.transport.qos import Message
@@ -115,7 +114,7 @@ class Worker:
         """Receive a message as a worker that watches for stamps."""
         channel = SimpleNamespace(decode_body=decoded, qos=SimpleNamespace(note_malformed=lambda *_: None))
         try:
-            message = Message(Delivery(doc, Credit()).payload(), channel)
+            message = Message(Delivery(doc, Subscription('q', Credit())).payload(), channel)
         except ValueError:
             return  # the channel makes it a dead letter
         message.accept = {'application/json'}

@@ -152,7 +152,7 @@ def test_other_ends_of_a_message_free_its_slot(
         assert inbox.wait(2) == ['a', 'b']
     else:
         other = Inbox(connect(), ack=True)
-        monkeypatch.setattr(worker_hooks, '_checks', [lambda task_id: False])
+        monkeypatch.setitem(worker_hooks._hooks, 'while_running', lambda task_id: False)
         inbox.connection.close()
         assert sorted(other.wait(2)) == ['a', 'b']
         wait_for(lambda: not slots(client))
@@ -161,7 +161,7 @@ def test_other_ends_of_a_message_free_its_slot(
 def test_slot_of_a_task_that_may_run_is_kept_until_the_lease_ends(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_hooks, '_checks', [lambda task_id: True])
+    monkeypatch.setitem(worker_hooks._hooks, 'while_running', lambda task_id: True)
     publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
     inbox = Inbox(connect(visibility_timeout=3), ack=False)
     inbox.wait(1)

@@ -94,7 +94,7 @@ FAULTS = [
         Single,
         Unacked,
         'pause',
-        "delivery.doc['queue'] in queues",
+        "delivery.doc['queue'] in paused",
         'False',
     ),
     Fault(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.consumer.gate import Write
+from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.limits import permits
 from kombu_couchdb.limits.limits_gate import LimitsGate
@@ -67,9 +67,10 @@ class World:
         where = {'parked': {'key': parked, 'date': 1}} if parked else {}
         message = {'headers': headers}
         docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': message, **where} for name in names]
-        writes: list[Write] = []
+        writes: list[PendingWrite] = []
         self.gate.begin(self.held)
         admitted = [doc['_id'] for doc in self.gate.admit({'q': docs}, writes)['q']]
+        self.gate.wake(writes)
         self.gate.free(writes)
         self.held = {*self.held, *admitted}
         self.gate.settle(self.held)
@@ -102,7 +103,7 @@ def world() -> World:
 def test_as_many_messages_are_admitted_as_there_are_slots(world: World) -> None:
     assert world.limited('a', 'b', 'c', 'd', limit=3) == (['a', 'b', 'c'], ['d'])
     assert world.slots == ['slot:k:0', 'slot:k:1', 'slot:k:2']
-    assert world.gate.holds_slots
+    assert world.gate.holds_slots()
 
 
 def test_slot_is_used_again_or_freed(world: World) -> None:

@@ -12,6 +12,7 @@ from celery.worker import state
 from celery_couchdb.results import result_queue
 from celery_couchdb.results.batch_writer import QueueItem, Refusal
 from celery_couchdb.results.result_queue import ResultQueue
+from kombu_couchdb.consumer.pace import Pace, Wakeup
 from kombu_couchdb.consumer.pending_writes import PendingWrite
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb.write_result import WriteResult
@@ -192,8 +193,7 @@ class Decisions:
     """The decisions of a consumer."""
 
     def __init__(self) -> None:
-        self.woken = threading.Event()
-        self.order = WriteOrder(lambda urgent: self.woken.set())
+        self.order = WriteOrder(Wakeup(), Pace())
 
     def writable(self, *ids: str) -> list[str]:
         """Pass on acknowledgements, and releases if their ids say so."""
