@@ -28,14 +28,12 @@ from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .bodies import deliver_some
-from .claims import Claims
+from .claims import Claims, gate
 from .delivery import Mailbox
-from .gate import gate
 from .heartbeat import Heartbeat
 from .pending_writes import Commits, PendingWrite, give_up
 from .unacked import Unacked
 from .worker_hooks import Suspects
-from .write_order import WriteOrder
 
 logger = get_logger(__name__)
 
@@ -73,8 +71,6 @@ class Cycle:
         #: The subscriptions and the unacknowledged messages.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
         self._writes = self.unacked.writes
-        #: Which decisions wait until something else is stored.
-        self.order = WriteOrder(self.unacked.wakeup, self.unacked.pace)
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
         self._commits = Commits(self._store, self.lease, self.sweeper.unproven)
@@ -140,7 +136,7 @@ class Cycle:
         pulls = list(self.unacked.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
         self._gate.begin(self._in_use())
-        pending = self.order.writable(self._writes.take())
+        pending = self._writes.take()
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         claims: list[PendingWrite] = []
         self._candidates = {
@@ -207,7 +203,7 @@ class Cycle:
         for _ in range(_MAX_LAST_TRIES):
             self._writes.retry_changed(self._client.fetch)
             # A decision that still waits is not written: other consumers get the message, as if it had none.
-            changes = self.order.writable(self._writes.take())
+            changes = self._writes.take()
             if not any(workitem.is_unique(doc) for doc, _ in changes):
                 break
             self._commits.write(changes)

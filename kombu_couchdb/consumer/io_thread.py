@@ -112,7 +112,7 @@ class IOThread:
         atexit.unregister(self._at_exit)
         in_outage, began = in_outage or self.in_outage, time.monotonic()
         if has_decided := bool(self.unacked.writes.unstored):
-            if not self._cycle.order.wait():
+            if not self.unacked.writes.wait():
                 timeout = _GIVE_UP_SECONDS
             elif in_outage and time.monotonic() - began < _GIVE_UP_SECONDS:  # else CouchDB has responded just now
                 timeout = min(timeout, _CLOSE_SECONDS)

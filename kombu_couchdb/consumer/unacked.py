@@ -57,7 +57,7 @@ class Unacked:
         #: Wakes the I/O thread: it has work. And when its next cycle should begin.
         self.wakeup, self.pace = Wakeup(), Pace()
         #: The decisions that are not stored yet.
-        self.writes = PendingWrites(self.wakeup)
+        self.writes = PendingWrites(self.wakeup, self.pace)
         self._subscriptions: list[Subscription] = []
         self._held: dict[str, Delivery] = {}  # by delivery tag
         #: Those of its queues that are paused: there is no credit for them.

@@ -18,21 +18,25 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
-from ..consumer.gate import Gate
+from .. import design
+from ..consumer.claims import Gate
 from ..consumer.pending_writes import PendingWrite
 from ..couchdb.bulk import deletion
-from ..couchdb.client import Document
+from ..couchdb.client import LAST, Client, Document
 from ..couchdb.conflicts import SYNC
+from ..couchdb.shapes import members, text
 from ..couchdb.write_result import WriteResult
-from ..documents import concurrency, rates
+from ..documents import concurrency, rates, workitem
+from ..documents.ids import RATE
 from ..documents.rates import RateLimit
 from ..leases.lease import Lease
 from ..leases.peers import Peers
 from ..log import get_logger
+from ..queues import waiting
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
-from .parked import ParkedMessages
 from .permits import HeldSlot, Slots, Starts
 
 logger = get_logger(__name__)
@@ -42,6 +46,15 @@ _AGAIN_SECONDS = 0.1
 
 #: The most keys whose slots one sweep counts, and the most parked messages that it reads for them.
 _MAX_KEYS, _MAX_DOCS = 50, 200
+
+_IDS = members(id=text)
+
+#: The most keys whose parked messages one request reads, and the most rate keys that it lists.
+_MAX_KEYS_READ, _MAX_RATES = 50, 1000
+
+#: How many parked messages of a key are read for its free slots at least: first, and then if none of those has a limit
+#: that is high enough.
+_DEPTHS = (1, 40, 500)
 
 
 @dataclass
@@ -54,8 +67,75 @@ class _Look:
     rate: RateLimit | None = None
 
 
+class ParkedMessages:
+    """The parked messages of one database. *Every* method raises the errors of `Client`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def keys(self, limit: int, after: str | None) -> list[str]:
+        """Return up to `limit` keys that messages wait for, those that come after the key `after` first."""
+        return self._keys(limit, *([] if after is None else [design.key_of(after), LAST]))
+
+    def rate_keys(self) -> list[str]:
+        """Return the keys under which messages wait for starts of rate keys, up to 1,000; see `documents.rates`."""
+        first = design.key_of(RATE)
+        return self._keys(_MAX_RATES, first, end=f'{first}\ufff0')
+
+    def _keys(self, limit: int, *start: Any, end: Any = LAST) -> list[str]:
+        # In the body of a request: in a URL, an encoded key could be too long.
+        keys = {'startkey': ['parked', None, *start], 'endkey': ['parked', None, end], 'group_level': 3, 'limit': limit}
+        [rows] = waiting.query(self._client, [keys], members(), view='leases')
+        return [key for row in rows if (key := design.queue_of(row['key'][2])) is not None]
+
+    def first(self, counts: Mapping[str, int]) -> list[tuple[str, Document | None]]:
+        """Return the first messages that are parked under these keys: as many of each key as `counts` says.
+
+        The highest priority is first, then the oldest message. Each comes with its key; it is None if it was changed
+        since the view read it, and does not wait any more. Two requests for each 50 keys.
+        """
+        keys, found = list(counts), list[tuple[str, str]]()
+        for start in range(0, len(keys), _MAX_KEYS_READ):
+            queries = [
+                {**_rows_of(key), 'limit': counts[key], 'reduce': False} for key in keys[start : start + _MAX_KEYS_READ]
+            ]
+            results = waiting.query(self._client, queries, _IDS, view='leases')
+            found += [(key, row['id']) for key, rows in zip(keys[start:], results, strict=False) for row in rows]
+        docs = self._client.fetch([doc_id for _, doc_id in found]) if found else []
+        return [
+            (key, doc if doc and workitem.is_waiting(doc) and concurrency.parked_key(doc) == key else None)
+            for (key, _), doc in zip(found, docs, strict=True)
+        ]
+
+    def for_slots(self, free: Mapping[str, Collection[int]]) -> list[tuple[str, int | None, Document | None]]:
+        """Return the messages that may go on with these free slots, by key: see `concurrency.assign`.
+
+        Each comes with its key and its slot. (key, slot, None) says that other consumers changed messages of the key
+        meanwhile: look again for one for this slot. Two requests for each 50 keys, and up to four more if the messages
+        of a key have different limits.
+        """
+        found = list[tuple[str, int | None, Document | None]]()
+        left = {key: set(numbers) for key, numbers in free.items()}
+        for depth in _DEPTHS:
+            counts = {key: max(depth, len(numbers)) for key, numbers in left.items()}
+            read: dict[str, list[Document | None]] = {key: [] for key in left}
+            for key, doc in self.first(counts):
+                read[key].append(doc)
+            for key, docs in read.items():
+                given = concurrency.assign([doc for doc in docs if doc], left[key])
+                idle = left[key] - {number for number, _ in given}
+                if idle and len(docs) == counts[key] and depth != _DEPTHS[-1]:
+                    continue
+                found += [(key, number, doc) for number, doc in given]
+                found += [(key, number, None) for number in idle if None in docs]
+                del left[key]
+            if not left:
+                break
+        return found
+
+
 class LimitsGate(Gate):
-    """The gate of one consumer: see `consumer.gate.Gate`, which says in which order its methods are called."""
+    """The gate of one consumer: see `consumer.claims.Gate`, which says in which order its methods are called."""
 
     def __init__(self, store: Store, lease: Lease, topology: Topology, peers: Peers) -> None:
         self._store, self._clock, self._topology = store, store.client.clock, topology
@@ -117,24 +197,22 @@ class LimitsGate(Gate):
         Add to `writes` the changes that park the others. *Raises* the errors of `Client`.
         """
         docs = {doc['_id']: doc for docs in taken.values() for doc in docs}
-        rated = {name: (doc, rate) for name, doc in docs.items() if (rate := rates.rate_of(doc))}
-        limited = {
-            name: (doc, limit) for name, doc in docs.items() if needs_slot and (limit := concurrency.limit_of(doc))
-        }
+        rated = {name: rate for name, doc in docs.items() if (rate := rates.rate_of(doc))}
+        limited = {name: limit for name, doc in docs.items() if needs_slot and (limit := concurrency.limit_of(doc))}
         if not rated and not limited:
             return taken
         late = self._starts.surplus(rated)  # a slot is not taken in vain
         full = self._slots.take({name: each for name, each in limited.items() if name not in late})
         late |= self._starts.take({name: each for name, each in rated.items() if name not in late | full})
         self._slots.withdraw(late)
-        for name, (doc, limit) in limited.items():
+        for name, limit in limited.items():
             if name in full:
                 self._look(limit.key, limit.limit, self._slots.look_at(limit.key))
-                writes += self._park(doc, limit.key, f'a slot of concurrency key {limit.key!r}')
-        for name, (doc, rate) in rated.items():
-            key = rates.parked_key(rate.key, str(doc['queue']))
+                writes += self._park(docs[name], limit.key, f'a slot of concurrency key {limit.key!r}')
+        for name, rate in rated.items():
+            key = rates.parked_key(rate.key, str(docs[name]['queue']))
             if name in late:
-                writes += self._park(doc, key, f'a start of rate key {rate.key!r}')
+                writes += self._park(docs[name], key, f'a start of rate key {rate.key!r}')
             if name in late or (key in self._looks and name not in full):  # this consumer has taken the last start
                 self._looks[key] = _Look(self._starts.look_at(key, rate), rate=rate)
         return {queue: [doc for doc in docs if doc['_id'] not in late | full] for queue, docs in taken.items()}
@@ -162,18 +240,18 @@ class LimitsGate(Gate):
 
     def free(self, writes: list[PendingWrite]) -> None:
         """Add to `writes` what frees the slots that no message uses."""
-        writes += [self._free(slot) for slot in self._slots.spare()]
+        writes += [self._free(slot) for slot in self._slots.spare]
 
     def holds_slots(self) -> bool:
         """Tell whether messages of this consumer use slots: they end with its lease."""
-        return len(self._slots.spare()) < len(self._slots)
+        return len(self._slots.spare) < len(self._slots)
 
     def settle(self, in_use: set[str]) -> list[Document]:
         """End a cycle, after its writes; return the messages that were woken, to be claimed again."""
         self._slots.begin(in_use)
         woken, self._woken = self._woken, []
         # There is a spare slot if the claim that it was taken for has failed.
-        self._is_due = bool(woken or self._freed or self._slots.spare())
+        self._is_due = bool(woken or self._freed or self._slots.spare)
         return woken
 
     # -- besides the cycles
@@ -246,3 +324,8 @@ def _is_served(key: str, credit: Mapping[str, int]) -> bool:
     """Tell whether this consumer looks for permits for a key: for starts only of queues with credit."""
     queue_and_key = rates.queue_and_key(key)
     return queue_and_key is None or credit.get(queue_and_key[0], 0) > 0
+
+
+def _rows_of(key: str) -> Document:
+    name = design.key_of(key)
+    return {'startkey': ['parked', None, name], 'endkey': ['parked', None, name, {}]}

@@ -16,7 +16,7 @@ from chaos.proxy import Proxy
 from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.limits.parked import ParkedMessages
+from kombu_couchdb.limits.limits_gate import ParkedMessages
 from kombu_couchdb.queues.store import Store
 from tests.conftest import PATIENCE, wait_for
 from tests.patience import PatientConnection

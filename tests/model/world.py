@@ -32,7 +32,6 @@ from kombu_couchdb.admin import jobs
 from kombu_couchdb.consumer import io_thread, unacked, worker_hooks
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.consumer.pace import Throughput
-from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
@@ -284,7 +283,7 @@ class Process(Actor):
         self.unacked.subscribe(self._subscription)
         #: The results of its tasks. The world decides when one is stored.
         self.results = Results(world)
-        self.consumer._cycle.order = WriteOrder(self.unacked.wakeup, self.unacked.pace, [self.results])
+        self.unacked.writes._preconditions = [self.results]
         #: Deliveries that kombu has received and neither acknowledged nor released.
         self.working: list[Delivery] = []
         #: The removed tasks that the worker was told of because it had lost its connection or its lease, and those that
