@@ -328,5 +328,5 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         chord = self.expires if chord is None else self.prepare_expires(chord)
         return max(chord, self.expires) if chord and self.expires else None
 
-    def _write(self, doc: Mapping[str, Any], lifetime: float | None, also: ChordPart | None = None) -> None:
-        self.store.write(stamp(doc, self.client.clock.now(), lifetime), also=also)
+    def _write(self, doc: Mapping[str, Any], lifetime: float | None, part: ChordPart | None = None) -> None:
+        self.store.write(stamp(doc, self.client.clock.now(), lifetime), part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_couchdb.beat import due_tasks
+from celery_couchdb.beat import scheduler
 from kombu_couchdb.leases import leader
 
 __all__ = ['shorten']
@@ -11,6 +11,6 @@ __all__ = ['shorten']
 def shorten(seconds: float) -> None:
     """Let leases last for so many seconds; renewals and looks have intervals in proportion."""
     scale = seconds / leader.LEASE_SECONDS
-    leader.LEASE_SECONDS = due_tasks.LEASE_SECONDS = seconds  # type: ignore[attr-defined]
+    leader.LEASE_SECONDS = scheduler.LEASE_SECONDS = seconds  # type: ignore[attr-defined]
     leader.RENEWAL_SECONDS *= scale
     leader.LOOK_SECONDS *= scale

@@ -17,7 +17,6 @@
      ├── Conflict               409, 412: another process changed the document, or created the database, first
      ├── Unstorable             CouchDB cannot store this message, name or result (also a ValueError)
      └── RequestRefused         any other 4xx, and 500 for a number that CouchDB cannot hold: the request is wrong
-          └── NestedTooDeeply   without a status: a document in the database is nested too deeply to be read
 
 kombu and Celery reconnect and retry on the errors in `RETRIED`, which are marked above. They do not retry other errors,
 because a retry would fail again. The consumer's thread retries all but `AccessDenied` and `ConfigurationError`. No
@@ -40,7 +39,6 @@ __all__ = [
     'DatabaseMissing',
     'DocumentTooLarge',
     'IndexNotReady',
-    'NestedTooDeeply',
     'NotCouchDB',
     'NotFound',
     'RequestRefused',
@@ -125,10 +123,6 @@ class RequestRefused(CouchDBError):
 
 class NotChangeable(CouchDBError, ValueError):
     """A job cannot be changed, because it does not wait or does not take the change; the text says why. Not retried."""
-
-
-class NestedTooDeeply(RequestRefused):
-    """A document in the database is nested more deeply than Python can read. Not retried."""
 
 
 #: kombu and Celery reconnect and retry on these errors.

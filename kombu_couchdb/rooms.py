@@ -6,10 +6,10 @@ they have under a name (`offered`), and works without those that are not there. 
 * `limits`: the class `LimitsGate`, see `consumer.claims.Gate`.
 * `parcels`: the name `PARCELS` of the design document that a database of parcels has, and the class `ParcelChannel`,
   the channel for such a database.
-* `regions`: the class `OtherRegions`, see `transport.at_home`, and the functions `check_name` and `check_regions`,
-  which check the transport options `region` and `regions`. `ITEM_TYPES` has the types of the documents that its
-  messages become, whose conflicts are resolved as those of WorkItems, and `documents` returns its design documents in
-  the broker's database.
+* `regions`: the class `OtherRegions`, which makes parcels of the messages of a connection for other regions and stores
+  them, and the functions `check_name` and `check_regions`, which check the transport options `region` and `regions`.
+  `ITEM_TYPES` has the types of the documents that its messages become, whose conflicts are resolved as those of
+  WorkItems, and `documents` returns its design documents in the broker's database.
 """
 
 from __future__ import annotations

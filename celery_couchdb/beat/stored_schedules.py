@@ -20,7 +20,7 @@ from kombu_couchdb.values import is_number
 
 from .due_dates import upcoming
 from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, code_entries, error_of, state_of
-from .messages import send
+from .scheduler import send
 from .schedules import described
 
 #: The most attempts to change an entry that others change, too.

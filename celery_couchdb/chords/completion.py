@@ -25,8 +25,8 @@ from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from ..options import ResultOptions
-from ..results.batch_writer import QueueItem
 from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pack, unpack
+from ..results.queue_item import QueueItem
 from ..results.result_queue import Done
 from ..results.result_store import ResultStore
 from ..waiting.mixin import tasks_in

@@ -1,6 +1,6 @@
 """The commands `celery couchdb jobs`, `remove` and `dead`: list, show and change jobs, among them dead letters.
 
-A dead letter is a job in the state `dead`. The end of the module has the resources of both.
+A dead letter is a job in the state `dead`.
 """
 
 from __future__ import annotations
@@ -58,21 +58,13 @@ _MIN_CHARACTERS = 4
 #: The maximum number of ids that the error for an ambiguous abbreviation lists.
 _MAX_LISTED = 10
 
-#: The members in the details of a job, in this order, and those of them that are dates.
-_DETAILS = (
-    *('id', 'task', 'queue', 'state', 'result', 'job_key', 'waits_for', 'priority', 'published', 'due', 'expires'),
-    *('attempts', 'consumer', 'worker', 'claimed', 'started', 'finished', 'reason', 'failed', 'error', 'args'),
-    *('kwargs', 'body', 'unreadable', 'document'),
-)
+#: The members of a job that are dates, and those that the details leave out.
 _DATES = ('published', 'due', 'expires', 'claimed', 'failed', 'started', 'finished')
+_HIDDEN = ('behind', 'headers')
 
 _NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
 
 _COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'red', 'done': 'blue', 'gone': None}
-
-_ID = Column('ID', None, lambda job: job['id'] or job['document'], min_width=36)
-_QUEUE = Column('QUEUE', 'queue', min_width=6)
-_TRY = Column('TRY', 'attempts', right=True)
 
 
 @click.group('jobs')
@@ -111,15 +103,12 @@ def list_(
     With --task, --since, --args or the state "done", the latest come first.
     """
     jobs = jobs_of(ctx)
-    now = jobs.client.clock.now()
-    wanted = JobFilter(states or STATES[:3], queue, task, None if age is None else now - age, args)
-    _job_resource(jobs).print_list(
-        listing(jobs.client, wanted, limit + 1),
-        as_json,
-        empty='There are none.',
-        limit=limit,
-        more=lambda: f'These are the first {limit}; there are more (--limit).',
-    )
+    since = None if age is None else jobs.client.clock.now() - age
+    _print_list(jobs, JobFilter(states or STATES[:3], queue, task, since, args), limit, as_json, 'There are none.')
+
+
+def _print_list(jobs: Jobs, wanted: JobFilter, limit: int, as_json: bool, empty: str) -> None:
+    _resource(jobs).print_list(listing(jobs.client, wanted, limit + 1), as_json, empty=empty, limit=limit)
 
 
 @command.command('show')
@@ -144,7 +133,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
                 else ' and with no worker: it is done, has expired or was removed, or was never here'
             )
         )
-    _job_resource(jobs).show(docs, as_json)
+    _resource(jobs).show(docs, as_json)
 
 
 @command.command('move')
@@ -203,7 +192,7 @@ def _change(ctx: click.Context, name: str, act: Callable[[Jobs, str], Document])
         doc = act(jobs, _resolve_id(jobs.client, name))
     except Unreadable as exc:
         raise click.ClickException(str(exc)) from exc
-    _job_resource(jobs).show([doc], as_json=False)
+    _resource(jobs).show([doc], as_json=False)
 
 
 def _date(text: str) -> datetime | None:
@@ -275,14 +264,7 @@ def dead_command() -> None:
 @click.pass_context
 def list_dead(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the oldest of each queue first."""
-    jobs = jobs_of(ctx)
-    _dead_letter_resource(jobs).print_list(
-        dead.letters(jobs.client, queue),
-        as_json,
-        empty='There are no dead letters.',
-        limit=limit,
-        more=lambda: f'These are {limit} of {dead.count(jobs.client, queue):,} (--limit).',
-    )
+    _print_list(jobs_of(ctx), JobFilter(['dead'], queue), limit, as_json, 'There are no dead letters.')
 
 
 @dead_command.command('show')
@@ -295,7 +277,7 @@ def show_dead(ctx: click.Context, name: str, as_json: bool) -> None:
     ID is the id of the task or of the document, or its first characters.
     """
     jobs = jobs_of(ctx)
-    _dead_letter_resource(jobs).show(_find_dead(jobs, [name]), as_json)
+    _resource(jobs).show(_find_dead(jobs, [name]), as_json)
 
 
 #: The options that select dead letters.
@@ -367,26 +349,21 @@ def _failed_after(doc: Document, date: float) -> bool:
     return isinstance(failed, (int, float)) and failed > date
 
 
-# -- the resources
+# -- the resource
 
 
-def _job_resource(jobs: Jobs) -> Resource[Document]:
+def _resource(jobs: Jobs) -> Resource[Document]:
     """Return the resource of jobs, which are given as items."""
     now = jobs.client.clock.now()
-    when = Column('WHEN', None, partial(_when, now=now), right=True)
-    state, note = Column('STATE', None, _state), Column('WORKER OR ERROR', None, _note, min_width=15)
-    return _resource(jobs, now, [_ID, Column('TASK', 'task', min_width=8), _QUEUE, state, when, _TRY, note])
-
-
-def _dead_letter_resource(jobs: Jobs) -> Resource[Document]:
-    """Return the resource of dead letters, which are given as items."""
-    now = jobs.client.clock.now()
-    age = Column('AGE', 'failed', partial(format_ago, now=now), right=True)
-    reason = Column('REASON', 'reason', lambda reason: Cell(str(reason), {'fg': 'red'}), min_width=10)
-    return _resource(jobs, now, [_ID, Column('TASK', 'task', min_width=6), _QUEUE, age, _TRY, reason])
-
-
-def _resource(jobs: Jobs, now: float, columns: Sequence[Column]) -> Resource[Document]:
+    columns = [
+        Column('ID', None, lambda job: job['id'] or job['document'], min_width=36),
+        Column('TASK', 'task', min_width=8),
+        Column('QUEUE', 'queue', min_width=6),
+        Column('STATE', None, _state),
+        Column('WHEN', None, partial(_when, now=now), right=True),
+        Column('TRY', 'attempts', right=True),
+        Column('WORKER OR ERROR', None, _note, min_width=15),
+    ]
     return Resource(
         partial(_describe_all, jobs, decode=jobs.decode),
         columns,
@@ -442,14 +419,16 @@ def _describe(
         body, unreadable = None, str(exc)
     task = isinstance(body, (list, tuple)) and len(body) == 3
     consumer = workitem.claimant(doc) or doc.get('consumer')
+    # The details of a job have this order.
     return {
         'id': workitem.task_id(doc),
-        'document': doc['_id'],
         'task': workitem.task_name(doc),
         'queue': doc.get('queue'),
         'state': workitem.state(doc, now),
-        'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
         'behind': bool(doc.get('behind')),
+        'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
+        'job_key': doc.get('key'),
+        'waits_for': concurrency.parked_key(doc),
         'priority': doc.get('priority'),
         'published': doc.get('published'),
         'due': doc.get('date'),
@@ -458,18 +437,17 @@ def _describe(
         'consumer': consumer,
         'worker': workers.get(consumer) if isinstance(consumer, str) else None,
         'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None,
-        'job_key': doc.get('key'),
-        'waits_for': concurrency.parked_key(doc),
+        'started': doc.get('started'),
+        'finished': doc.get('finished'),
         'reason': doc.get('reason'),
         'failed': doc.get('failed'),
         'error': _error(doc),
-        'started': doc.get('started'),
-        'finished': doc.get('finished'),
         'headers': message.get('headers') if isinstance(message, dict) else None,
         'args': body[0] if task else None,
         'kwargs': body[1] if task else None,
         'body': None if task else body,
         'unreadable': unreadable,
+        'document': doc['_id'],
     }
 
 
@@ -480,7 +458,7 @@ def _error(doc: Document) -> str | None:
 
 
 def _details(job: Row, now: float) -> Row:
-    shown = {name: job[name] for name in _DETAILS if job[name] is not None}
+    shown = {name: value for name, value in job.items() if value is not None and name not in _HIDDEN}
     if shown['document'] == shown.get('id'):
         del shown['document']
     shown |= {name: _dated(shown[name], now) for name in _DATES if name in shown}

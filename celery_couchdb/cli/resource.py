@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from .tables import Age, Column, Row, Table, confirm, echo, echo_styled, json_line, printable, terminal_width
+from .tables import Age, Column, Row, confirm, echo, echo_styled, format_table, json_line, printable
 
 #: The items that are read and printed, or changed, together. A progress bar is shown for more.
 _BATCH = 200
@@ -70,35 +70,27 @@ class Resource(Generic[T]):
     #: Returns the values in the details of an item, from its description.
     details: Callable[[Row], Row] = dict
 
-    def print_list(
-        self,
-        found: Iterable[T],
-        as_json: bool,
-        *,
-        empty: str,
-        limit: int = sys.maxsize,
-        more: Callable[[], str] = lambda: '',
-    ) -> None:
-        """Print up to `limit` of the items `found`, as they are read: a table, or one JSON object per line.
+    def print_list(self, found: Iterable[T], as_json: bool, *, empty: str, limit: int = sys.maxsize) -> None:
+        """Print up to `limit` of the items `found`: a table, or one JSON object per line, as they are read.
 
-        `empty` is printed in place of a table without items, and `more` to stderr below one if there are more.
+        `empty` is printed in place of a table without items. Below a table, stderr says if there are more.
         """
-        left, items = limit, iter(found)
-        table = Table(self.columns, terminal_width())
+        items, rows = iter(found), list[Row]()
+        left = limit
         while part := list(islice(items, min(left, _BATCH))):
             left -= len(part)
-            self._print(part, None if as_json else table)
-        if not as_json and left == limit:
-            echo(empty)
-        elif not as_json and next(items, None) is not None:
-            echo(more(), err=True)
-
-    def _print(self, part: Sequence[T], table: Table | None) -> None:
-        if table:
-            echo_styled(table.format((self.summarize or self.describe)(part)))
-        else:
-            for row in self.describe(part):
+            if not as_json:
+                rows += (self.summarize or self.describe)(part)
+            for row in self.describe(part) if as_json else ():
                 echo_styled(json_line(row))
+        if as_json:
+            return
+        if not rows:
+            echo(empty)
+            return
+        echo_styled(format_table(self.columns, rows))
+        if next(items, None) is not None:
+            echo(f'These are the first {limit}; there are more (--limit).', err=True)
 
     def show(self, items: Sequence[T], as_json: bool) -> None:
         """Print the details of items: one value per line, or one JSON object per item."""

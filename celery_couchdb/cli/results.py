@@ -48,7 +48,6 @@ def list_(ctx: click.Context, age: float | None, task: str | None, state: str, l
         as_json,
         empty=f'There are no results in the state {state}.',
         limit=limit,
-        more=lambda: f'These are the newest {limit} of {results.count(state, task=task, since=since):,} (--limit).',
     )
 
 

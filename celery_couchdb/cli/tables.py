@@ -30,7 +30,6 @@ __all__ = [
     'Duration',
     'Json',
     'Row',
-    'Table',
     'confirm',
     'count_cell',
     'echo',
@@ -216,38 +215,22 @@ class Json(click.ParamType):  # type: ignore[type-arg]
 # -- tables
 
 
-class Table:
-    """A table with a line of titles, whose rows may come in parts.
+def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int | None = None) -> str:
+    """Return a table with a line of titles, by default as wide as the terminal.
 
     Columns are shortened, the widest first, until the table has at most `max_width` characters in a line, or no column
-    may become narrower. A part is at least as wide as the parts before it.
+    may become narrower.
     """
-
-    def __init__(self, columns: Sequence[Column], max_width: int) -> None:
-        self._columns, self._max_width = columns, max_width
-        self._titles = [[Cell(column.title, {'bold': True}) for column in columns]]
-        self._widths = [len(column.title) for column in columns]
-
-    def format(self, rows: Iterable[Row]) -> str:
-        """Return the next rows; the first time below the titles."""
-        cells = [[column.cell(row) for column in self._columns] for row in rows]
-        widths = [max([width, *(len(row[i].text) for row in cells)]) for i, width in enumerate(self._widths)]
-        while sum(widths) + len(_GAP) * (len(widths) - 1) > self._max_width:
-            flexible = [
-                i
-                for i, column in enumerate(self._columns)
-                if column.min_width is not None and widths[i] > column.min_width
-            ]
-            if not flexible:
-                break
-            widths[max(flexible, key=widths.__getitem__)] -= 1
-        lines, self._titles, self._widths = [*self._titles, *cells], [], widths
-        return '\n'.join(_line(self._columns, widths, line) for line in lines)
-
-
-def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int | None = None) -> str:
-    """Return a whole table, by default as wide as the terminal."""
-    return Table(columns, max_width or terminal_width()).format(rows)
+    max_width = max_width or terminal_width()
+    lines = [[Cell(column.title, {'bold': True}) for column in columns]]
+    lines += [[column.cell(row) for column in columns] for row in rows]
+    widths = [max(len(line[i].text) for line in lines) for i in range(len(columns))]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
+        flexible = [i for i, column in enumerate(columns) if widths[i] > (column.min_width or widths[i])]
+        if not flexible:
+            break
+        widths[max(flexible, key=widths.__getitem__)] -= 1
+    return '\n'.join(_line(columns, widths, line) for line in lines)
 
 
 def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> str:

@@ -64,7 +64,6 @@ def list_(ctx: click.Context, states: tuple[str, ...], limit: int, as_json: bool
         as_json,
         limit=limit,
         empty='There are no parcels.',
-        more=lambda: f'There are more than these {limit} (--limit).',
     )
 
 

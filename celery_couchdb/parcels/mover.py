@@ -23,11 +23,7 @@ from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import (
     ConfigurationError,
-    Conflict,
     CouchDBError,
-    DocumentTooLarge,
-    NestedTooDeeply,
-    NotFound,
     Unstorable,
 )
 from kombu_couchdb.leases.leader import LeaderLease
@@ -83,7 +79,7 @@ class CollectingChannel(Channel):
         if 'task' in message['headers']:
             super().basic_publish(message, exchange, routing_key, **kwargs)
 
-    def send(self, docs: Sequence[Any], message: Document) -> None:
+    def send(self, docs: Sequence[Any], *, again: bool = False) -> None:
         """Gather the items of a task."""
         if any(doc['type'] == 'Parcel' for doc in docs):
             raise ParcelRefused('its task belongs to another region, and parcels are for tasks of this one')
@@ -180,8 +176,7 @@ class Mover(Inbox):
     def _move_or_refuse(self, ids: Sequence[str]) -> int:
         """Move or refuse those of these parcels that wait, and return their number."""
         docs = self._client.fetch(ids)
-        done = sum(self._refuse_unreadable(doc_id) for doc_id, doc in zip(ids, docs, strict=True) if doc is None)
-        part, size = list[Document](), 0
+        done, part, size = 0, list[Document](), 0
         deleted, self._deleted = self._deleted, set()
         for doc in docs:
             if doc and doc['_id'] in deleted:
@@ -194,26 +189,6 @@ class Mover(Inbox):
                     part, size = [], 0
                 part, size = [*part, doc], size + length
         return done + self._move(part)
-
-    def _refuse_unreadable(self, doc_id: str) -> bool:
-        """Refuse a parcel that is nested too deeply to be read. Return False if it was deleted or changed instead."""
-        try:
-            self._client.get_or_none(doc_id)
-            return False
-        except NestedTooDeeply:
-            reason = 'it is nested too deeply to be read'
-        logger.warning('parcel %s is refused: %s', doc_id, reason)
-        try:
-            refusal = parcel.refused({}, reason, self._client.clock.now())
-            try:
-                self._client.extend(doc_id, self._client.raw(doc_id), refusal)
-            except DocumentTooLarge:
-                self._client.put(parcel.shortened({'_id': doc_id, '_rev': self._client.rev(doc_id), **refusal}))
-        except (Conflict, NotFound):
-            logger.debug('parcel %s was refused; its document has changed and was not updated', doc_id)
-            return False
-        logger.debug('parcel %s was refused; its document was updated', doc_id)
-        return True
 
     def _move(self, docs: Sequence[Document]) -> int:
         """Move or refuse parcels, and return the number of those whose documents were deleted or marked as refused.

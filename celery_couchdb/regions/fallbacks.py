@@ -46,14 +46,9 @@ class Fallbacks:
         own: str,
         others: Collection[str],
         publish: Callable[[Sequence[Document]], int],
-        refuse_unreadable: Callable[[str], object],
     ) -> None:
-        """Use `publish` for parcels that are to run in this region: it publishes their messages and deletes them.
-
-        `refuse_unreadable` refuses a parcel, given its id, if it cannot be read.
-        """
+        """Use `publish` for parcels that are to run in this region: it publishes their messages and deletes them."""
         self._regions, self._own, self._others, self._publish = regions, own, others, publish
-        self._refuse_unreadable = refuse_unreadable
         self._due = inf  # by the server's clock
 
     @property
@@ -72,11 +67,7 @@ class Fallbacks:
         if now < self._due:
             return
         ids = [doc_id for doc_id, _ in self._rows(now, limit=_BATCH_DOCS)]
-        found = self._regions.fetch(ids)
-        for doc_id, doc in zip(ids, found, strict=True):
-            if doc is None:
-                self._refuse_unreadable(doc_id)
-        docs = [doc for doc in found if doc and isinstance(doc.get('fallback'), str)]
+        docs = [doc for doc in self._regions.fetch(ids) if doc and isinstance(doc.get('fallback'), str)]
         for doc in docs:
             logger.warning('parcel %s was not taken in time: its task runs in %s', doc['_id'], doc['fallback'])
         self._publish([doc for doc in docs if doc['fallback'] == self._own])

@@ -50,7 +50,7 @@ class RegionMover(Mover):
             app.conf.accept_content,
             Looks(self._activity),
         )
-        self._fallbacks = Fallbacks(self._client, self.region, others, self._move, self._refuse_unreadable)
+        self._fallbacks = Fallbacks(self._client, self.region, others, self._move)
         self._changed = False
 
     def begin(self) -> None:

@@ -24,8 +24,12 @@ from kombu.exceptions import DecodeError
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.conflicts import Rule
+from kombu_couchdb.couchdb.http import TOO_DEEP
 from kombu_couchdb.documents.validation import is_deeper
 from kombu_couchdb.values import revision_parts
+
+#: A part of the JSON of a value that is nested too deeply to be read.
+_TOO_DEEP = json.dumps(TOO_DEEP)
 
 #: A document as it was read, or of any type. Anybody may have changed it by hand.
 Document = dict[str, Any]
@@ -56,7 +60,7 @@ class _Expiring(_Stored, total=False):
     expires: float
 
 
-class _ResultOptions(TypedDict, total=False):
+class _ResultOptions(Packed, _Expiring, total=False):
     delivery: list[int]
     #: The region in which the task was sent, if it is another one: the result is replicated there.
     to: str
@@ -64,7 +68,7 @@ class _ResultOptions(TypedDict, total=False):
     parcel: str
 
 
-class Result(_ResultOptions, Packed, _Expiring):
+class Result(_ResultOptions):
     """The result of a task, or its state before."""
 
     _id: str
@@ -81,26 +85,20 @@ class Group(Packed, _Expiring):
     status: None
 
 
-class _ValueOptions(TypedDict, total=False):
-    value: Any
-    base64: str
-
-
-class Value(_ValueOptions, _Stored):
+class Value(Packed, _Stored):
     """A value that a program stores through `set()` of the backend; it never expires."""
 
     _id: str
     type: Literal['Value']
     status: None
-    content_type: str
 
 
-class _ChordOptions(TypedDict, total=False):
+class _ChordOptions(_Expiring, total=False):
     #: A random id of this run: the same chord may be sent a second time.
     run: str
 
 
-class Chord(_ChordOptions, _Expiring):
+class Chord(_ChordOptions):
     """A chord until its body is sent."""
 
     _id: str
@@ -117,12 +115,12 @@ class Chord(_ChordOptions, _Expiring):
     sent: bool
 
 
-class _ChordPartOptions(TypedDict, total=False):
+class _PartOptions(_Expiring, total=False):
     #: The result, unless it is stored under the id of the task.
     value: Packed
 
 
-class ChordPart(_ChordPartOptions, _Expiring):
+class ChordPart(_PartOptions):
     """A task of a chord's header that has ended."""
 
     _id: str
@@ -228,10 +226,15 @@ def unpack(doc: Mapping[str, Any] | None) -> str | bytes | None:
         return b64decode(doc['base64'])
     value = doc.get('value')
     # Celery's own CouchDB backend stored text, too, under the same ids.
+    if value is None or isinstance(value, str):
+        return value
     try:
-        return value if value is None or isinstance(value, str) else json.dumps(value)
-    except RecursionError as exc:
-        raise DecodeError(f'{doc.get("_id", "a value")} cannot be decoded: it is nested too deeply') from exc
+        text = json.dumps(value)
+    except RecursionError:
+        text = _TOO_DEEP
+    if _TOO_DEEP in text:
+        raise DecodeError(f'{doc.get("_id", "a value")} cannot be decoded: it is nested too deeply')
+    return text
 
 
 def error_text(value: Any) -> str:

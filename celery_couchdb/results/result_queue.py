@@ -24,9 +24,9 @@ from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 from kombu_couchdb.log import get_logger
 
-from .batch_writer import BatchWriter, QueueItem
 from .documents import is_outdated
 from .prefork_relay import Received, Relay
+from .queue_item import QueueItem, Refusal
 from .result_store import Recent, ResultStore
 
 logger = get_logger(__name__)
@@ -90,7 +90,8 @@ class ResultQueue:
         self._store, self._on_stored, self._on_refused = store, on_stored, on_refused
         self._timeout = sum(store.client.timeouts) + _GRACE_SECONDS
         self._relay = Relay(self._timeout)
-        self._writer = BatchWriter(store, None)
+        #: The database of the broker, if messages can be handed over.
+        self.broker: Client | None = None
         #: What this child has handed over and perhaps is not stored.
         self._sent: Recent[None] = Recent(_REMEMBERED)
         self.reset()
@@ -118,11 +119,6 @@ class ResultQueue:
         self._gives_up_at: float | None = None
 
     @property
-    def broker(self) -> Client | None:
-        """The database of the broker, if messages can be handed over."""
-        return self._writer.broker
-
-    @property
     def is_open(self) -> bool:
         """Whether this process can hand over results."""
         return self._is_running or self._relay.is_child
@@ -144,8 +140,7 @@ class ResultQueue:
             self._store.before_access.append(self.settle)
             pending_writes.register(self)
             atexit.register(self._at_exit)
-        if broker is not None and self.broker is None:
-            self._writer = BatchWriter(self._store, broker)
+        self.broker = self.broker or broker
         if serve_children:
             self._relay.serve_children()
 
@@ -364,7 +359,7 @@ class ResultQueue:
     def _write(self, batch: list[QueueItem], *, uncertain: bool) -> None:
         """Store results; *raises* the errors of an outage, also if a proxy responds with a page of its own."""
         try:
-            refusals = self._writer.write(batch, uncertain=uncertain)
+            refusals = self._try_to_write(batch, uncertain=uncertain)
         except (AccessDenied, ConfigurationError) as exc:
             refusals = [(each, exc) for each in batch]
         except CouchDBError:
@@ -380,6 +375,16 @@ class ResultQueue:
             self._refuse(each, error)
         refused = [each for each, _ in refusals]
         self._note_stored([each for each in batch if each not in refused])
+
+    def _try_to_write(self, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
+        """Store messages, then results, as Celery does: one request each; return those that CouchDB refuses."""
+        messages = [item for item in batch if item.is_message]
+        refusals = list[Refusal]()
+        if messages:
+            assert self.broker is not None
+            refusals += write_messages(self.broker, messages, uncertain=uncertain)
+        results = [item for item in batch if not item.is_message]
+        return refusals + self._store.write_batch(results, uncertain=uncertain)
 
     def _note_stored(self, stored: list[QueueItem]) -> None:
         with self._changed:
@@ -399,6 +404,27 @@ class ResultQueue:
         except Exception:
             logger.exception('unexpected error in the thread that stores results')
         self._note_done([result])
+
+
+def write_messages(client: Client, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
+    """Store messages in the database of `client`, in one request, and return those that CouchDB refuses.
+
+    With `uncertain`, an earlier attempt got no response. What it stored is not stored again: a worker may have run it,
+    and deleted its message, meanwhile. *Raises* the errors of `kombu_couchdb.errors` for an outage.
+    """
+    by_id = {item.id: item for item in batch}
+    heads = [item.head for item in batch]
+    try:
+        if uncertain:
+            heads = client.never_stored(heads)
+        results = client.bulk(heads, texts=[by_id[head['_id']].text for head in heads])
+    except (AccessDenied, ConfigurationError) as exc:
+        return [(item, exc) for item in batch]
+    for result in results:
+        if not result.is_refused:
+            logger.debug('published message %s to queue %s', result.id, by_id[result.id].head['queue'])
+    # A conflict means that an earlier attempt was stored.
+    return [(by_id[result.id], result.exception(client.address.url)) for result in results if result.is_refused]
 
 
 def _has_waiting_tasks() -> bool:

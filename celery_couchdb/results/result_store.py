@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from kombu.exceptions import EncodeError
@@ -24,7 +25,6 @@ from kombu_couchdb.errors import (
     CouchDBError,
     DatabaseMissing,
     DocumentTooLarge,
-    NestedTooDeeply,
     NotFound,
     access_denied,
 )
@@ -32,12 +32,16 @@ from kombu_couchdb.log import get_logger
 
 from .. import design
 from ..options import ResultOptions
-from .documents import Document, is_expired, is_final, is_outdated
+from .documents import ChordPart, Document, is_expired, is_final, is_outdated
+from .queue_item import QueueItem, Refusal
 
 logger = get_logger(__name__)
 
 A = TypeVar('A')
 T = TypeVar('T')
+
+#: Sends documents, given without their values and as JSON, in one request, and returns the result for each.
+Send = Callable[[Sequence[Mapping[str, Any]], Sequence[bytes]], list[WriteResult]]
 
 #: How often a write is tried while other processes change the same document.
 _ATTEMPTS = 100
@@ -54,6 +58,16 @@ _REMEMBERED_REVISIONS = 1000
 
 class ResultTooLarge(DocumentTooLarge, EncodeError):
     """A result is larger than the server accepts. Celery treats this as an encoding error: the task has failed."""
+
+
+@contextmanager
+def _large_results(doc: Mapping[str, Any]) -> Iterator[None]:
+    """Raise `ResultTooLarge` if CouchDB refuses a document for its size."""
+    try:
+        yield
+    except DocumentTooLarge as exc:
+        what = f'the result of {doc["task"]}' if doc.get('task') else doc['_id']
+        raise ResultTooLarge(f'{what} cannot be stored: {exc}') from exc
 
 
 class Recent(dict[str, T]):
@@ -153,7 +167,7 @@ class ResultStore:
     def read(self, doc_id: str) -> Document | None:
         """Return a document, or None if there is none or it has expired; one request."""
         self._settle([doc_id])
-        doc = self._current(doc_id)
+        doc = self.database.call(self.client.get_or_none, doc_id)
         return None if doc is None or is_expired(doc, self.client.clock.now()) else doc
 
     def read_many(self, ids: Iterable[str], *, everywhere: bool = False) -> list[Document | None]:
@@ -184,44 +198,28 @@ class ResultStore:
 
     # -- writing, and the reads of chords: retried while the server does not respond
 
-    def write(self, doc: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> None:
+    def write(self, doc: Mapping[str, Any], part: ChordPart | None = None) -> None:
         """Store a document in place of any other under its id, but keep a stored result that it must not replace.
 
-        See `is_outdated`. `also` is a second document, which is stored in the same request if there is none under its
-        id.
+        See `is_outdated`. `part` is that of a chord, which is stored in the same request if it is not stored yet.
 
         This takes one request for a new document, and for one that this process wrote last; three requests to replace
-        another one. *Raises* `ResultTooLarge` if CouchDB refuses the document for its size, and `Conflict` if other
-        processes changed it during each of 100 attempts.
+        another one. Threads that write at the same time share a request. *Raises* `ResultTooLarge` if CouchDB refuses
+        the document for its size, and `Conflict` if other processes changed it during each of 100 attempts.
         """
-        doc_id = doc['_id']
-        self._settle([doc_id])
-        # The remembered revision may be outdated: then CouchDB reports a conflict.
-        rev = self.known_revision(doc)
-        for _ in range(_ATTEMPTS):
-            new_rev = self._put_retried({**doc, '_rev': rev} if rev else doc, also)
-            if new_rev is not None:
-                self.note_stored(doc, new_rev)
-                return
-            also = None
-            current = self.current(doc_id)
-            if current and not is_expired(current, self.client.clock.now()) and is_outdated(doc, current):
-                logger.debug('%s keeps the state %s: %s is outdated', doc_id, current['status'], doc['status'])
-                return
-            rev = current['_rev'] if current else None
-        raise self.too_many_conflicts(doc_id)
+        self._settle([doc['_id']])
+        item, attempts = QueueItem.of(doc, part), itertools.count()
+
+        def write() -> list[Refusal]:
+            return self.write_batch([item], uncertain=next(attempts) > 0, send=self._commit.write)
+
+        with _large_results(doc):
+            for _, error in self._retried(write):
+                raise error
 
     def current(self, doc_id: str) -> Document | None:
-        """Return a document even if it has expired, or None if there is none.
-
-        Of a document that is nested too deeply to be read, only `_id` and `_rev` are returned.
-        """
-        try:
-            return self._retried(self._current, doc_id)
-        except NestedTooDeeply as exc:
-            logger.error('%s cannot be read; it is overwritten if it exists: %s', doc_id, exc)
-            rev = self._retried(self.client.rev, doc_id)
-            return None if rev is None else {'_id': doc_id, '_rev': rev}
+        """Return a document even if it has expired, or None if there is none."""
+        return self._retried(self._current, [doc_id])[0]
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return those of these ids that have a document, or had one that was deleted."""
@@ -237,7 +235,18 @@ class ResultStore:
 
     def put(self, doc: Mapping[str, Any]) -> str | None:
         """Store a document with the `_rev` that it has and return its new revision, or None in case of a conflict."""
-        return self._put_retried(doc)
+        attempts = itertools.count()
+
+        def put() -> str | None:
+            if next(attempts) and not self.database.call(self.client.still_current, [doc]):
+                return None  # an earlier attempt has stored it, or another process has changed it
+            [result] = self.database.call(self._commit.write, [doc])
+            if result.is_refused:
+                raise result.exception(self.client.address.url)
+            return result.rev if result.is_stored else None
+
+        with _large_results(doc):
+            return self._retried(put)
 
     def delete(self, doc_id: str) -> None:
         """Delete a document if it exists; two requests. *Raises* `Conflict` as `write` does."""
@@ -245,7 +254,7 @@ class ResultStore:
         self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
             current = self.current(doc_id)
-            if current is None or self._put_retried(deletion(current)) is not None:
+            if current is None or self.put(deletion(current)) is not None:
                 return
         raise self.too_many_conflicts(doc_id)
 
@@ -267,38 +276,86 @@ class ResultStore:
         [result] = self._retried(self.client.bulk, [doc])
         return result.rev if result.is_proven else None
 
-    # -- for `batch_writer`: not retried
+    # -- many results in one request: not retried
 
-    def write_texts(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
-        """Write documents, given without their values and as JSON, and return the result for each; one request."""
-        return self.database.call(lambda docs: self.client.bulk(docs, texts=texts), docs)
+    def write_batch(
+        self, batch: Sequence[QueueItem], *, uncertain: bool = False, send: Send | None = None
+    ) -> list[Refusal]:
+        """Store results with different ids, unless newer ones are stored; return those that CouchDB refuses.
 
-    def known_revision(self, doc: Mapping[str, Any]) -> str | None:
-        """Return the revision of the unfinished result that `doc` replaces, if this process has stored that.
+        With `uncertain`, an earlier attempt got no response: what it has stored is not written again. One request, or
+        `send`, if nothing is in conflict. *Raises* the errors of an outage: then it is unknown what is stored.
+        """
+        refusals: list[Refusal] = []
+        left = self._newer_than_stored(batch) if uncertain else [self._with_known_revision(item) for item in batch]
+        for _ in range(_ATTEMPTS):
+            if not left:
+                return refusals
+            left = self._newer_than_stored(self._write(left, send or self._bulk, refusals))
+        return refusals + [(item, self.too_many_conflicts(item.id)) for item in left]
+
+    def _write(self, batch: Sequence[QueueItem], send: Send, refusals: list[Refusal]) -> list[QueueItem]:
+        """Write results, add the refused ones to `refusals` and return those in conflict."""
+        docs: list[Document] = []
+        texts: list[bytes] = []
+        for item in batch:
+            its_docs, its_texts = item.docs()
+            docs += its_docs
+            texts += its_texts
+        results = iter(self.database.call(lambda docs: send(docs, texts), docs))
+        where, conflicting = self.client.address.url, list[QueueItem]()
+        for item in batch:
+            result = next(results)
+            part = next(results) if item.part else None
+            if part is not None and not part.is_refused:  # in conflict: it is stored already
+                item.part = b''
+            if result.is_conflict:
+                conflicting.append(item)
+                continue
+            refused = next((found for found in (result, part) if found is not None and found.is_refused), None)
+            if refused is not None:
+                refusals.append((item, refused.exception(where)))
+            else:
+                self._note_stored(item.head, result.rev)
+        return conflicting
+
+    def _bulk(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
+        return self.client.bulk(docs, texts=texts)
+
+    def _with_known_revision(self, item: QueueItem) -> QueueItem:
+        """Set the revision of the unfinished result that `item` replaces, if this process has stored that.
 
         None if the stored one is of a newer delivery: then the write conflicts, and the results are compared.
         """
-        rev, stored = self._revs.pop(doc['_id'], (None, {}))
-        return None if rev is None or is_outdated(doc, stored) else rev
+        rev, stored = self._revs.pop(item.id, (None, {}))
+        item.rev = None if rev is None or is_outdated(item.head, stored) else rev
+        return item
 
-    def note_stored(self, doc: Mapping[str, Any], rev: str) -> None:
+    def _note_stored(self, doc: Mapping[str, Any], rev: str) -> None:
         """Remember the revision of a result that was stored, if its task is unfinished."""
         if doc.get('type') == 'Result':
             logger.debug('%s is stored with the state %s', doc['_id'], doc['status'])
             if not is_final(doc):
                 self._revs[doc['_id']] = rev, {name: doc.get(name) for name in ('status', 'delivery')}
 
-    def current_many(self, ids: Sequence[str]) -> list[Document | None]:
-        """Return documents even if they have expired, and None for missing ones; one request.
-
-        See `current` for documents that are nested too deeply.
-        """
-        try:
-            return self.database.call(self.client.find, ids)
-        except RETRIED:
-            raise
-        except CouchDBError:  # because of one of them
-            return [self.current(doc_id) for doc_id in ids]
+    def _newer_than_stored(self, batch: Sequence[QueueItem]) -> list[QueueItem]:
+        """Return the results that must replace what is stored, with the revisions to be replaced."""
+        if not batch:
+            return []
+        now, left = self.client.clock.now(), list[QueueItem]()
+        for item, current in zip(batch, self._current([item.id for item in batch]), strict=True):
+            if current is not None and item.head.get('type') == 'Part':
+                continue  # a part is never replaced
+            if current is not None and not is_expired(current, now) and is_outdated(item.head, current):
+                logger.debug('%s keeps the state %s: %s is outdated', item.id, current['status'], item.head['status'])
+                if not item.part:
+                    continue
+                item.head = {**item.head, '_id': item.part_id, 'type': 'Part'}  # only its part is still to be stored
+                item.text, item.part, item.rev = item.part, b'', None
+            else:
+                item.rev = current['_rev'] if current else None
+            left.append(item)
+        return left
 
     def try_to_write(self, doc: Mapping[str, Any]) -> None:
         """Store a new document and delete it again, without retries; two requests.
@@ -321,34 +378,9 @@ class ResultStore:
         for settle in tuple(self.before_access):
             settle(ids)
 
-    def _put_retried(self, doc: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> str | None:
-        attempts = itertools.count()
-        return self._retried(lambda: self._put([doc] if also is None else [doc, also], is_retry=next(attempts) > 0))
-
-    def _put(self, docs: list[Mapping[str, Any]], *, is_retry: bool) -> str | None:
-        """Write documents and return the new revision of the first, or None if it is in conflict.
-
-        They are written together with documents of other threads. A retry leaves out the documents that an earlier
-        attempt has stored, see `Client.still_current`.
-        """
-        unwritten, first = docs, docs[0]
-        if is_retry:
-            unwritten = self.database.call(self.client.still_current, docs)
-        try:
-            results = self.database.call(self._commit.write, unwritten) if unwritten else []
-            for result in results:
-                if result.is_refused:
-                    raise result.exception(self.client.address.url)
-        except DocumentTooLarge as exc:
-            what = f'the result of {first["task"]}' if first.get('task') else first['_id']
-            raise ResultTooLarge(f'{what} cannot be stored: {exc}') from exc
-        return next(
-            (result.rev for doc, result in zip(unwritten, results, strict=True) if doc is first and result.is_stored),
-            None,
-        )
-
-    def _current(self, doc_id: str) -> Document | None:
-        return self.database.call(self.client.get_or_none, doc_id)
+    def _current(self, ids: Sequence[str]) -> list[Document | None]:
+        """Return documents even if they have expired, and None for missing ones; one request."""
+        return self.database.call(self.client.find, ids)
 
     def _retried(self, request: Callable[..., T], *args: Any) -> T:
         def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:

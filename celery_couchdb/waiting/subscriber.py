@@ -32,7 +32,6 @@ from kombu_couchdb.errors import (
     AnswerTooLarge,
     ConfigurationError,
     CouchDBError,
-    NestedTooDeeply,
     NotCouchDB,
 )
 from kombu_couchdb.log import get_logger
@@ -209,7 +208,6 @@ class Subscriber:
         self._since = None  # the feed begins anew afterwards
         docs = self.store.read_many(ids)
         self._traffic.add_results(self._watched.deliver(zip(ids, docs, strict=True), asked))
-        self._fail_unreadable([doc_id for doc_id, doc in zip(ids, docs, strict=True) if doc is None])
         self._count_updates()
         return 0.0
 
@@ -255,30 +253,14 @@ class Subscriber:
         )
 
     def _process(self, response: Document, watched: set[str]) -> int:
-        """Deliver the documents in a response of the changes feed; return the number of watched ones.
-
-        *Raises* `NestedTooDeeply` if one of them cannot be decoded, so that `_fail` finds out whose it is.
-        """
+        """Deliver the documents in a response of the changes feed; return the number of watched ones."""
         rows = [row for row in response['results'] if row['id'] in watched]
-        if any(row.get('doc') is None and not row.get('deleted') for row in rows):
-            raise NestedTooDeeply(f'{self.store.client.address.url}: a result is nested too deeply to be read')
         self._watched.deliver((row['id'], None if row.get('deleted') else row.get('doc')) for row in rows)
-        self._fail_unreadable([row['id'] for row in rows if not row.get('doc')])
         count = sum(not row.get('deleted') for row in rows)
         self._since = response['last_seq']
         self._traffic.add_results(count)
         self._traffic.count(self._since, time.monotonic())
         return count
-
-    def _fail_unreadable(self, missing: Iterable[str]) -> None:
-        """Deliver errors in the place of those of the missing documents that cannot be decoded."""
-        client = self.store.client
-        unreadable = [doc_id for doc_id in missing if client.unusable.has(doc_id, None)]
-        for doc_id in unreadable:
-            self._watched.drop(doc_id)
-        if unreadable:
-            error = NestedTooDeeply(f'{client.address.url}: a document is nested too deeply to be read')
-            self._watched.fail(dict.fromkeys(unreadable, error))
 
     def _stop_following(self) -> None:
         """Ask for the documents that threads wait for: a response, perhaps for other documents, cannot be read."""

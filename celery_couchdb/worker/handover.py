@@ -18,8 +18,8 @@ from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.log import get_logger
 
 from ..chords.completion import Counting
-from ..results.batch_writer import QueueItem
 from ..results.documents import ChordPart, Packed, Result, pack, stamp
+from ..results.queue_item import QueueItem
 from ..results.result_queue import ResultQueue
 from ..results.result_store import ResultTooLarge
 
@@ -74,7 +74,7 @@ class HandOver:
     def take_next_tasks(self, address: Address, items: Sequence[WorkItem]) -> Sequence[WorkItem]:
         """Hand over the messages that are published after a task; return those that the caller must store.
 
-        `address` is the database that they are for. See `kombu_couchdb.transport.collector`.
+        `address` is the database that they are for. See `kombu_couchdb.transport.batches`.
         """
         broker = self.queue.broker
         if self._backend.options.confirm_results or broker is None or not self.queue.is_open:

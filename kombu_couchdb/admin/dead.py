@@ -8,7 +8,6 @@ from typing import Any
 from .. import design
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.shapes import items, members, number
-from ..design.rows import DeadRow, Row
 from ..documents import dead_letter, validation, workitem
 from ..documents.dead_letter import NO_QUEUE
 from ..documents.ids import job_id
@@ -36,7 +35,7 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
     You may delete or replay the letters while you iterate.
     """
     for row in paged(client, design.NAME, 'dead', _LETTER, **_range_of(queue), include_docs=True, reduce=False):
-        if doc := _letter(client, row):
+        if doc := row.get('doc'):
             yield doc
 
 
@@ -51,30 +50,6 @@ def as_letter(doc: Document) -> Document:
         doc
         if doc.get('status') or not is_letter(doc)
         else {**doc, 'status': 'fail', 'reason': NO_QUEUE, 'failed': None}
-    )
-
-
-def _letter(client: Client, row: Row) -> Document | None:
-    """Return the letter for a row of the view; None if it is deleted.
-
-    For a document that cannot be read, return a letter made of the row only.
-    """
-    if row.get('doc'):
-        return as_letter(row['doc'])
-    found = DeadRow.of(row)
-    rev = client.rev(found.id) if client.unusable.has(found.id, None) else None
-    return (
-        None
-        if rev is None
-        else {
-            '_id': found.id,
-            '_rev': rev,
-            'type': 'WorkItem',
-            'status': 'fail',
-            'reason': found.reason,
-            'queue': found.queue,
-            'failed': found.failed,
-        }
     )
 
 

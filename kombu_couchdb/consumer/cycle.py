@@ -24,10 +24,10 @@ from ..leases.sweeper import Sweeper
 from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
+from ..queues.fanout import Listener
 from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .bodies import deliver_some
 from .claims import Claims, gate
 from .delivery import Mailbox
 from .heartbeat import Heartbeat
@@ -59,17 +59,20 @@ class Cycle:
         client: Client,
         options: Options,
         mailbox: Mailbox,
-        notifier: Notifier,
+        listener: Listener,
         topology: Topology,
+        name: str,
     ) -> None:
-        self._client, self._options, self._notifier, self._topology = client, options, notifier, topology
+        self._client, self._options, self._topology = client, options, topology
         self._store, self._harmful = Store(client), Harmful(client, stub)
         self.lease = Lease(options.visibility_timeout)
-        #: Which messages may be claimed now, and which wait for a slot or a start.
-        self._gate = gate(self._store, self.lease, topology, notifier.peers)
-        self.sweeper = Sweeper(self._store, topology, options.visibility_timeout, self._gate.sweep)
         #: The subscriptions and the unacknowledged messages.
         self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
+        #: What is new in the databases.
+        self.notifier = Notifier(client, topology, listener, name, self.unacked.wakeup.set)
+        #: Which messages may be claimed now, and which wait for a slot or a start.
+        self._gate = gate(self._store, self.lease, topology, self.notifier.peers)
+        self.sweeper = Sweeper(self._store, topology, options.visibility_timeout, self._gate.sweep)
         self._writes = self.unacked.writes
         #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
         self.announced = Announced()
@@ -84,7 +87,7 @@ class Cycle:
             self.sweeper.unproven,
             topology,
             self._gate,
-            notifier.attention,
+            self.notifier.attention,
         )
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
@@ -95,21 +98,21 @@ class Cycle:
     def is_busy(self) -> bool:
         """Whether the consumer has work, or keeps something that would be lost with it."""
         # Broadcasts for a bound queue are kept in this process until something subscribes to the queue.
-        return bool(self.unacked.busy or self._notifier.listener.binds or self.sweeper.unused or self.sweeper.unproven)
+        return bool(self.unacked.busy or self.notifier.listener.binds or self.sweeper.unused or self.sweeper.unproven)
 
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
         if self.unacked.awaiting_bodies() or self._wanted_by_others():
             return -inf
-        times = [self._poll_at, self._notifier.attention.bell.due_at, self.unacked.overdue_at]
+        times = [self._poll_at, self.notifier.attention.bell.due_at, self.unacked.overdue_at]
         if self.lease.written:
             times += [self.lease.next_heartbeat, self.sweeper.due, *self.unacked.may_run().values()]
-        times.append(self._notifier.due_at())
+        times.append(self.notifier.due_at())
         credit, low = self.unacked.credit(), self.unacked.low()
         times.append(self._gate.due(credit))
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) <= 0:
-                if queue in self._notifier.attention.followed:
+                if queue in self.notifier.attention.followed:
                     times.append(candidates.due_at())
             else:
                 at = candidates.wake_at()
@@ -123,7 +126,7 @@ class Cycle:
         self._commits.on_outage()
         self._suspects.add(self.unacked.docs())
         self._heartbeat.uncertain = True
-        self._notifier.on_outage()
+        self.notifier.on_outage()
         for candidates in self._candidates.values():
             candidates.clear()
 
@@ -182,16 +185,12 @@ class Cycle:
             give_up([*pending, *claims])
             raise
 
-    def deliver_bodies(self) -> None:
-        """Read the bodies of claimed messages and deliver these; *raises* the errors of `Client`."""
-        deliver_some(self._client, self.unacked)
-
     def sweep(self) -> None:
         """Release the messages of consumers whose leases expired, if it is time to; *raises* the errors of `Client`."""
-        self.sweeper.rests = not self._notifier.attention.listens
+        self.sweeper.rests = not self.notifier.attention.listens
         if self.lease.written and time.monotonic() >= self.sweeper.due:
             living = self.sweeper.sweep(self.lease.id, self.unacked.ids(), self._commits.on_orphans)
-            self._notifier.coordination.know(living)
+            self.notifier.coordination.know(living)
 
     def finish(self) -> None:
         """Release all unacknowledged messages and end the lease; *raises* the errors of `Client`."""
@@ -244,15 +243,15 @@ class Cycle:
             self._polled = time.monotonic()
         with_credit = {queue for queue in self._candidates if credit.get(queue, 0) > 0}
         # The feed does not report when a due date has come.
-        reading = with_credit | self._notifier.attention.followed
+        reading = with_credit | self.notifier.attention.followed
         due = [self._candidates[queue] for queue in self._candidates if queue in reading]
         self._claims.reader.refill([each for each in due if not each.is_stale and (poll or each.is_due)])
-        self._notifier.feed_interval = self.unacked.pace.feed_interval
-        items, broadcasts = self._notifier.take(self.lease.id, self._candidates, with_credit)
-        peers = self._notifier.peers
+        self.notifier.feed_interval = self.unacked.pace.feed_interval
+        items, broadcasts = self.notifier.take(self.lease.id, self._candidates, with_credit)
+        peers = self.notifier.peers
         for queue, candidates in self._candidates.items():
             candidates.set_consumers(self.lease.id, peers.of(queue, self.lease.id), peers.listeners_of(queue))
-        attention = self._notifier.attention
+        attention = self.notifier.attention
         if attention.listens:
             # A listener without credit must know whether messages wait.
             unserved = [self._candidates[queue] for queue in attention.followed - with_credit]
@@ -266,18 +265,18 @@ class Cycle:
 
     def _ring(self) -> None:
         """Wake the consumers that rest, if messages wait for which this one has no credit."""
-        bell, credit = self._notifier.attention.bell, self.unacked.credit()
+        bell, credit = self.notifier.attention.bell, self.unacked.credit()
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) > 0 or queue in self._topology.paused:
                 bell.forget(queue)
             elif ids := candidates.first(_BELL_ROWS):
-                bell.waits(queue, self._notifier.attention.rank, ids)
+                bell.waits(queue, self.notifier.attention.rank, ids)
         bell.keep(self._candidates)
         if not (due := bell.due):
             return
         for queue, ids in waiting.first_due(self._client, due, self._client.clock.now(), _BELL_ROWS).items():
-            if bell.check(queue, ids) and self._notifier.peers.is_shared(queue, self.lease.id):
-                self._notifier.broadcasts.ring(queue)
+            if bell.check(queue, ids) and self.notifier.peers.is_shared(queue, self.lease.id):
+                self.notifier.broadcasts.ring(queue)
             self._candidates[queue].clear()
             if not bell.knows(queue):
                 self.unacked.wakeup.set()  # the next cycle follows the queue again

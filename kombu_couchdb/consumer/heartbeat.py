@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..couchdb.client import Client, Document
+from ..couchdb.client import Client
 from ..couchdb.write_result import WriteResult
-from ..errors import CouchDBError, NestedTooDeeply
+from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..log import get_logger
 from .pending_writes import PendingWrite
@@ -42,7 +42,7 @@ class Heartbeat:
         if uncertain and self._lease.written:
             # Was the last heartbeat stored? The next one would show it by a conflict, but a cluster may need a minute
             # to report that; reading is faster.
-            self._conflicted |= not self._lease.resume_from(self._leaves())
+            self._conflicted |= not self._lease.resume_from(self._client.leaves(self._lease.id))
         if not self._conflicted and (uncertain or not self._lease.written):
             doc, react = self.next_write(queues)
             react(self._client.bulk([doc])[0])
@@ -50,17 +50,10 @@ class Heartbeat:
             refused, self._refused = self._refused, None
             raise refused
         if self._conflicted:
-            leaves = self._leaves()
+            leaves = self._client.leaves(self._lease.id)
             if not self._lease.prove_by(leaves):
                 self._begin_anew(is_new_database=not leaves)
             self._conflicted = False
-
-    def _leaves(self) -> list[Document]:
-        try:
-            return self._client.leaves(self._lease.id)
-        except NestedTooDeeply:
-            # Somebody else has overwritten the document: that ends the lease, as its deletion does.
-            return [{'_id': self._lease.id, '_deleted': True}]
 
     def _on_result(self, result: WriteResult) -> None:
         if result.is_stored:

@@ -19,12 +19,13 @@ from kombu.utils.compat import detect_environment
 
 from ..couchdb.client import Client
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
-from ..fleet.notifier import Notifier
 from ..leases.lease_expiry import GRACE_SECONDS
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE, Options
 from ..queues.database import ensure
+from ..queues.fanout import Listener
 from ..queues.topology import Topology
+from .bodies import deliver_some
 from .cycle import Cycle
 from .delivery import Delivery, Mailbox, Pull
 
@@ -53,14 +54,14 @@ class IOThread:
         client: Client,
         options: Options,
         mailbox: Mailbox,
-        notifier: Notifier,
+        listener: Listener,
         topology: Topology,
         name: str,
     ) -> None:
         """Start the thread, with the name `name`. Deliveries, and errors for kombu, are put into `mailbox`."""
         self._client, self._options, self._mailbox = client, options, mailbox
-        self._notifier, self._topology = notifier, topology
-        self._cycle = Cycle(client, options, mailbox, notifier, topology)
+        self._topology = topology
+        self._cycle = Cycle(client, options, mailbox, listener, topology, name)
         self.unacked, self.announced = self._cycle.unacked, self._cycle.announced
         self._abandoned = False
         self._idle_since: float | None = None
@@ -139,13 +140,12 @@ class IOThread:
             self.close(self._options.request_timeout)
 
     def _run(self) -> None:
-        self._notifier.start(self.unacked.wakeup.set)
         try:
             while not (self._closing.is_set() or self._abandoned or self.unacked.retired):
                 self._guard(self._work)
             self._guard(self._finish)
         finally:
-            self._notifier.close()
+            self._cycle.notifier.close()
             self.announced.close()
             self.unacked.fail_pulls(CouchDBError('the connection was closed'))
             atexit.unregister(self._at_exit)
@@ -170,7 +170,7 @@ class IOThread:
         if self._outage_since is not None:
             self._cycle.sweeper.interrupted(time.monotonic() - self._outage_since)
             self._outage_since = None
-        self._cycle.deliver_bodies()
+        deliver_some(self._client, self.unacked)
         self._note_stall(self._began, self._began + longest)
         swept_at = time.monotonic()
         self._cycle.sweep()

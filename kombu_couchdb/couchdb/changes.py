@@ -1,7 +1,7 @@
 """The changes feed: an interruptible longpoll on `_changes`, a thread that waits with it, and a follower of a database.
 
 A change arrives within milliseconds and is only a hint: callers read the documents to decide. A `ContinuousFeed` sends
-one longpoll after each call of `watch` and none by itself, so that a busy consumer causes no requests.
+one longpoll after each call of `ask` and none by itself, so that a busy consumer causes no requests.
 
 A `Follower` says when something may have been missed. Whoever follows reads the documents first, and then follows them
 from an update sequence on that is older than the read. Each call of `follow` gives one report, which may come twice.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import requests
 
-from ..errors import BrokenAnswer, CouchDBError, NestedTooDeeply, ServerUnavailable
+from ..errors import BrokenAnswer, CouchDBError, ServerUnavailable
 from ..log import get_logger
 from .client import Client, Document, Row
 from .failures import from_transport
@@ -114,17 +114,14 @@ class Longpoll:
             raise error
         if not text.strip():  # a proxy may close the response between two empty lines
             raise BrokenAnswer(f'{self._client.address.url}: the changes feed was cut off')
-        try:
-            return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
-        except NestedTooDeeply:  # a document of one of the rows
-            return self._client.changes(since, body, limit, docs=docs)
+        return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
 
 
 class ContinuousFeed:
     """A thread that waits for the changes that match a selector.
 
     The thread calls `on_rows(rows, last_seq)` with the changes; the rows contain the documents if `docs` is true. It
-    calls `on_error(exc)` if the wait failed. After either call, the thread is idle until the next call of `watch`.
+    calls `on_error(exc)` if the wait failed. After either call, the thread is idle until the next call of `ask`.
 
     `name` is the name of the thread. The server sends an empty line every `heartbeat` seconds: a silent server is
     noticed after twice that time and two seconds.
@@ -152,19 +149,15 @@ class ContinuousFeed:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def watch(self, since: Any, selector: Document | None) -> None:
-        """Wait for changes after `since`, and interrupt an earlier wait; None is a selector that all changes match."""
-        self.ask(since, {'selector': selector} if selector else {})
-
     def ask(self, since: Any, body: Document) -> None:
-        """Wait for changes after `since` as `watch` does; `body` as in `Longpoll.wait`."""
+        """Wait for changes after `since`, and interrupt an earlier wait; `body` as in `Longpoll.wait`."""
         with self._wake:
             self._longpoll.interrupt()
             self._request = (since, body)
             self._wake.notify()
 
     def pause(self) -> None:
-        """Interrupt the wait. The thread is idle until the next call of `watch`."""
+        """Interrupt the wait. The thread is idle until the next call of `ask`."""
         with self._wake:
             self._longpoll.interrupt()
             self._request = None
@@ -176,10 +169,6 @@ class ContinuousFeed:
             self._closed = True
             self._longpoll.interrupt()
             self._wake.notify()
-
-    def join(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for the thread to end."""
-        self._thread.join(timeout)
 
     def _run(self) -> None:
         while True:
@@ -219,6 +208,8 @@ class Changes(NamedTuple):
     #: The update sequence after them; None: the database cannot be followed just now. Read the documents again, or
     #: follow from the former sequence, if it is known that the database is still the same one.
     last: Any
+    #: Why it cannot be followed just now.
+    error: CouchDBError | None = None
 
     @property
     def ids(self) -> list[str]:
@@ -233,13 +224,20 @@ class Follower:
     """
 
     def __init__(
-        self, client: Client, name: str, wake: Callable[[], object] = lambda: None, *, docs: bool = False
+        self,
+        client: Client,
+        name: str,
+        wake: Callable[[], object] = lambda: None,
+        *,
+        docs: bool = False,
+        heartbeat: float = _HEARTBEAT_SECONDS,
     ) -> None:
         """`name` is the name of the thread, which calls `wake()` when there is a report.
 
-        The rows of reports contain the documents if `docs` is true.
+        The rows of reports contain the documents if `docs` is true. `heartbeat` as in `ContinuousFeed`.
         """
-        self._client, self._name, self._wake, self._docs = client, name, wake, docs
+        self._client, self._name, self._wake = client, name, wake
+        self._docs, self._heartbeat, self._pause = docs, heartbeat, 0.0
         self._feed: ContinuousFeed | None = None
         self._reported = threading.Condition()
         self._report: Changes | None = None
@@ -250,16 +248,27 @@ class Follower:
         """Whether the next change will be reported."""
         return self._asked is not None
 
-    def follow(self, since: Any, selector: Document | None = None, *, doc_ids: Sequence[str] | None = None) -> None:
+    def follow(
+        self,
+        since: Any,
+        selector: Document | None = None,
+        *,
+        doc_ids: Sequence[str] | None = None,
+        interval: float = 0.0,
+    ) -> None:
         """Report the next changes after the update sequence `since`, unless these are being waited for already.
 
-        `selector` or `doc_ids` says which changes; without them, all are reported.
+        `selector` or `doc_ids` says which changes; without them, all are reported. Two requests are `interval` seconds
+        apart, or more.
         """
         body: Document = {'selector': selector} if selector else {} if doc_ids is None else {'doc_ids': [*doc_ids]}
         if self._asked == (since, body):
             return
         if self._feed is None:
-            self._feed = ContinuousFeed(self._client, self._on_rows, self._on_error, self._name, docs=self._docs)
+            self._feed = ContinuousFeed(
+                self._client, self._on_rows, self._on_error, self._name, docs=self._docs, heartbeat=self._heartbeat
+            )
+        self._feed.min_interval = max(interval, self._pause)
         self._asked = since, body
         self._feed.ask(since, body)
 
@@ -286,16 +295,15 @@ class Follower:
     # -- in the thread of the feed
 
     def _on_rows(self, rows: Sequence[Row], last: Any) -> None:
-        self._note(Changes(rows, last), 0.0)
+        self._pause = 0.0
+        self._note(Changes(rows, last))
 
     def _on_error(self, exc: CouchDBError) -> None:
         logger.debug('%s cannot be followed just now: %s', self._client.address.url, exc)
-        previous = self._feed.min_interval if self._feed is not None else 0.0
-        self._note(Changes((), None), min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * previous)))
+        self._pause = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * self._pause))
+        self._note(Changes((), None, exc))
 
-    def _note(self, report: Changes, pause: float) -> None:
-        if self._feed is not None:
-            self._feed.min_interval = pause
+    def _note(self, report: Changes) -> None:
         with self._reported:
             self._asked, self._report = None, report
             self._reported.notify()

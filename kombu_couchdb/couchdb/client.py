@@ -18,7 +18,7 @@ from .bounds import Bounds
 from .bulk import BulkWrite, RequestSize
 from .clock import ServerClock
 from .failures import from_answer
-from .http import Http, encoded, path_of
+from .http import Http, decoded, path_of
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
 from .unusable import Unusable
 from .write_result import WriteResult
@@ -146,8 +146,7 @@ class Client:
         `path` is relative to the URL of the database; None means the root of the server. With `repeat`, for reads, the
         request is sent again if the connection was cut before the response, see `Http.send`.
 
-        *Raises* `BrokenAnswer` if the response does not have the `shape`, `NestedTooDeeply` if a document in it exceeds
-        Python's recursion limit.
+        *Raises* `BrokenAnswer` if the response does not have the `shape`.
         """
         text, status = self.http.exchange(method, path, params, body, repeat=repeat)
         return self.decode(text, status, f'{method} {path or "/"}', shape)
@@ -167,13 +166,10 @@ class Client:
     def decode(self, text: bytes, status: int = 200, request: str = 'a request', shape: Shape = anything) -> Any:
         """Return the JSON in the response `text` to a `request`, which error texts name.
 
-        *Raises* `BrokenAnswer` if it is incomplete or does not have the `shape`, `NotCouchDB` if it is not JSON,
-        `NestedTooDeeply` if there is a document in it that exceeds Python's recursion limit.
+        *Raises* `BrokenAnswer` if it is incomplete or does not have the `shape`, `NotCouchDB` if it is not JSON.
         """
         try:
-            found = json.loads(text)
-        except RecursionError as exc:
-            raise errors.NestedTooDeeply(f'{self.address.url}: a document is nested too deeply to be read') from exc
+            found = decoded(text)
         except ValueError as exc:
             if text.lstrip()[:1] in (b'{', b'['):
                 raise errors.BrokenAnswer(f'{self.address.url}: the response was cut off') from exc
@@ -188,11 +184,11 @@ class Client:
     # -- documents
 
     def raw(self, doc_id: str) -> bytes:
-        """Return a document as CouchDB's JSON text; *raises* `NotFound`. Python may be unable to decode the text."""
+        """Return a document as CouchDB's JSON text; *raises* `NotFound`."""
         return self.http.exchange('GET', path_of(doc_id), repeat=True)[0].strip()
 
     def rev(self, doc_id: str) -> str | None:
-        """Return the revision of a document, even if it cannot be decoded; None if it does not exist."""
+        """Return the revision of a document; None if it does not exist."""
         body = {'keys': [doc_id]}
         [row] = self.request('POST', '/_all_docs', body=body, repeat=True, shape=shapes.REVISION_ROW)['rows']
         found = row.get('value')
@@ -210,7 +206,7 @@ class Client:
             return None
 
     def fetch(self, ids: Sequence[str], **params: Any) -> list[Document | None]:
-        """Return the documents with these ids, in this order; None if the document is deleted or cannot be decoded.
+        """Return the documents with these ids, in this order; None if the document is deleted.
 
         Use `find` for ids that may never have existed. `params` are CouchDB's query parameters.
         """
@@ -237,31 +233,21 @@ class Client:
             return [self.get_or_none(ids[0])]
         return self._winners(ids) if ids and self.is_cluster() else self._fetch(ids)
 
-    def _in_parts(
-        self, read: Callable[[Sequence[str]], Sequence[_Found | None]], ids: Sequence[str]
-    ) -> list[_Found | None]:
+    def _in_parts(self, read: Callable[[Sequence[str]], list[_Found]], ids: Sequence[str]) -> list[_Found]:
         """Return what `read` returns for these ids, in several requests if they cannot be read in one.
 
-        That is so if the documents are too large together: *raises* `AnswerTooLarge` if a single one is. Or if one of
-        them cannot be decoded: that one is None, and `unusable` has its id.
+        That is so if the documents are too large together: *raises* `AnswerTooLarge` if a single one is.
         """
         try:
-            return list(read(ids))
+            return read(ids)
         except errors.AnswerTooLarge:
             if len(ids) == 1:
                 raise
-        except errors.NestedTooDeeply as exc:
-            if len(ids) == 1:
-                self.unusable.note(ids[0], None, str(exc))
-                return [None]
         half = len(ids) // 2
         return [*self._in_parts(read, ids[:half]), *self._in_parts(read, ids[half:])]
 
     def leaves(self, doc_id: str, **params: Any) -> list[Document]:
-        """Return all leaf revisions of a document, deleted ones included; an empty list if it never existed.
-
-        *Raises* `NestedTooDeeply` if one of them cannot be decoded.
-        """
+        """Return all leaf revisions of a document, deleted ones included; an empty list if it never existed."""
         try:
             params = {'open_revs': 'all', **params}
             shape = items(members(ok=maybe(document(doc_id))))
@@ -271,11 +257,8 @@ class Client:
         return [leaf['ok'] for leaf in found if leaf.get('ok')]
 
     def fetch_leaves(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
-        """Return a list of `leaves` for each of these ids, in this order; one request.
-
-        The list is empty if one of its leaf revisions cannot be decoded.
-        """
-        return [leaves or [] for leaves in self._in_parts(lambda part: self._bulk_get(part, **params), ids)]
+        """Return a list of `leaves` for each of these ids, in this order; one request."""
+        return self._in_parts(lambda part: self._bulk_get(part, **params), ids)
 
     def _bulk_get(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
         if not ids:
@@ -338,7 +321,7 @@ class Client:
         shape = members(rows=items(shapes.ranged_row))
         try:
             found = cast('list[Row]', self.request('GET', '/_all_docs', params, repeat=True, shape=shape)['rows'])
-        except (errors.AnswerTooLarge, errors.NestedTooDeeply):
+        except errors.AnswerTooLarge:
             if not docs:
                 raise
             found = self._with_docs(self.id_range(prefix, to=to, limit=limit, after=after))
@@ -366,7 +349,7 @@ class Client:
         return self._with_docs(found) if docs else found
 
     def _with_docs(self, rows: list[Row]) -> list[Row]:
-        """Add the documents to the rows: None for a document that was deleted or cannot be decoded."""
+        """Add the documents to the rows: None for a document that was deleted."""
         for row, doc in zip(rows, self.fetch([row['id'] for row in rows]), strict=True):
             row['doc'] = doc
         return rows
@@ -472,15 +455,6 @@ class Client:
         """
         return BulkWrite(self, self.request_size).create(docs)
 
-    def extend(self, doc_id: str, text: bytes, members: Document) -> str:
-        """Append `members` to a document, whose JSON `text` comes from `raw`, and write it; return the new revision.
-
-        CouchDB keeps the last of two members with one name.
-
-        *Raises* `Conflict` if the document has changed since it was read.
-        """
-        return self.put({'_id': doc_id}, text=text[:-1] + b',' + encoded(members)[1:])
-
     # -- after a write without a response
     #
     # Sending all of the documents again would show which of them are stored, by conflicts. But a cluster reports a
@@ -530,19 +504,10 @@ class Client:
     def changes(self, since: Any, body: Document, limit: int, *, docs: bool = True) -> Document:
         """Return the changes after `since` as `{'results', 'last_seq'}`, without waiting.
 
-        `body`, `limit` and `docs` are those of `open_changes`. Documents that cannot be decoded are None in their rows.
+        `body`, `limit` and `docs` are those of `open_changes`.
         """
         params = _feed(since, body, limit, docs)
-        try:
-            return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=shapes.CHANGES))
-        except errors.NestedTooDeeply:
-            if not docs:
-                raise
-            found = self.changes(since, body, limit, docs=False)
-        for row in self._with_docs(found['results']):
-            if row.get('deleted'):
-                row['doc'] = {'_id': row['id'], '_rev': row['changes'][0]['rev'], '_deleted': True}
-        return found
+        return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=shapes.CHANGES))
 
     def open_changes(
         self, since: Any, body: Document, limit: int, heartbeat: float, *, docs: bool = True

@@ -31,10 +31,8 @@ _CHECK_SECONDS = 1.0
 class _Entry:
     """The documents of one call of `write`."""
 
-    def __init__(self, docs: Sequence[Mapping[str, Any]]) -> None:
-        self.docs = docs
-        # Encoded in the thread that called `write`, so that it alone gets the error if a document cannot be encoded.
-        self.texts = [encoded(doc) for doc in docs]
+    def __init__(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> None:
+        self.docs, self.texts = docs, texts
         self.size = sum(map(len, self.texts))
         self.results: list[WriteResult] | None = None
         self.error: BaseException | None = None
@@ -74,14 +72,18 @@ class GroupCommit:
         """Close idle connections. Later writes open new ones."""
         self._client.close()
 
-    def write(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
+    def write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None = None) -> list[WriteResult]:
         """Write documents and return the result for each, in the same order, as `Client.bulk` does.
+
+        `texts` are the documents as JSON, if the caller has encoded them.
 
         *Raises* the errors of `Client.bulk`; after `ServerUnavailable` it is unknown which documents are stored.
         """
+        # Encoded in this thread, so that it alone gets the error if a document cannot be encoded.
+        texts = [encoded(doc) for doc in docs] if texts is None else texts
         if len(docs) > _MAX_DOCS:
-            return self._client.bulk(docs, texts=[encoded(doc) for doc in docs])
-        entry = _Entry(docs)
+            return self._client.bulk(docs, texts=texts)
+        entry = _Entry(docs, texts)
         # A task's time limit may raise an exception between any two of these lines. Other threads must be able to write
         # after that.
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -36,6 +37,16 @@ _MAX_IDLE_CONNECTIONS = 16
 #: From this size in bytes on, a request body is sent in blocks, so that the timeout applies to each block: urllib3
 #: applies it to the whole body if it is sent in one piece.
 _SEND_IN_BLOCKS_FROM_BYTES = 64_000
+
+#: JSON nested in more levels than this is not decoded. No document of this project has so many, and Python's decoder
+#: recurses, while CouchDB stores any number.
+_MAX_LEVELS = 200
+
+#: Stands in the place of what is nested too deeply.
+TOO_DEEP = '\0nested too deeply\0'
+
+#: What begins or ends a level, and strings, which may contain the same characters.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]')
 
 _HEADERS = {'Accept': 'application/json', 'Content-Type': 'application/json', 'User-Agent': 'celery-couchdb'}
 
@@ -294,6 +305,31 @@ def encoded(body: Any) -> bytes:
         ) from exc
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise errors.Unstorable(f'the document cannot be written as JSON: {exc}') from exc
+
+
+def decoded(text: bytes) -> Any:
+    """Return the value of a JSON text; if it is nested too deeply for Python, with `TOO_DEEP` for the inner levels.
+
+    *Raises* `ValueError` if it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return json.loads(_without_inner_levels(text))
+
+
+def _without_inner_levels(text: bytes) -> bytes:
+    kept, level, start = list[bytes](), 0, 0
+    for token in _TOKEN.finditer(text):
+        if token[0] in (b'[', b'{'):
+            level += 1
+            if level == _MAX_LEVELS:
+                kept += text[start : token.start()], json.dumps(TOO_DEEP).encode()
+        elif token[0] in (b']', b'}'):
+            if level == _MAX_LEVELS:
+                start = token.end()
+            level -= 1
+    return b''.join(kept) + (text[start:] if level < _MAX_LEVELS else b'')
 
 
 def _retry_after_seconds(retry_after: str | None, now: float) -> float:

@@ -1,7 +1,4 @@
-"""A registry of the documents of one database that cannot be read or written, so that others look at them no more.
-
-Python's decoder of JSON recurses, and so cannot read a document with very many levels, which CouchDB stores.
-"""
+"""A registry of the documents of one database that cannot be written, so that others look at them no more."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ class Unusable:
     """The unusable documents of one database. Thread-safe."""
 
     def __init__(self) -> None:
-        #: By document id, the revision; None: the document cannot be read.
-        self._known: dict[str, str | None] = {}
+        #: By document id, the revision.
+        self._known: dict[str, str] = {}
         self._new: list[tuple[str, str]] = []
 
-    def note(self, doc_id: str, rev: str | None, reason: str) -> None:
-        """Record an unusable document and log it once: it cannot be written with this revision, or (None) not be read.
+    def note(self, doc_id: str, rev: str, reason: str) -> None:
+        """Record an unusable document and log it once: it cannot be written over this revision.
 
         `reason` is the end of a sentence in the log.
         """
@@ -35,14 +32,9 @@ class Unusable:
         self._new.append((doc_id, reason))
         logger.error('document %s is skipped: %s', doc_id, reason)
 
-    def forget(self, doc_id: str) -> None:
-        """Remove a document that was replaced."""
-        self._known.pop(doc_id, None)
-        self._new = [(name, reason) for name, reason in self._new if name != doc_id]
-
-    def has(self, doc_id: str, rev: str | None) -> bool:
+    def has(self, doc_id: str, rev: str) -> bool:
         """Return whether `note` was called with this id and revision."""
-        return self._known.get(doc_id, '') == rev
+        return self._known.get(doc_id) == rev
 
     def take(self) -> list[tuple[str, str]]:
         """Return the ids and reasons that were recorded since the last call."""

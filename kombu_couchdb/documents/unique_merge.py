@@ -49,13 +49,11 @@ class Outcome(NamedTuple):
 def merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mapping[str, Any]], Outcome]:
     """Return the documents to write for a new WorkItem `doc`, in this order, and the outcome.
 
-    `found` is the stored document with this id, or None. It has only `_id` and `_rev` if it cannot be read.
+    `found` is the stored document with this id, or None.
     """
     own = workitem.task_id(doc)
     if found is None:
         return [doc], Outcome(ENQUEUED, own)
-    if found.keys() == {'_id', '_rev'}:
-        return [{**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
     reason = validation.flaw(found)
     if found.get('status') or reason:
         dead = found if found.get('status') else dead_letter.made_of(found, str(reason), now)

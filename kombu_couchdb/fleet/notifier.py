@@ -3,30 +3,32 @@
 The changes feed of the broker's database is expensive: CouchDB looks at each change for each feed (0.4 ms of processor
 time). So few consumers listen to it, see `attention`, and these only while their queues are empty: while they have
 credit for a queue that may have more messages, they read the queue, and need no feed to tell them of it. Every
-consumer follows the broadcasts database, which changes rarely. The costs do not grow with the number of queues that
-other processes have declared.
+consumer follows the broadcasts database, which changes rarely, for broadcasts, notices and bells. The costs do not grow
+with the number of queues that other processes have declared.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..couchdb.changes import LIMIT, ContinuousFeed
-from ..couchdb.client import Client, Document, Row
-from ..documents.ids import BROKER
+from ..couchdb.changes import LIMIT, Changes, Follower
+from ..couchdb.client import Client, Document
+from ..documents.ids import BROADCAST, BROKER
 from ..documents.workitem import is_waiting
-from ..errors import CouchDBError
+from ..errors import CouchDBError, DatabaseMissing
+from ..log import get_logger
 from ..queues import waiting
+from ..queues.broadcasts_database import BroadcastsDatabase
 from ..queues.fanout import Listener
 from ..queues.topology import Topology
 from .attention import Attention
-from .broadcast_feed import BroadcastFeed
 from .candidates import QueueCandidates
 from .coordination import Coordination
+
+logger = get_logger(__name__)
 
 #: How long a listener that was busy waits before it follows the feed again, in seconds.
 _LINGER_SECONDS = 1.0
@@ -34,23 +36,143 @@ _LINGER_SECONDS = 1.0
 #: How long a resting consumer keeps what it knows of its queues after its last credit is used, in seconds.
 _KEEP_SECONDS = 10.0
 
+#: Seconds between the empty lines that the server sends: of all that an idle consumer asks of it, they would cost the
+#: most if they came as often as in other feeds. Those of the listeners, and looks, notice a silent server.
+_HEARTBEAT_SECONDS = 15.0
+
+#: The least seconds between two attempts to follow the feed.
+_RETRY_SECONDS = 5.0
+
+#: A broadcast in the broker's database that is younger than this was published there while this feed was followed, in
+#: seconds: longer than the pause between two looks.
+_RECENT_SECONDS = 15.0
+
+#: For how many seconds others are then expected to publish more of them there.
+_DISTRUST_SECONDS = 60.0
+
+
+class BroadcastFeed:
+    """What is new in the broadcasts database, for the I/O thread of one connection.
+
+    The feed has no filter: the database rarely changes, and every consumer must know all of it. It raises no errors: if
+    the database cannot be followed, it is not followed, and tried again later.
+    """
+
+    def __init__(self, database: BroadcastsDatabase, name: str, on_change: Callable[[], None]) -> None:
+        """`name` is the name of the thread, which calls `on_change()` when `take` has something to return."""
+        self._database = database
+        self._follower = Follower(database.client, name, on_change, docs=True, heartbeat=_HEARTBEAT_SECONDS)
+        self._follows = False
+        self._next_try = self._distrusted_until = -math.inf
+        self._rung = set[str]()
+        #: Whether declarations may have changed since they were read. Whoever reads them resets it.
+        self.noticed = False
+
+    def close(self) -> None:
+        """End the feed's thread."""
+        self._follower.close()
+        self._database.close()
+
+    def on_outage(self) -> None:
+        """Forget everything: CouchDB did not respond, or the databases may be new ones."""
+        self._stop()
+        self._next_try = -math.inf
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether everything that a consumer must learn soon arrives here."""
+        return self._follows and time.monotonic() >= self._distrusted_until
+
+    def due_at(self) -> float:
+        """Return the monotonic time at which `take` or `follow` has something to do; infinity if none is known."""
+        if self.noticed:
+            return -math.inf
+        return math.inf if self._follows else max(self._next_try, self._database.next_look)
+
+    def ring(self, queue: str) -> None:
+        """Wake the consumers that rest: messages wait in this queue, and no listener can take them."""
+        self._database.ring(queue)
+
+    def rung(self) -> set[str]:
+        """Return the queues whose bells rang since the last call."""
+        rung, self._rung = self._rung, set()
+        return rung
+
+    def take(self) -> list[Document]:
+        """Return the broadcasts that the feed reported, and let it continue; no request."""
+        report, docs = self._follower.take(), list[Document]()
+        if report is not None and self._follows:  # else reported before it was stopped: `follow` reads the broadcasts
+            docs = _docs_of(report)
+            if report.error is None:
+                self._follower.follow(report.last)
+            else:
+                self._stop()
+            if isinstance(report.error, DatabaseMissing):
+                logger.warning('%s; broadcasts that were not read yet are lost', report.error)
+        if self._follows and time.monotonic() < self._database.next_look:
+            self._stop()  # another thread found that it is missing or locked
+        for doc in docs:
+            self.noticed |= doc.get('type') == 'Notice'
+            if doc.get('type') == 'Bell' and isinstance(doc.get('queue'), str):
+                self._rung.add(doc['queue'])
+        return [doc for doc in docs if doc.get('type') == 'Broadcast']
+
+    def follow(self) -> list[Document]:
+        """Follow the database if it is not followed yet and can be; return the broadcasts that are stored."""
+        if self._follows or time.monotonic() < self._next_try:
+            return []
+
+        def read(client: Client) -> tuple[Any, list[Document]]:
+            # The sequence first, so that nothing falls between the two.
+            return client.sequence(), [row['doc'] for row in client.id_range(BROADCAST, docs=True)]
+
+        self._next_try = time.monotonic() + _RETRY_SECONDS
+        try:
+            found = self._database.ask(read)
+        except CouchDBError as exc:
+            logger.debug('the database of broadcasts is not followed: %s', exc)
+            return []
+        if found is None:
+            return []
+        since, docs = found
+        self._follows = self.noticed = True
+        self._follower.follow(since)
+        return docs
+
+    def saw_elsewhere(self, docs: list[Document]) -> None:
+        """Take in documents from the broker's database.
+
+        If there are new broadcasts among them, their publisher has an older version, or cannot write here. It may write
+        more of them, so this feed alone does not suffice for a while.
+        """
+        dates = [doc.get('date') for doc in docs if doc.get('type') == 'Broadcast']
+        newest = max((date for date in dates if isinstance(date, (int, float))), default=None)
+        if newest is not None and newest > self._database.broker.clock.now() - _RECENT_SECONDS:
+            self._distrusted_until = time.monotonic() + _DISTRUST_SECONDS
+
+    def _stop(self) -> None:
+        self._follows = False
+        self._follower.pause()
+
 
 class Notifier:
     """What is new for the I/O thread of one connection. It keeps `listener` and `coordination` up to date."""
 
     def __init__(
-        self, client: Client, topology: Topology, listener: Listener, broadcasts: BroadcastFeed, name: str
+        self, client: Client, topology: Topology, listener: Listener, name: str, on_change: Callable[[], None]
     ) -> None:
-        self.listener, self.broadcasts = listener, broadcasts
+        """The feeds' threads, whose names begin with `name`, call `on_change()` when `take` has something to return."""
+        self.listener = listener
+        database = topology.broadcasts or BroadcastsDatabase(client)
+        self.broadcasts = BroadcastFeed(database, f'{name}-broadcasts-feed', on_change)
         self.coordination = Coordination(client, topology, listener)
         self.peers = self.coordination.peers
         #: Whether this consumer follows the feed of the broker's database.
         self.attention = Attention(self.peers)
-        self._client, self._name, self._topology = client, name, topology
-        self._feed: ContinuousFeed | None = None
+        self._client, self._topology = client, topology
+        self._follower = Follower(client, f'{name}-feed', on_change, docs=True)
         #: The least seconds between two looks at the feed, if they are more than its own.
         self.feed_interval = 0.0
-        self._received: deque[tuple[list[Row], Any] | CouchDBError] = deque()
         #: The update sequence from which the feed is followed; None: it is not followed.
         self._since: Any = None
         #: The queues whose messages the feed reports.
@@ -60,28 +182,16 @@ class Notifier:
         #: The monotonic times at which it read its queues without a break: first and last.
         self._busy_since = self._busy_at = -math.inf
 
-    def start(self, on_change: Callable[[], None]) -> None:
-        """Start the feeds' threads; they call `on_change()` when `take` has something to return."""
-
-        def receive(item: tuple[list[Row], Any] | CouchDBError) -> None:
-            self._received.append(item)
-            on_change()
-
-        self._feed = ContinuousFeed(self._client, lambda rows, seq: receive((rows, seq)), receive, f'{self._name}-feed')
-        self.broadcasts.start(on_change)
-
     def close(self) -> None:
         """End the feeds' threads."""
         self._topology.routes.follow(0.0)
-        if self._feed is not None:
-            self._feed.close()
+        self._follower.close()
         self.broadcasts.close()
 
     def on_outage(self) -> None:
         """Forget everything: CouchDB did not respond, or the databases may be new ones."""
         self._stop_feed()
         self.coordination.forget()
-        self._received.clear()
         self._checkpoint = None
         self.broadcasts.on_outage()
 
@@ -191,22 +301,19 @@ class Notifier:
 
     def _take_received(self, candidates: Mapping[str, QueueCandidates]) -> list[Document]:
         """Return the documents that the feed reported, and let it continue."""
-        docs: list[Document] = []
-        while self._received:
-            item = self._received.popleft()
-            if isinstance(item, CouchDBError):
-                raise item
-            rows, last = item
-            docs += [row['doc'] for row in rows if row.get('doc')]
-            if self._since is None:
-                continue  # reported before the feed was stopped
-            if len(rows) >= LIMIT:
+        report = self._follower.take()
+        if report is None:
+            return []
+        if report.error is not None:
+            raise report.error
+        docs = _docs_of(report)
+        if self._since is not None:  # else it was reported before the feed was stopped
+            if len(report.rows) >= LIMIT:
                 self._stop_feed()
-                for queue in self._followed:
-                    if queue in candidates:
-                        candidates[queue].mark_stale()
+                for queue in self._followed & candidates.keys():
+                    candidates[queue].mark_stale()
             else:
-                self._start_feed(last, self._followed)
+                self._start_feed(report.last, self._followed)
         for doc in docs:
             self.coordination.note(doc)
         return docs
@@ -249,17 +356,14 @@ class Notifier:
     def _start_feed(self, since: Any, queues: frozenset[str]) -> None:
         self._since, self._followed = since, queues
         self._topology.routes.follow(math.inf)
-        if self._feed is not None:
-            self._feed.min_interval = self.feed_interval
-            self._feed.watch(since, _selector(queues))
+        self._follower.follow(since, _selector(queues), interval=self.feed_interval)
 
     def _stop_feed(self) -> None:
         if self._since is not None:
             # Whatever reads the queues from now on is newer than this point.
             self._checkpoint = self._since if self._checkpoint is None else self._checkpoint
             self._since = None
-            if self._feed is not None:
-                self._feed.pause()
+            self._follower.pause()
 
 
 def _selector(queues: frozenset[str]) -> Document:
@@ -272,3 +376,7 @@ def _selector(queues: frozenset[str]) -> Document:
             {'_deleted': True, '_id': {'$gt': BROKER, '$lt': 'broker;'}},
         ]
     }
+
+
+def _docs_of(report: Changes) -> list[Document]:
+    return [row['doc'] for row in report.rows if row.get('doc')]

@@ -20,7 +20,6 @@ from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import concurrency, conflict_rules, rates
-from ..errors import NestedTooDeeply
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE
 from ..queues.queue_limits import limit_in
@@ -163,7 +162,7 @@ class Sweeper:
         self._own, self._claimed = own, frozenset([*held, *self.unproven])
         if leases['claim'].get(own, {}).get('count', 0) > len(self._claimed):
             on_orphans()
-        self.unproven.decide(lambda doc_id, rev: self._decide_unproven(doc_id, rev, living))
+        self.unproven.decide(lambda doc_id, rev: self._store.decide_unproven(doc_id, rev, living))
         if time.monotonic() >= self._resolver.due:
             self._resolver.resolve(living)
         self._clean_up()
@@ -191,8 +190,6 @@ class Sweeper:
             # The view may be older than the last heartbeat: only a document as the watch saw it is deleted.
             if doc and expires_of(doc) == self._watch.expires(name):
                 docs.append(doc)
-            elif doc is None and client.unusable.has(name, None) and (rev := client.rev(name)):
-                docs.append({'_id': name, '_rev': rev})  # it cannot be read, so no consumer of this project wrote it
         if not docs:
             return []
         results = self._store.client.bulk([deletion(doc) for doc in docs])
@@ -233,13 +230,6 @@ class Sweeper:
         if dropped:
             logger.info('%d messages had expired or exceeded a limit of their queue, and were deleted', dropped)
         return dropped
-
-    def _decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
-        try:
-            return self._store.decide_unproven(doc_id, rev, living)
-        except NestedTooDeeply as exc:
-            logger.error('the unproven claim of message %s cannot be decided: %s', doc_id, exc)
-            return True
 
     def _resolve_item(self, leaves: list[Document], living: Collection[str]) -> list[Mapping[str, Any]] | None:
         """Return the changes that resolve the conflict of a message; None if they cannot be decided yet.

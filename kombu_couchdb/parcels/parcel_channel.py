@@ -49,7 +49,7 @@ class ParcelChannel(Channel):
             return None
         return [parcel.new(message, exchange, routing_key, self.connection.couchdb.clock.now())]
 
-    def store_docs(self, docs: Sequence[Any], *, again: bool = False) -> None:
+    def store_docs(self, docs: Sequence[Any], *, again: bool) -> None:
         """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
         store_parcels(self.connection.store, docs, again=again)
 
@@ -91,6 +91,6 @@ class ParcelChannel(Channel):
 
 def store_parcels(store: Store, docs: Sequence[Any], *, again: bool) -> None:
     """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
-    store.publish(store.unpublished(docs) if again else docs)
+    store.publish(docs, again=again)
     for doc in docs:
         logger.debug('published message %s as a parcel', doc['_id'])

@@ -54,7 +54,7 @@ class Parcels:
             if state in states:
                 where = {'startkey': [rank], 'endkey': [rank, {}], 'reduce': False, 'include_docs': True}
                 for row in paged(self.client, self._name, self._view, _ROW, **where):
-                    if doc := row.get('doc') or self._unreadable(row['id'], refused=bool(rank)):
+                    if doc := row.get('doc'):
                         yield doc
         if self._has_receipts and {'moved', 'done'} & set(states):
             where = {'startkey': ['kept'], 'endkey': ['kept', {}], 'include_docs': True}
@@ -75,7 +75,7 @@ class Parcels:
         """Return the document with this id; if there is none, up to `limit` documents whose ids begin with `name`."""
         if not name or name.startswith('_'):  # not a document of ours
             return []
-        if doc := self.client.find([name])[0] or self._unreadable(name, refused=True):
+        if doc := self.client.find([name])[0]:
             return [doc]
         found = self.client.fetch([row['id'] for row in self.client.id_range(name, limit=limit)])
         return [doc for doc in found if doc]
@@ -95,13 +95,6 @@ class Parcels:
     def drop(self, docs: Sequence[Document]) -> int:
         """Delete documents with all their leaf revisions, and return how many were deleted."""
         return sum(delete_leaves(self.client, part) for part in chunks(docs, _BATCH_DOCS))
-
-    def _unreadable(self, doc_id: str, *, refused: bool) -> Document | None:
-        """Return what is known of a document that Python cannot decode; None if it is deleted."""
-        rev = self.client.rev(doc_id) if self.client.unusable.has(doc_id, None) else None
-        if rev is None:
-            return None
-        return {'_id': doc_id, '_rev': rev, **({'status': 'fail', 'reason': 'it cannot be read'} if refused else {})}
 
 
 def moving(sources: Iterable[Parcels]) -> set[str]:

@@ -1,7 +1,7 @@
-"""The quarantine: documents that cannot be read, written or indexed are set aside, so that they stop nobody.
+"""The quarantine: documents that cannot be written or indexed are set aside, so that they stop nobody.
 
-Messages whose documents cannot be read or written back become dead letters. Such a document is not decoded. The members
-of a dead letter are appended to its JSON text: if a name appears twice, CouchDB keeps the last member.
+Messages whose documents cannot be written back become dead letters. Such a document is not decoded. The members of a
+dead letter are appended to its JSON text: if a name appears twice, CouchDB keeps the last member.
 
 While a document that ends CouchDB's view server is in a database, none of the views of this database responds.
 
@@ -21,6 +21,7 @@ from math import inf
 from typing import Any
 
 from ..couchdb.client import Client, Document, chunks
+from ..couchdb.http import encoded
 from ..couchdb.shapes import CHANGES
 from ..documents import dead_letter
 from ..documents.dead_letter import malformed
@@ -33,9 +34,9 @@ logger = get_logger(__name__)
 #: How many of the latest documents are read first, and the number of documents in one request.
 _LATEST_DOCS, _BATCH_DOCS = 1000, 100
 
-#: If the views fail, documents with more levels are replaced, or the one with the most lists and objects, if it has
-#: more of them than this.
-_MAX_LEVELS, _MAX_CONTAINERS = 1000, 300_000
+#: If the views fail, documents with more levels are replaced (of a response, the client decodes 200), or the one with
+#: the most lists and objects, if it has more of them than this.
+_MAX_LEVELS, _MAX_CONTAINERS = 190, 300_000
 
 #: The longest random pause before all documents are read, because other workers look for the same document. After
 #: `_AGAIN_SECONDS` a database in which nothing was found is searched again.
@@ -76,9 +77,8 @@ def set_aside(client: Client) -> None:
         try:
             text = client.raw(doc_id)
             if _ITEM in text:
-                client.extend(
-                    doc_id, text, {'claimed': None, **dead_letter.members(malformed(reason), client.clock.now())}
-                )
+                members = {'claimed': None, **dead_letter.members(malformed(reason), client.clock.now())}
+                client.put({'_id': doc_id}, text=text[:-1] + b',' + encoded(members)[1:])
                 logger.error('message %s was made a dead letter: %s', doc_id, reason)
         except (Conflict, NotFound):
             pass  # another process has changed or deleted it
@@ -142,7 +142,7 @@ class Harmful:
         found = []
         for doc_id, doc in zip(ids, self._client.fetch(ids) if ids else (), strict=True):
             levels, containers = _size(doc)
-            if levels > _MAX_LEVELS or (doc is None and self._client.unusable.has(doc_id, None)):
+            if levels > _MAX_LEVELS:
                 found.append(doc_id)
             self._heaviest = max(self._heaviest, (containers, doc_id))
         return found
@@ -155,8 +155,6 @@ class Harmful:
             self._client.put({'_id': doc_id, '_rev': rev, **({'_deleted': True} if members is None else members)})
         except (Conflict, NotFound):
             return  # another worker was faster
-        finally:
-            self._client.unusable.forget(doc_id)
         logger.error('document %s of %s made the views fail and was replaced: %s', doc_id, self._client.url, reason)
 
 

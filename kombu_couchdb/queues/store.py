@@ -66,14 +66,17 @@ class Store:
 
     # -- publish
 
-    def publish(self, docs: Sequence[WorkItem]) -> None:
+    def publish(self, docs: Sequence[WorkItem], *, again: bool = False) -> None:
         """Store new messages: one request for up to 5,000 messages and 1 MB, and one or more for each unique job.
 
-        Messages with fixed ids (see `idempotency`) are stored as `publish_once` does it. If the same documents are
-        published again, each is stored only once. *Raises* `ServerUnavailable` (it is unknown
-        which are stored: publish the same documents again), `DocumentTooLarge` (the other messages may be stored),
-        `AccessDenied`.
+        Messages with fixed ids (see `idempotency`) are stored as `publish_once` does it. `again` says that an earlier
+        call may have stored the same documents: one more request asks, and each is stored only once.
+
+        *Raises* `ServerUnavailable` (it is unknown which are stored: publish the same documents `again`),
+        `DocumentTooLarge` (the other messages may be stored), `AccessDenied`.
         """
+        if again:
+            docs = self.unpublished(docs)
         if fixed := [doc for doc in docs if doc['_id'].startswith(ONCE)]:
             for result in self.publish_once(fixed):
                 raise result.exception(self.client.address.url)
@@ -352,7 +355,7 @@ class Store:
         results = self.client.bulk(docs)
         for doc, result in zip(docs, results, strict=True):
             if result.is_permanent:
-                self.client.unusable.note(doc['_id'], doc.get('_rev'), result.reason)
+                self.client.unusable.note(doc['_id'], doc.get('_rev', ''), result.reason)
         return sum(result.is_stored for result in results)
 
 

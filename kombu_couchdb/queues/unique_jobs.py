@@ -15,7 +15,7 @@ from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.types import WorkItem
 from ..documents.unique_merge import Outcome, merge
-from ..errors import Conflict, NestedTooDeeply, ServerUnavailable
+from ..errors import Conflict, ServerUnavailable
 from ..log import get_logger
 from ..values import revision_parts
 
@@ -53,7 +53,7 @@ def enqueue(client: Client, doc: WorkItem) -> Outcome:
             for one in docs:
                 _store(client, one, doc['_id'])
         except Conflict:
-            found = _found(client, doc['_id'])
+            found = client.get_or_none(doc['_id'])
             continue
         if (outcomes := _outcomes.get()) is not None:
             outcomes.append(outcome)
@@ -61,16 +61,6 @@ def enqueue(client: Client, doc: WorkItem) -> Outcome:
     raise ServerUnavailable(
         f'{client.address.url}: other processes changed the unique job {doc["_id"]} at each of {_MAX_TRIES} attempts'
     )
-
-
-def _found(client: Client, job: str) -> Document | None:
-    """Return the stored job, or None; of a job that cannot be read only `_id` and `_rev`."""
-    try:
-        return client.get_or_none(job)
-    except NestedTooDeeply as exc:
-        client.unusable.note(job, None, f'{exc}; it is replaced by the message that was sent')
-        rev = client.rev(job)
-        return None if rev is None else {'_id': job, '_rev': rev}
 
 
 def _store(client: Client, doc: Mapping[str, Any], job: str) -> None:

@@ -16,7 +16,6 @@ from ..parcels import parcel
 from ..parcels.parcel import Parcel
 from ..parcels.parcel_channel import store_parcels
 from ..queues.store import Store
-from ..transport.at_home import AtHome
 from . import lent, region
 from .region import check_name, check_regions
 from .region_views import lending
@@ -32,7 +31,7 @@ def documents() -> list[dict[str, Any]]:
     return [lending()]
 
 
-class OtherRegions(AtHome):
+class OtherRegions:
     """Makes parcels of the messages of a connection for other regions, and stores them."""
 
     def __init__(self, options: Options, couchdb: Client) -> None:
@@ -67,7 +66,7 @@ class OtherRegions(AtHome):
             doc['fallback'], doc['fallback_at'] = fallback[0], doc['published'] + fallback[1]
         return plain, [doc]
 
-    def store(self, docs: Sequence[Any], *, again: bool = False) -> Sequence[Any]:
+    def store(self, docs: Sequence[Any], *, again: bool) -> Sequence[Any]:
         """Store the parcels among documents, and return the others.
 
         *Raises* what `Store.publish` raises. `again` says that they may be stored already.

@@ -3,7 +3,7 @@
 It may import every other folder but `admin` and `embedded`. Nothing but kombu, Celery's side and tests import it.
 """
 
-from .collector import CollectingProducer, taken_by
+from .batches import CollectingProducer, taken_by
 from .connection import Transport
 
 __all__ = ['CollectingProducer', 'Transport', 'taken_by']

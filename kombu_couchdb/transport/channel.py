@@ -29,7 +29,6 @@ from ..documents import workitem
 from ..documents.body import check_unpacked, decoded, encoded
 from ..documents.dead_letter import undecodable
 from ..documents.idempotency import attempt, copy_id
-from ..documents.ids import ONCE
 from ..documents.task_message import content_flaw
 from ..documents.types import WorkItem
 from ..documents.validation import check_names, check_value
@@ -37,7 +36,7 @@ from ..documents.workitem import KEEP_DONE, check_keep_done
 from ..errors import RETRIED, IndexNotReady, ServerUnavailable, Unstorable
 from ..log import get_logger
 from ..queues.routing import TemporaryQueue
-from .collector import PublishBatch, collector, taker
+from .batches import PublishBatch, sink
 from .exchanges import EXCHANGE_TYPES, Direct, check_exchange_type
 from .qos import Message, QoS
 from .transient import TransientMessages, is_transient
@@ -67,7 +66,7 @@ class Channel(virtual.Channel):
     # -- publish
 
     def basic_publish(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Store a message: one document for each of its queues, all in one request; or let the `collector` have it.
+        """Store a message: one document for each of its queues, all in one request; or let a sink have it.
 
         A process that consumes stores events and replies of remote control in a thread, see `transient`.
 
@@ -81,20 +80,20 @@ class Channel(virtual.Channel):
             raise _closed()
         if not exchange and self.connection.topology.is_broadcast(routing_key):
             exchange = routing_key
-        couchdb = self.connection.couchdb
+        couchdb, regions = self.connection.couchdb, self.connection.regions
         with attempt(couchdb.address.url, message, exchange, routing_key, couchdb.clock.now()):
             prepared = self._prepared(message, exchange, routing_key)
-            if collector() is not None:
-                prepared = _copied(prepared)  # the caller may change the message before it is stored
-            prepared, elsewhere = self.connection.regions.parcels_of(prepared, exchange, routing_key)
-            if elsewhere:
-                self.send(elsewhere, prepared)
-            elif exchange and _batch() is None and self._may_wait(prepared):
-                self._store_soon((_copied(prepared), exchange, routing_key))
-            elif (docs := self._documents(prepared, exchange, routing_key)) is not None:
-                self.send(docs, prepared)
-            else:
+            docs: Sequence[Any] | None = None
+            if regions is not None:
+                prepared, docs = regions.parcels_of(prepared, exchange, routing_key)
+            if not docs and exchange and self._may_wait(prepared):
+                self._store_soon((prepared, exchange, routing_key))
+                return
+            docs = docs or self._documents(prepared, exchange, routing_key)
+            if docs is None:
                 self.broadcast(prepared, exchange, routing_key)
+            else:
+                self.send(docs, again=message['properties']['delivery_tag'].may_be_stored)
 
     def close(self) -> None:
         """Store the transient messages that wait, if CouchDB responds, and close the channel."""
@@ -114,61 +113,43 @@ class Channel(virtual.Channel):
         """Return a body as it was published; *raises* `ValueError` if the stored body is malformed."""
         return decoded(body, encoding)
 
-    def send(self, docs: Sequence[WorkItem], message: Document) -> None:
-        """Store the documents of a message, or let the `collector` have them."""
-        may_be_stored = message['properties']['delivery_tag'].may_be_stored
-        collecting = collector()
-        if collecting is None or may_be_stored or (_batch() is None and any('key' in doc for doc in docs)):
-            self.store_docs(docs, again=may_be_stored)
-        else:
-            collecting.add(docs, len(message['body']))
+    def send(self, docs: Sequence[Any], *, again: bool = False) -> None:
+        """Let the sink of the context have the documents of messages, or store them; *raises* as `Store.publish` does.
+
+        `again` says that an earlier attempt may have stored them: then none is stored twice.
+        """
+        if not again and (take := sink()) is not None:
+            docs = take(self.connection, docs)
+        if docs:
+            self.store_docs(docs, again=again)
+
+    def store_docs(self, docs: Sequence[Any], *, again: bool) -> None:
+        """Store the documents of messages at once; the parameters and errors are those of `send`."""
+        if self.connection.regions is not None:
+            docs = self.connection.regions.store(docs, again=again)
+        if docs:
+            self.connection.store_items(docs, again=again)
 
     def broadcast(self, message: Document, exchange: str, routing_key: str) -> None:
-        """Broadcast a message, or add it to a batch. Listeners ignore the copy that a retry may make.
+        """Broadcast a message. Listeners ignore the copy that a retry may make.
 
         kombu publishes commands of remote control with endless retries. They are tried here for `connect_timeout`
         instead, and then *raise* `OperationalError`, as other messages do when kombu stops trying.
         """
         send = self.connection.broadcaster.send
-        if (batch := _batch()) is not None:
-            batch.add_broadcast(exchange, routing_key, message)
-        elif not exchange.endswith(_REMOTE_CONTROL):
+        if not exchange.endswith(_REMOTE_CONTROL):
             send(exchange, routing_key, message)
-        else:
-            command = exchange, routing_key, message, self._reply_binding(message)
-            seconds = self.connection.options.connect_timeout
-            try:
-                with time_limit(2 * seconds):
-                    retry_over_time(send, RETRIED, command, interval_start=0.2, interval_max=1, timeout=seconds)
-            except RETRIED as exc:
-                raise OperationalError(str(exc)) from exc
-
-    def store_docs(self, docs: Sequence[Any], *, again: bool = False) -> None:
-        """Store the documents of messages; *raises* the errors of `Store.publish`.
-
-        `again` says that an earlier attempt may have stored them: then none is stored twice.
-        """
-        items = list(self.connection.regions.store(docs, again=again))
-        if again and items:
-            items = self.connection.store.unpublished(items)
-        elif items and (take := taker()) is not None and self._are_simple(items):
-            items = list(take(self.connection.address, items))
-        if items:
-            self.connection.store_items(items)
-
-    def _are_simple(self, items: Sequence[Any]) -> bool:
-        """Tell whether a taker may store messages: one write is enough for each.
-
-        It is not for unique jobs, messages with fixed ids, and messages for queues with a length limit.
-        """
-        limits = self.connection.topology.limits
-        return all(
-            'key' not in doc and not doc['_id'].startswith(ONCE) and limits.of(doc['queue']).length is None
-            for doc in items
-        )
+            return
+        command = exchange, routing_key, message, self._reply_binding(message)
+        seconds = self.connection.options.connect_timeout
+        try:
+            with time_limit(2 * seconds):
+                retry_over_time(send, RETRIED, command, interval_start=0.2, interval_max=1, timeout=seconds)
+        except RETRIED as exc:
+            raise OperationalError(str(exc)) from exc
 
     def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
-        """Return the message as it is stored; `message` itself is not changed, so that kombu can retry."""
+        """Return a copy of the message as it is stored: kombu may publish `message` again, and its caller change it."""
         body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
         check_value('the message', {**message, 'body': body})
         if reason := content_flaw(message):
@@ -177,9 +158,15 @@ class Channel(virtual.Channel):
             check_unpacked(message['body'], compression)
         if (keep := message['properties'].get(KEEP_DONE)) is not None:
             check_keep_done(keep)
-        info = {**message['properties'].get('delivery_info', {}), 'exchange': exchange, 'routing_key': routing_key}
-        properties = {**message['properties'], 'body_encoding': encoding, 'delivery_info': info}
-        return {**message, 'body': body, 'properties': properties}
+        prepared: Document = _copied({**message, 'body': body})
+        properties = prepared['properties']
+        properties['body_encoding'] = encoding
+        properties['delivery_info'] = {
+            **properties.get('delivery_info', {}),
+            'exchange': exchange,
+            'routing_key': routing_key,
+        }
+        return prepared
 
     def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[WorkItem] | None:
         """Return the WorkItems of a message, one for each of its queues, or None if it is broadcast."""
@@ -226,7 +213,7 @@ class Channel(virtual.Channel):
                 self.broadcast(message, exchange, routing_key)
             else:
                 docs += found
-        self.store_docs(docs)
+        self.send(docs)
 
     def _reply_binding(self, message: Document) -> Mapping[str, Any] | None:
         """Return the binding of the queue for the replies to a command of remote control, if it wants replies."""
@@ -443,12 +430,6 @@ class Channel(virtual.Channel):
         """Delete the ready and scheduled messages of a queue and return their number; claimed messages are kept."""
         check_names(queue=queue)
         return int(self.connection.store.purge(queue))
-
-
-def _batch() -> PublishBatch | None:
-    """Return the batch that collects the message which is being published now, or None."""
-    found = collector()
-    return found if isinstance(found, PublishBatch) else None
 
 
 def _copied(value: Any) -> Any:

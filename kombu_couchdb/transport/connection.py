@@ -31,8 +31,6 @@ from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
-from ..fleet.broadcast_feed import BroadcastFeed
-from ..fleet.notifier import Notifier
 from ..leases.peers import queues_of
 from ..leases.queue_lifetimes import Lifetimes
 from ..log import get_logger
@@ -43,7 +41,6 @@ from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology
 from ..rooms import room
-from .at_home import regions_of
 from .channel import Channel
 from .exchanges import EXCHANGE_TYPES
 from .temporary_queues import TemporaryQueues
@@ -95,7 +92,9 @@ class Transport(virtual.Transport):
         _hide_passwords(client)
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
-        self.regions = regions_of(self.options, self.couchdb)
+        regions = room('regions')
+        #: What publishes messages in other regions, if this installation has the room.
+        self.regions = regions.OtherRegions(self.options, self.couchdb) if regions else None
         self.broadcasts = BroadcastsDatabase(self.couchdb, create=self.options.create_database)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb, self.broadcasts)
         self.lifetimes = Lifetimes(self.topology)
@@ -159,7 +158,8 @@ class Transport(virtual.Transport):
         self._mailbox.close()
         self.store.close()
         self.broadcasts.close()
-        self.regions.close()
+        if self.regions is not None:
+            self.regions.close()
 
     _collect = close_connection
 
@@ -169,9 +169,7 @@ class Transport(virtual.Transport):
         if self._consumer is None or self._consumer.unacked.retired:
             self._abandon.detach()
             name = f'couchdb-{self.address.database}'
-            feed = BroadcastFeed(self.broadcasts, name)
-            notifier = Notifier(self.couchdb, self.topology, self.listener, feed, name)
-            self._consumer = IOThread(self.couchdb, self.options, self._mailbox, notifier, self.topology, name)
+            self._consumer = IOThread(self.couchdb, self.options, self._mailbox, self.listener, self.topology, name)
             # The thread has no reference to this object, so a connection that is not closed can be garbage-collected.
             self._abandon = weakref.finalize(self, self._consumer.abandon)
             self._abandon.atexit = False
@@ -246,16 +244,17 @@ class Transport(virtual.Transport):
 
     # -- for channels
 
-    def store_items(self, docs: Sequence[WorkItem], *, once: bool = False) -> list[WriteResult]:
+    def store_items(self, docs: Sequence[WorkItem], *, once: bool = False, again: bool = False) -> list[WriteResult]:
         """Store new WorkItems, and delete messages from the front of queues that exceed their length limit.
 
-        With `once` only items that were never stored before are stored, and the results that CouchDB refused are
-        returned, see `Store.publish_once`. Otherwise the list is empty. *Raises* what `Store.publish` raises.
+        `again` is as in `Store.publish`. With `once` only items that were never stored before are stored, and the
+        results that CouchDB refused are returned, see `Store.publish_once`. Otherwise the list is empty. *Raises* what
+        `Store.publish` raises.
         """
         self.name_node()
         refused = self.store.publish_once(docs) if once and docs else []
         if not once:
-            self.store.publish(docs)
+            self.store.publish(docs, again=again)
         if logger.isEnabledFor(logging.DEBUG):
             failed = {result.id for result in refused}
             for doc in docs:

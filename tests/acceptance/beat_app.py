@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from celery_couchdb.beat.messages import DueCall, Messages
+from celery_couchdb.beat.scheduler import DueCall, Messages
 from chaos.short_lease import shorten
 
 from .app import app

@@ -54,7 +54,7 @@ def test_failed_tasks_are_listed_with_their_errors(site: Site) -> None:
     )
     table = couchdb(site, 'results', 'list', '--limit', '2', COLUMNS='120')
     assert 'ValueError: second may not pass' in table.stdout
-    assert table.stderr == 'These are the newest 2 of 3 (--limit).\n'
+    assert table.stderr == 'These are the first 2; there are more (--limit).\n'
 
 
 def test_failed_tasks_are_sent_again(site: Site) -> None:

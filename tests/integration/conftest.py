@@ -178,7 +178,7 @@ def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str =
 def until_idle(scheduler: CouchDBScheduler, seconds: float) -> None:
     """Call `tick` until the scheduler leads, knows all entries, and nothing is due for so many seconds."""
 
-    from celery_couchdb.beat.due_tasks import DueTasks
+    from celery_couchdb.beat.scheduler import DueTasks
 
     def is_idle() -> bool:
         duty = scheduler._led.duty if scheduler._led is not None else None
@@ -199,10 +199,10 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    from celery_couchdb.beat import due_tasks
+    from celery_couchdb.beat import scheduler
 
     machine = Machine()
-    for module in (leader, due_tasks):
+    for module in (leader, scheduler):
         monkeypatch.setattr(module, 'time', machine)
     return machine
 

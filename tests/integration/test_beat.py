@@ -16,7 +16,7 @@ from click.testing import Result
 
 from celery_couchdb.beat import Schedules
 from celery_couchdb.beat.entries import task_id_of
-from celery_couchdb.beat.messages import Messages
+from celery_couchdb.beat.scheduler import Messages
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound, ServerUnavailable
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS

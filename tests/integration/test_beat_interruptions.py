@@ -14,7 +14,7 @@ from celery.schedules import schedule
 
 from celery_couchdb.beat import CouchDBScheduler, Schedules, due_dates
 from celery_couchdb.beat.entries import Entry, new_state
-from celery_couchdb.beat.messages import Messages
+from celery_couchdb.beat.scheduler import Messages
 from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import AccessDenied
@@ -103,10 +103,10 @@ def test_pause_between_decision_and_sending_loses_no_entry(
 
     def paused(*args: Any) -> Any:
         machine.ahead += 30.0
-        monkeypatch.setattr('celery_couchdb.beat.due_tasks.decide', decide)
+        monkeypatch.setattr('celery_couchdb.beat.scheduler.decide', decide)
         return decide(*args)
 
-    monkeypatch.setattr('celery_couchdb.beat.due_tasks.decide', paused)
+    monkeypatch.setattr('celery_couchdb.beat.scheduler.decide', paused)
     until(beat(), lambda: [states(client)[name]['count'] for name in names] == [1] * 30)
     assert len(items(client)) == 30
     assert caplog.text.count('does not lead any more') == 1
@@ -154,7 +154,7 @@ def test_slow_decisions_keep_the_lead(
         machine.ahead += 0.8
         return decide(*args)
 
-    monkeypatch.setattr('celery_couchdb.beat.due_tasks.decide', slow)
+    monkeypatch.setattr('celery_couchdb.beat.scheduler.decide', slow)
     until(beat(), lambda: all(states(client)[name]['count'] == 1 for name in names))
     assert 'does not lead any more' not in caplog.text
 
@@ -171,7 +171,7 @@ def test_slow_arguments_keep_the_lead(
         return app_send(*args, **kwargs)
 
     monkeypatch.setattr(Celery, 'send_task', slow)
-    monkeypatch.setattr('celery_couchdb.beat.messages.time', machine)
+    monkeypatch.setattr('celery_couchdb.beat.scheduler.time', machine)
     until(beat(), lambda: states(client)['e0']['count'] >= 40)
     assert 'does not lead any more' not in caplog.text
     assert set(Counter(doc['message']['headers']['id'] for doc in items(client)).values()) == {1}

@@ -19,7 +19,7 @@ from kombu_couchdb.admin import queues
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import BROADCAST, NOTICE
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from kombu_couchdb.fleet import broadcast_feed, coordination
+from kombu_couchdb.fleet import coordination, notifier
 from kombu_couchdb.fleet.attention import Attention
 from kombu_couchdb.fleet.notifier import Notifier
 from kombu_couchdb.queues import broadcasts_database
@@ -44,7 +44,7 @@ def broadcast(connection: Connection, body: object) -> None:
 
 
 def feed_of(inbox: Inbox) -> Any:
-    return inbox.connection.transport.consumer._notifier.broadcasts
+    return inbox.connection.transport.consumer._cycle.notifier.broadcasts
 
 
 def wait_until_followed(inbox: Inbox) -> Inbox:
@@ -64,8 +64,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes look soon again for a database that was missing or locked, and for broadcasts elsewhere."""
     monkeypatch.setattr(broadcasts_database, 'LOOK_SECONDS', 0.5)
-    monkeypatch.setattr(broadcast_feed, '_RETRY_SECONDS', 0.5)
-    monkeypatch.setattr(broadcast_feed, '_DISTRUST_SECONDS', 0.5)
+    monkeypatch.setattr(notifier, '_RETRY_SECONDS', 0.5)
+    monkeypatch.setattr(notifier, '_DISTRUST_SECONDS', 0.5)
     monkeypatch.setattr(coordination, '_ALL_SECONDS', (1.0, 0.0))
 
 

@@ -15,7 +15,7 @@ from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.transport import collector
+from kombu_couchdb.transport import batches
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, items, replace_in_clients
 
@@ -105,7 +105,7 @@ def test_chunks_share_one_request(add: Any, client: Client, sent: list[Request])
 def test_generator_is_stored_in_parts(
     add: Any, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, '_MAX_DOCS', 10)
+    monkeypatch.setattr(batches, '_MAX_DOCS', 10)
     made, stored = list[int](), list[int]()
 
     def signatures() -> Iterator[Any]:
@@ -173,7 +173,7 @@ def test_failure_while_a_slow_generator_runs_is_raised(
 def test_large_messages_are_stored_in_parts(
     add: Any, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, '_MAX_CHARACTERS', 50_000)
+    monkeypatch.setattr(batches, '_MAX_CHARACTERS', 50_000)
     sent.clear()
     group(add.s('x' * 9000, 1) for _ in range(12)).apply_async()
     assert writes(sent) == [5, 5, 2]

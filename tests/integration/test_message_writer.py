@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from celery_couchdb.results.batch_writer import QueueItem, write_messages
+from celery_couchdb.results.queue_item import QueueItem
+from celery_couchdb.results.result_queue import write_messages
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem

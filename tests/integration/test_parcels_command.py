@@ -80,7 +80,7 @@ def test_list(run: Run, moved: Mover) -> None:
         ['refused-2', 'add', 'refused'],
     ]
     assert "task 'mail' is not in parcels_accept" in done.stdout
-    assert done.stderr == 'There are more than these 3 (--limit).\n'
+    assert done.stderr == 'These are the first 3; there are more (--limit).\n'
 
 
 def test_empty_list(run: Run, parcels: Client) -> None:

@@ -96,8 +96,8 @@ def test_publisher_that_retries_stores_one_parcel(regions: Regions, monkeypatch:
     us = regions['us']
     publish, calls = Store.publish, list[Any]()
 
-    def lost(self: Store, docs: Any) -> None:
-        publish(self, docs)
+    def lost(self: Store, docs: Any, **again: bool) -> None:
+        publish(self, docs, **again)
         calls.append(docs)
         if len(calls) == 1:
             raise ServerUnavailable('the response is lost')

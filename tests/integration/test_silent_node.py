@@ -166,6 +166,6 @@ def test_part_of_a_chord_is_stored_if_only_its_result_was(node: SilentNode, url:
         return is_part
 
     node.lose = lose
-    backend.store.write(result, also=part)
+    backend.store.write(result, part)  # type: ignore[arg-type]
     assert client.find(['part'])[0]
     assert node.unanswered == []

@@ -149,10 +149,10 @@ def test_reply_to_a_queue_that_is_deleted_meanwhile_is_dropped(
     name = 'publish' if moment == 'before it is stored' else 'delete_without_queue'
     original = getattr(store, name)
 
-    def late(docs: Any) -> Any:
+    def late(docs: Any, **again: bool) -> Any:
         assert [doc['queue'] for doc in docs] == ['reply']
         receiver.queue_delete('reply')
-        return original(docs)
+        return original(docs, **again)
 
     monkeypatch.setattr(store, name, late)
     worker.Producer().publish('pong', exchange='direct', routing_key='k', serializer='json')
@@ -167,9 +167,9 @@ def test_reply_to_a_queue_that_is_declared_again_is_kept(
     store = worker.default_channel.connection.store
     publish_docs = store.publish
 
-    def late(docs: Any) -> None:
+    def late(docs: Any, **again: bool) -> None:
         receiver.default_channel.queue_delete('reply')
-        publish_docs(docs)
+        publish_docs(docs, **again)
         reply_queue()(receiver.default_channel).declare()
 
     monkeypatch.setattr(store, 'publish', late)

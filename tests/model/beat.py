@@ -15,7 +15,8 @@ from unittest import mock
 
 from celery import Celery
 
-from celery_couchdb.beat import CouchDBScheduler, due_dates, due_tasks
+from celery_couchdb.beat import CouchDBScheduler, due_dates
+from celery_couchdb.beat import scheduler as beat_scheduler
 from kombu_couchdb.couchdb.changes import Changes
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents.types import Document
@@ -82,10 +83,10 @@ class World:
 
         with (
             mock.patch.object(leader, 'time', clock),
-            mock.patch.object(due_tasks, 'time', clock),
-            mock.patch.object(due_tasks, 'decide', decide),
-            mock.patch.object(due_tasks, 'Follower', ModelFollower),
-            mock.patch.object(due_tasks, 'Messages', ModelMessages),
+            mock.patch.object(beat_scheduler, 'time', clock),
+            mock.patch.object(beat_scheduler, 'decide', decide),
+            mock.patch.object(beat_scheduler, 'Follower', ModelFollower),
+            mock.patch.object(beat_scheduler, 'Messages', ModelMessages),
         ):
             yield
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -24,14 +24,14 @@ from unittest import mock
 from kombu_couchdb import errors
 from kombu_couchdb.consumer import io_thread, unacked
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
-from kombu_couchdb.couchdb import conflicts
+from kombu_couchdb.couchdb import changes, conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import LIMIT
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import BROADCAST, CONSUMER
-from kombu_couchdb.fleet import attention, broadcast_feed, claim_order, notifier
+from kombu_couchdb.fleet import attention, claim_order
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.limits import permits
@@ -128,7 +128,9 @@ def _has(doc: Document, name: str, wanted: Any) -> bool:
 class Feed:
     """A changes feed, as `ContinuousFeed` has it; nothing is silent, so the heartbeat does not matter."""
 
-    def __init__(self, client: FleetClient, on_rows: Any, on_error: Any, name: str, heartbeat: float = 4.0) -> None:
+    def __init__(
+        self, client: FleetClient, on_rows: Any, on_error: Any, name: str, *, docs: bool, heartbeat: float
+    ) -> None:
         self._member, self._database = client.member, client.database
         self._fleet, self._is_secondary = client.member.fleet, client.is_secondary
         self._on_rows, self._on_error = on_rows, on_error
@@ -138,8 +140,8 @@ class Feed:
         self._not_before = -inf
         self._database.feeds.append(self)
 
-    def watch(self, since: Any, selector: Document | None) -> None:
-        self._since, self._selector = int(since), selector
+    def ask(self, since: Any, body: Document) -> None:
+        self._since, self._selector = int(since), body.get('selector')
         self._not_before = max(self._not_before, self._fleet.elapsed + _LATENCY)
         self._fleet.after(self._not_before - self._fleet.elapsed, self.check)
 
@@ -262,19 +264,19 @@ class Member:
         client = FleetClient(self)
         broadcasts = BroadcastsDatabase(client)
         topology = Topology(client, broadcasts)
-        feed = broadcast_feed.BroadcastFeed(broadcasts, 'model')
         listener = Listener()
         listener.bind('news', 'news')
-        self.notifier = notifier.Notifier(client, topology, listener, feed, 'model')
         options = Options(visibility_timeout=LEASE)
-        self.consumer = io_thread.IOThread(client, options, self._mailbox, self.notifier, topology, 'model')
+        self.consumer = io_thread.IOThread(client, options, self._mailbox, listener, topology, 'model')
+        self.notifier = self.consumer._cycle.notifier
         self.unacked = self.consumer.unacked
         self.unacked.wakeup.on_set = self._on_set  # type: ignore[attr-defined]
         #: The broadcasts that it has received.
         self.heard: set[str] = set()
         self.unacked.broadcast = self._hear  # type: ignore[method-assign]
-        self._subscription = Subscription(QUEUE, Credit(limit))
-        self.unacked.subscribe(self._subscription)
+        self._subscriptions = [Subscription(queue, Credit(limit)) for queue in fleet.queues]
+        for subscription in self._subscriptions:
+            self.unacked.subscribe(subscription)
         self._thread = self.consumer._thread.greenlet  # type: ignore[attr-defined]
         #: How many cycles began in this second.
         self.cycles = 0
@@ -340,8 +342,9 @@ class Member:
         return ack
 
     def set_limit(self, limit: int) -> None:
-        """Set the prefetch count."""
-        self.unacked.set_credit(self._subscription.credit, limit)
+        """Set the prefetch count of each queue."""
+        for subscription in self._subscriptions:
+            self.unacked.set_credit(subscription.credit, limit)
 
     def kill(self) -> None:
         """Kill the process."""
@@ -366,8 +369,13 @@ class Member:
 
     @property
     def is_free(self) -> bool:
-        """Whether it runs, and has credit."""
-        return self.is_healthy and self.unacked.credit().get(QUEUE, 0) > 0
+        """Whether it runs, and has credit for the first queue."""
+        return QUEUE in self.free_for
+
+    @property
+    def free_for(self) -> list[str]:
+        """The queues for which it has credit, if it runs."""
+        return [queue for queue, credit in self.unacked.credit().items() if credit > 0] if self.is_healthy else []
 
 
 @dataclass
@@ -377,6 +385,7 @@ class Message:
     #: How long its task takes, in seconds, and when it is due.
     seconds: float
     due: float
+    queue: str
     #: How long it has waited while a consumer with credit lived: in all, and while a known listener lived, too.
     waited: float = 0.0
     served: float = 0.0
@@ -390,8 +399,8 @@ class Fleet:
 
     _numbers = itertools.count()
 
-    def __init__(self, seed: int = 0, scale: float = 20.0) -> None:
-        self.number = next(self._numbers)
+    def __init__(self, seed: int = 0, scale: float = 20.0, queues: Sequence[str] = (QUEUE,)) -> None:
+        self.number, self.queues = next(self._numbers), queues
         self.elapsed, self.wrong, self.set_at = 0.0, 0.0, -inf
         self.dice, self._scale = Random(seed), scale
         self.broker, self.broadcasts = Database(self), Database(self)
@@ -404,7 +413,7 @@ class Fleet:
         self.requests = Counter[str]()
         self._events: list[tuple[float, int, Callable[[], Any]]] = []
         self._serial = itertools.count(1)
-        self._free: set[int] = set()
+        self._free: set[tuple[int, str]] = set()
         self._checked_at = self._counted_at = 0.0
 
     @property
@@ -440,13 +449,13 @@ class Fleet:
         self.members.append(Member(self, len(self.members), limit))
         return self.members[-1]
 
-    def publish(self, seconds: float, due_in: float | None = None) -> str:
+    def publish(self, seconds: float, due_in: float | None = None, queue: str = QUEUE) -> str:
         """Publish a message whose task takes so many seconds; perhaps a planned one."""
         name = f'm{next(self._serial):05x}'
         eta = {} if due_in is None else {'eta': _iso(self.now + due_in)}
         message = {'body': '', 'headers': {'id': name, **eta}, 'properties': {'delivery_tag': name}}
-        doc = {**workitem.new(name, QUEUE, message, self.now)}
-        self.messages[name] = Message(seconds, self.elapsed + (due_in or 0.0))
+        doc = {**workitem.new(name, queue, message, self.now)}
+        self.messages[name] = Message(seconds, self.elapsed + (due_in or 0.0), queue)
         self.broker.store([doc])
         return name
 
@@ -484,10 +493,10 @@ class Fleet:
         """Check what the last seconds have shown."""
         self._note_ranks()
         known = any(self.elapsed - member.ranks_since >= KNOWN_SECONDS for member in self.living)
-        before, self._free = self._free, {member.number for member in self.members if member.is_free}
-        waiting = set(self.waiting())
+        before, self._free = self._free, {(m.number, queue) for m in self.members for queue in m.free_for}
+        free_for, waiting = {queue for _, queue in self._free & before}, set(self.waiting())
         for name, message in self.messages.items():
-            if name in waiting and self._free & before:
+            if name in waiting and message.queue in free_for:
                 message.waited += seconds
                 message.served = message.served + seconds if known else 0.0
                 assert message.waited <= MAX_SECONDS, f'{name} waits for {message.waited:g} s'
@@ -521,8 +530,7 @@ class Fleet:
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
             (unacked, 'Wakeup', lambda: Wakeup(self)),
-            (notifier, 'ContinuousFeed', Feed),
-            (broadcast_feed, 'ContinuousFeed', Feed),
+            (changes, 'ContinuousFeed', Feed),
             (attention, '_FLEET_SECONDS', attention._FLEET_SECONDS * self._scale),
             (attention, '_WAKE_SECONDS', attention._WAKE_SECONDS * self._scale),
             (attention, '_FREE_SHARE', attention._FREE_SHARE / self._scale),

@@ -160,7 +160,7 @@ class ModelFerry(RegionMover):
         self._harmful = cast(Any, SimpleNamespace(replace=lambda: None))  # no view of the model fails
         looks = Looks(cast(Any, SimpleNamespace(watch=lambda: None, is_enough=False)))
         self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'], looks)
-        self._fallbacks = Fallbacks(client, place.name, others, self._move, self._refuse_unreadable)
+        self._fallbacks = Fallbacks(client, place.name, others, self._move)
         self._transport = SimpleNamespace(store_items=lambda items, once: place.publish(items))
 
     def _items_of(self, doc: Document) -> list[Any]:

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from celery_couchdb.beat import due_dates, due_tasks
-from celery_couchdb.beat.due_tasks import DueTasks
+from celery_couchdb.beat import due_dates
+from celery_couchdb.beat import scheduler as beat_scheduler
 from celery_couchdb.beat.entries import Entry
+from celery_couchdb.beat.scheduler import DueTasks
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases.leader import LEASE_SECONDS, LeaderLease, LeadLost
 
@@ -247,7 +248,7 @@ def past_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
             fresh['due'] = entry.rule.next(fresh['anchor'], fresh['anchor'])
         return fresh
 
-    monkeypatch.setattr(due_tasks, 'planned', from_start)
+    monkeypatch.setattr(beat_scheduler, 'planned', from_start)
 
 
 def entry_that_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

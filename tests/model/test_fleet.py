@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -14,16 +14,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.fleet.attention import Attention, BellRinger
-from kombu_couchdb.fleet.broadcast_feed import BroadcastFeed
-from kombu_couchdb.fleet.notifier import Notifier
+from kombu_couchdb.fleet.notifier import BroadcastFeed, Notifier
 from kombu_couchdb.leases.peers import Peers
 
 from .fleet import LEASE, MAX_SECONDS, Fleet, Member
 from .test_mutations import MOST as MOST_EXAMPLES
 from .test_mutations import Fault, examples_until_found, put_in
 from .test_protocol import MORE
+from .world import QUEUE
 
 WHO = st.integers(0, 9)
+
+#: The second queue, which some fleets have.
+OTHER = 'other'
 
 #: The most consumers at the same time.
 MOST = 9
@@ -33,7 +36,7 @@ TASKS = st.sampled_from([0.0, 0.05, 1.0, 8.0, 40.0])
 
 
 class Events(RuleBasedStateMachine):
-    """Consumers of one queue. Each rule is one event that may happen."""
+    """Consumers of one or two queues. Each rule is one event that may happen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,10 +51,14 @@ class Events(RuleBasedStateMachine):
         return self._fleet
 
     @initialize(
-        seed=st.integers(0, 999), size=st.integers(1, 8), limit=st.integers(1, 2), scale=st.sampled_from([1, 20, 20])
+        seed=st.integers(0, 999),
+        size=st.integers(1, 8),
+        limit=st.integers(1, 2),
+        scale=st.sampled_from([1, 20, 20]),
+        queues=st.sampled_from([[QUEUE], [QUEUE, OTHER]]),
     )
-    def begin(self, seed: int, size: int, limit: int, scale: int) -> None:
-        self._fleet = Fleet(seed, scale)
+    def begin(self, seed: int, size: int, limit: int, scale: int, queues: list[str]) -> None:
+        self._fleet = Fleet(seed, scale, queues)
         self.stack.enter_context(self.fleet.in_place())
         for _ in range(size):
             self.fleet.join(limit)
@@ -61,11 +68,11 @@ class Events(RuleBasedStateMachine):
         """Time passes."""
         self.fleet.pass_time(seconds)
 
-    @rule(seconds=TASKS, count=st.sampled_from([1, 1, 2, 7, 30]))
-    def publish(self, seconds: float, count: int) -> None:
-        """Messages are published."""
+    @rule(seconds=TASKS, count=st.sampled_from([1, 1, 2, 7, 30]), last=st.booleans())
+    def publish(self, seconds: float, count: int, last: bool) -> None:
+        """Messages are published, to the first queue or to the last."""
         for _ in range(count if seconds < 8.0 else min(count, 7)):
-            self.fleet.publish(seconds)
+            self.fleet.publish(seconds, queue=self.fleet.queues[-last])
         self.fleet.pass_time(0.3)
 
     @rule(seconds=st.sampled_from([8.0, 40.0]))
@@ -200,9 +207,9 @@ TestFleet.settings = settings(
 
 
 @contextmanager
-def settled(size: int, seconds: float = 30.0) -> Iterator[Fleet]:
+def settled(size: int, seconds: float = 30.0, queues: Sequence[str] = (QUEUE,)) -> Iterator[Fleet]:
     """A fleet of idle consumers with a prefetch count of 1 that know of each other."""
-    fleet = Fleet(1)
+    fleet = Fleet(1, queues=queues)
     with fleet.in_place():
         try:
             for _ in range(size):
@@ -275,6 +282,17 @@ def test_busy_fleet_waits() -> None:
         assert sum(fleet.requests.values()) <= 8 * 60.0
 
 
+def test_busy_queue_does_not_delay_another_one() -> None:
+    with settled(4, queues=[QUEUE, OTHER]) as fleet:
+        for _ in range(12):
+            fleet.publish(seconds=1000.0)
+        fleet.pass_time(10.0)
+        for _ in range(20):
+            fleet.publish(seconds=0.0, queue=OTHER)
+            fleet.pass_time(1.5)
+            assert {fleet.messages[name].queue for name in fleet.waiting()} == {QUEUE}
+
+
 def test_everybody_receives_broadcasts() -> None:
     with settled(8) as fleet:
         news = fleet.broadcast()
@@ -289,6 +307,7 @@ STATES = (
     test_last_free_consumer_finds_messages_though_it_hears_no_bell,
     test_message_is_found_when_all_listeners_were_killed,
     test_busy_fleet_waits,
+    test_busy_queue_does_not_delay_another_one,
     test_everybody_receives_broadcasts,
 )
 
@@ -324,7 +343,7 @@ FAULTS = [
         'bell.waits(',
         '(lambda *a: None)(',
     ),
-    Fault('the feed of broadcasts ends', Events, BroadcastFeed, 'take', 'self._watch(last)', 'pass'),
+    Fault('the feed of broadcasts ends', Events, BroadcastFeed, 'take', 'self._follower.follow(report.last)', 'pass'),
     Fault(
         'a listener reads without a wait',
         Events,

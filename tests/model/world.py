@@ -29,7 +29,7 @@ from greenlet import getcurrent, greenlet
 import kombu_couchdb
 from kombu_couchdb import errors
 from kombu_couchdb.admin import jobs
-from kombu_couchdb.consumer import io_thread, unacked, worker_hooks
+from kombu_couchdb.consumer import cycle, io_thread, unacked, worker_hooks
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.couchdb import conflicts
@@ -41,6 +41,7 @@ from kombu_couchdb.fleet.attention import Attention
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.options import Options
+from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
 
 from .couchdb import CouchDB, Write
@@ -174,6 +175,7 @@ class World:
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
             (unacked, 'Wakeup', _Wakeup),
+            (cycle, 'Notifier', lambda client, topology, *others: _SilentNotifier(self, topology)),
             # Nobody works at a rate here: the consumers claim ahead as if they did.
             (Throughput, 'ahead', lambda rate, limit, now: self.ahead),
             *(
@@ -274,7 +276,7 @@ class Process(Actor):
             client,
             Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES),
             self._mailbox,
-            _SilentNotifier(world, self.topology),  # type: ignore[arg-type]
+            Listener(),
             self.topology,
             'model',
         )
@@ -514,9 +516,6 @@ class _SilentNotifier:
 
     def due_at(self) -> float:
         return inf
-
-    def start(self, on_change: Callable[[], None]) -> None:
-        pass
 
     close = on_outage = lambda self: None
 

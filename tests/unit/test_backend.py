@@ -72,7 +72,7 @@ def test_always_retry_stores_a_result_again_after_temporary_errors(
     app = app_of('couchdb://host', result_backend_always_retry=True, result_backend_base_sleep_between_retries_ms=1)
     answers = iter([error, error])
 
-    def write(doc: dict[str, Any], **_: Any) -> None:
+    def write(*_: Any) -> None:
         if exc := next(answers, None):
             raise exc
 

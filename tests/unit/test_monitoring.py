@@ -15,7 +15,7 @@ import yaml
 
 pytest.importorskip('prometheus_client')
 
-from celery_couchdb.cli.metrics_exporter import Scrape, families, up
+from celery_couchdb.cli.metrics import Exporter, Scrape
 from kombu_couchdb.admin.status import Status
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ STATUS: Status = {
 def exported() -> dict[str, list[dict[str, str]]]:
     """Return the labels of all samples, by name."""
     found: dict[str, list[dict[str, str]]] = {}
-    for family in (up(True), *families(Scrape(STATUS, 0.0))):
+    for family in Exporter(lambda: Scrape(STATUS, 0.0), (), timeout=60.0, keep=0.0).collect():
         for sample in family.samples:
             found.setdefault(sample.name, []).append(sample.labels)
     return found

@@ -11,7 +11,7 @@ from click import Context
 from click.testing import CliRunner
 
 from celery_couchdb.cli.databases import result_of, start
-from celery_couchdb.cli.metrics import command, parse_address
+from celery_couchdb.cli.metrics import Exporter, Scrape, command, parse_address
 from kombu_couchdb.admin.status import ConsumerStatus, DatabaseStatus, QueueStatus, Status
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
@@ -20,8 +20,6 @@ prometheus_client = pytest.importorskip('prometheus_client')
 
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
-
-from celery_couchdb.cli.metrics_exporter import Exporter, Scrape  # noqa: E402
 
 #: A name with everything that the text format escapes, and with what a terminal obeys.
 EVIL = 'a"b\\c\nd\x1b[2J\u202e\ud800é'

@@ -14,12 +14,15 @@ from celery_couchdb.cli.tables import Column
 TEXTS = Resource[str](lambda part: [{'text': text} for text in part], [Column('TEXT', 'text', right=True)])
 
 
-def test_long_list_is_printed_in_parts_of_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+MORE = 'These are the first {}; there are more (--limit).\n'
+
+
+def test_long_list_is_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     texts = [f'{number:03}' for number in range(450)] + ['longer', 'left']
-    for limit, more in ((451, 'more\n'), (452, '')):
-        TEXTS.print_list(texts, False, empty='none', limit=limit, more=lambda: 'more')
+    for limit, more in ((451, MORE.format(451)), (452, '')):
+        TEXTS.print_list(texts, False, empty='none', limit=limit)
         printed, errors = capsys.readouterr()
-        assert printed.splitlines()[:3] == ['TEXT', ' 000', ' 001']
+        assert printed.splitlines()[:3] == ['  TEXT', '   000', '   001']
         assert len(printed.splitlines()) == limit + 1
         assert 'longer' in printed.splitlines()
         assert errors == more
@@ -27,13 +30,13 @@ def test_long_list_is_printed_in_parts_of_one_table(capsys: pytest.CaptureFixtur
 
 def test_short_list(capsys: pytest.CaptureFixture[str]) -> None:
     def show(texts: list[str], *, as_json: bool) -> str:
-        TEXTS.print_list(texts, as_json, empty='none', limit=2, more=lambda: 'more')
+        TEXTS.print_list(texts, as_json, empty='none', limit=2)
         return '+'.join(capsys.readouterr())
 
     assert show([], as_json=False) == 'none\n+'
     assert show([], as_json=True) == '+'
     assert show(['a', 'b'], as_json=False) == 'TEXT\n   a\n   b\n+'
-    assert show(['a', 'b', 'c'], as_json=False) == 'TEXT\n   a\n   b\n+more\n'
+    assert show(['a', 'b', 'c'], as_json=False) == 'TEXT\n   a\n   b\n+' + MORE.format(2)
     assert show(['a', 'b', 'c'], as_json=True) == '{"text": "a"}\n{"text": "b"}\n+'
 
 

@@ -152,6 +152,18 @@ def test_another_document_than_the_one_asked_for_is_an_error(peer: Peer, client:
         client.get('x')
 
 
+@pytest.mark.parametrize('deep', ['[' * 5000 + ']' * 5000, '{"a":' * 5000 + '1' + '}' * 5000])
+def test_what_is_nested_too_deeply_for_python_is_left_out(peer: Peer, client: Client, deep: str) -> None:
+    text = '{"_id": "x", "_rev": "1-a", "text": "]\\"[", "deep": [' + deep + ', 1], "last": [2]}'
+    peer.responses = [respond(text.encode())]
+    doc = client.get('x')
+    assert (doc['text'], doc['deep'][1], doc['last']) == (']"[', 1, [2])
+    inner = doc['deep'][0]
+    while not isinstance(inner, str):
+        [inner] = inner.values() if isinstance(inner, dict) else inner
+    assert inner == http.TOO_DEEP
+
+
 def test_types_that_kombu_serializes_can_be_sent(peer: Peer, client: Client) -> None:
     peer.responses = [respond(STORED, 201)]
     client.put({'_id': 'x', 'eta': datetime(2025, 11, 21, tzinfo=timezone.utc)})

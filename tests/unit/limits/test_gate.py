@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -209,26 +208,6 @@ def test_only_queues_with_credit_are_looked_at(world: World) -> None:
     world.rated('a', 'b')
     assert world.gate.due({'q': 1}) < NEVER
     assert world.gate.due({'q': 0}) == world.gate.due({'other': 1}) == NEVER
-
-
-@pytest.mark.parametrize(
-    ('rate', 'consumers', 'most'), [('1/s', 2, 1.0), ('50/s', 1, 0.088), ('50/s', 2, 0.176), ('50/s', 100, 1.0)]
-)
-def test_others_look_later_than_the_consumer_with_the_last_start(
-    world: World, monkeypatch: pytest.MonkeyPatch, rate: str, consumers: int, most: float
-) -> None:
-    """The later the more they are, so that they do not read more often together."""
-    spans: list[float] = []
-
-    def uniform(least: float, most: float) -> float:
-        spans.append(most)
-        return least
-
-    monkeypatch.setattr(random, 'uniform', uniform)
-    world.consumers = consumers
-    world.docs['rate:k'] = {'_id': 'rate:k', '_rev': '1-a', 'next': world.now + 5, 'by': 'other'}
-    assert world.rated('a', rate=rate) == ([], ['a'])
-    assert spans == [pytest.approx(most)]
 
 
 def test_messages_that_other_consumers_parked(world: World) -> None:

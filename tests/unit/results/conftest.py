@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from celery_couchdb.results.batch_writer import BatchWriter, QueueItem, Refusal
 from celery_couchdb.results.documents import ChordPart
+from celery_couchdb.results.queue_item import QueueItem, Refusal
 from celery_couchdb.results.result_queue import Done, ResultQueue
 from celery_couchdb.results.result_store import ResultStore
 from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
@@ -18,7 +18,7 @@ from tests.conftest import PATIENCE
 
 
 class Recorder:
-    """Takes the place of the writer of a result queue, and of what counts parts of chords and replaces results."""
+    """Takes the place of the store of a result queue, and of what counts parts of chords and replaces results."""
 
     def __init__(self) -> None:
         #: The ids of the stored documents, in their order, and the batches that were tried.
@@ -53,14 +53,17 @@ class Recorder:
 
     def queue(self, timeout: float = PATIENCE) -> ResultQueue:
         """Return a queue that writes to this recorder, and is not open; children wait for `timeout` seconds."""
-        store = SimpleNamespace(client=SimpleNamespace(timeouts=(timeout / 2, timeout / 2)), before_access=[])
+        store = SimpleNamespace(
+            client=SimpleNamespace(timeouts=(timeout / 2, timeout / 2)),
+            before_access=[],
+            write_batch=lambda batch, **how: self.write(batch, **how),
+        )
         queue = ResultQueue(
             cast(ResultStore, store),
             lambda results, done: self.on_stored(results, done),
             lambda result, error: self.on_refused(result, error),
         )
         queue._relay._timeout = queue._timeout = timeout
-        queue._writer = cast(BatchWriter, self)
         return queue
 
 

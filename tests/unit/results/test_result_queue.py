@@ -11,7 +11,7 @@ import pytest
 from celery.worker import state
 
 from celery_couchdb.results import result_queue
-from celery_couchdb.results.batch_writer import QueueItem, Refusal
+from celery_couchdb.results.queue_item import QueueItem, Refusal
 from celery_couchdb.results.result_queue import ResultQueue
 from kombu_couchdb.consumer.pace import Pace, Wakeup
 from kombu_couchdb.consumer.pending_writes import PendingWrites

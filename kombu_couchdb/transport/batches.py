@@ -1,11 +1,16 @@
-"""Collectors: they store the messages of many calls of `publish` in few requests.
+"""Batches of messages: sinks, which have the messages of many calls of `publish` and store them in few requests.
 
-A `PublishBatch` is what `Producer.batch()` of kombu 5.7 needs. It does not work with the option `retry`, and older
-versions of kombu have no batches. A `CollectingProducer` takes the place of a producer, and each of its requests is
-retried as the messages in it ask for. It does not collect unique jobs and broadcasts: their publisher learns at once
-what happened to them. If it may take long until the next message comes, a thread stores what was collected.
+A sink is a function that gets the documents which are published in its context, and returns those that the publisher
+must store itself. There are three kinds:
 
-A *taker* stores the messages that are published in its context, so that their publisher does not wait for CouchDB.
+* A `PublishBatch` is what `Producer.batch()` of kombu 5.7 needs. It does not work with the option `retry`, and older
+  versions of kombu have no batches.
+* A `CollectingProducer` takes the place of a producer, and each of its requests is retried as the messages in it ask
+  for. It leaves unique jobs to their publisher, who learns at once what happened to them. If it may take long until the
+  next message comes, a thread stores what was collected.
+* With `taken_by` the messages are handed over, and their publisher does not wait for CouchDB.
+
+Broadcasts, events and replies of remote control go to no sink.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from kombu import exceptions
 
 from ..couchdb.address import Address
 from ..couchdb.client import Document
+from ..documents import workitem
+from ..documents.ids import ONCE
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
 
@@ -33,40 +40,47 @@ _MAX_DOCS, _MAX_CHARACTERS, _OTHER_CHARACTERS = 1000, 1_000_000, 1000
 #: How often a request is retried that a worker sends after a task, if the retry policy has no limit. It is Celery's.
 _MAX_RETRIES = 3
 
-#: Called with the address of a database and new items for it; returns the items that the publisher must store itself.
-Taker = Callable[[Address, Sequence[WorkItem]], Sequence[WorkItem]]
+#: Called with a connection (a `Transport`) and new documents for it.
+Sink = Callable[[Any, Sequence[WorkItem]], Sequence[WorkItem]]
 
-_taker: ContextVar[Taker | None] = ContextVar('kombu_couchdb_taker', default=None)
-_collector: ContextVar[CollectingProducer | PublishBatch | None] = ContextVar('kombu_couchdb_collector', default=None)
-
-
-def collector() -> CollectingProducer | PublishBatch | None:
-    """Return what collects the message that is being published now, or None."""
-    return _collector.get()
+_sink: ContextVar[Sink | None] = ContextVar('kombu_couchdb_sink', default=None)
 
 
-@contextmanager
-def _collected_by(collecting: CollectingProducer | PublishBatch) -> Iterator[None]:
-    token = _collector.set(collecting)
-    try:
-        yield
-    finally:
-        _collector.reset(token)
-
-
-def taker() -> Taker | None:
-    """Return the taker of the messages that are published now, or None."""
-    return _taker.get()
+def sink() -> Sink | None:
+    """Return what has the messages that are published now, or None."""
+    return _sink.get()
 
 
 @contextmanager
-def taken_by(take: Taker | None) -> Iterator[None]:
-    """Let `take` have the messages that this context publishes. With None, the publisher stores them."""
-    token = _taker.set(take)
+def _into(taking: Sink | None) -> Iterator[None]:
+    token = _sink.set(taking)
     try:
         yield
     finally:
-        _taker.reset(token)
+        _sink.reset(token)
+
+
+@contextmanager
+def taken_by(take: Callable[[Address, Sequence[WorkItem]], Sequence[WorkItem]] | None) -> Iterator[None]:
+    """Let `take` have the messages that this context publishes and that need no more than one write each.
+
+    It is called with the address of a database and new items for it, and returns the items that the publisher must
+    store itself. With None, the publisher stores all.
+    """
+
+    def take_simple(connection: Any, docs: Sequence[WorkItem]) -> Sequence[WorkItem]:
+        assert take is not None
+        is_simple = all(
+            doc['type'] == 'WorkItem'
+            and 'key' not in doc
+            and not doc['_id'].startswith(ONCE)
+            and connection.topology.limits.of(doc['queue']).length is None
+            for doc in docs
+        )
+        return take(connection.address, docs) if is_simple else docs
+
+    with _into(take_simple if take else None):
+        yield
 
 
 class CollectingProducer:
@@ -111,7 +125,7 @@ class CollectingProducer:
             if policy != self._policy:
                 self.flush()
             self._policy = policy
-            with _collected_by(self):
+            with _into(self._take):
                 self._producer.publish(body, *args, retry=retry, retry_policy=retry_policy, **options)
             if len(self._docs) >= _MAX_DOCS or self._characters >= _MAX_CHARACTERS:
                 self.flush()
@@ -120,11 +134,6 @@ class CollectingProducer:
                 self._timer = threading.Timer(self._max_seconds, copy_context().run, [self._flush_late])
                 self._timer.daemon = True
                 self._timer.start()
-
-    def add(self, docs: Sequence[WorkItem], characters: int) -> None:
-        """Add the documents of a message whose body has this many characters. The channel calls this."""
-        self._docs += docs
-        self._characters += (characters + _OTHER_CHARACTERS) * len(docs)
 
     def flush(self) -> None:
         """Store the collected messages, and retry that as the retry policy of the messages says.
@@ -140,9 +149,9 @@ class CollectingProducer:
             connection = self._producer.connection
             try:
                 if self._policy is None:
-                    self._store()
+                    self._send()
                 else:
-                    connection.ensure(self._producer, self._store, **self._policy)()
+                    connection.ensure(self._producer, self._send, **self._policy)()
             except BaseException as exc:
                 self._failure = exc
                 raise
@@ -157,19 +166,26 @@ class CollectingProducer:
                 self._timer.cancel()
                 self._timer = None
 
+    def _take(self, connection: Any, docs: Sequence[WorkItem]) -> Sequence[WorkItem]:
+        if any('key' in doc for doc in docs):
+            return docs
+        self._docs += docs
+        self._characters += sum(map(_characters, docs))
+        return ()
+
     def _flush_late(self) -> None:
         try:
             self.flush()
         except BaseException:
             pass  # the next call of `publish` or `flush` raises it
 
-    def _store(self) -> None:
+    def _send(self) -> None:
         again, self._tried = self._tried, True
-        self._producer.channel.store_docs(self._docs, again=again)
+        self._producer.channel.send(self._docs, again=again)
 
 
 class PublishBatch:
-    """Collects messages for `Producer.batch()` of kombu 5.7, broadcasts and unique jobs too.
+    """Collects messages for `Producer.batch()` of kombu 5.7, unique jobs too.
 
     It stores them when it contains `max_size` of them, or when it is flushed. A batch cannot be used again
     after a flush that failed.
@@ -178,56 +194,50 @@ class PublishBatch:
     def __init__(self, channel: Any, max_size: int) -> None:
         self.channel, self._max_size = channel, max_size
         self._docs: list[WorkItem] = []
-        self._broadcasts: list[tuple[str, str, Document]] = []
         self._ended: str | None = None
         self._failure: BaseException | None = None
 
     def publish(self, message: Document, **kwargs: Any) -> None:
         """Add one message, and flush a full batch; *raises* `BatchPublishError` if the flush fails."""
         self._check()
-        with _collected_by(self):
+        with _into(self._take):
             self.channel.basic_publish(message, **kwargs)
-        if len(self._docs) + len(self._broadcasts) >= self._max_size:
+        if len(self._docs) >= self._max_size:
             self.flush()
-
-    def add(self, docs: Sequence[WorkItem], characters: int) -> None:
-        """Add the documents of a message; the number of characters of its body is not used."""
-        self._docs += docs
-
-    def add_broadcast(self, exchange: str, routing_key: str, message: Document) -> None:
-        """Add a message for a fanout exchange."""
-        self._broadcasts.append((exchange, routing_key, message))
 
     def flush(self) -> None:
         """Store the collected messages; *raises* `BatchPublishError` if some of them may not be stored."""
         self._check()
-        docs, broadcasts = self._docs, self._broadcasts
-        self._docs, self._broadcasts = [], []
+        docs, self._docs = self._docs, []
         try:
-            if docs:
-                self.channel.store_docs(docs)
-            for broadcast in broadcasts:
-                self.channel.connection.broadcaster.send(*broadcast)
+            self.channel.send(docs)
         except BaseException as exc:
             self._failure = exc
             if not isinstance(exc, CouchDBError):
                 raise
             raise BatchPublishError(
-                f'a batch of {len(docs) + len(broadcasts)} messages failed; which of them were stored '
-                f'is uncertain: {exc}'
+                f'a batch of {len(docs)} messages failed; which of them were stored is uncertain: {exc}'
             ) from exc
 
     def discard(self) -> None:
         """Drop the messages that are not stored yet."""
-        self._ended = self._ended or 'aborted'
-        self._docs, self._broadcasts = [], []
+        self._ended, self._docs = self._ended or 'aborted', []
 
     def close(self) -> None:
         """Close the batch: it takes no more messages."""
         self._ended = 'closed'
+
+    def _take(self, connection: Any, docs: Sequence[WorkItem]) -> Sequence[WorkItem]:
+        self._docs += docs
+        return ()
 
     def _check(self) -> None:
         if self._ended:
             raise RuntimeError(f'the publish batch is {self._ended}')
         if self._failure is not None:
             raise BatchPublishError('the publish batch failed before and cannot be used again') from self._failure
+
+
+def _characters(doc: WorkItem) -> int:
+    body = sum(len(attachment.get('data', '')) for attachment in doc.get('_attachments', {}).values())
+    return workitem.size(doc) + body + _OTHER_CHARACTERS
