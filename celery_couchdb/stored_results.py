@@ -22,7 +22,7 @@ from kombu_couchdb.errors import ConfigurationError, CouchDBError
 
 from . import design
 from .backend import CouchDBBackend
-from .jobs.api import backend_of, client_of
+from .jobs import backend_of, client_of
 from .results.documents import error_text, is_expired, pack, unpack
 
 #: How long a request may take. Reading a view first brings its index up to date, which may take long.

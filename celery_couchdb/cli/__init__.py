@@ -24,7 +24,7 @@ __all__ = ['couchdb']
 _COMMANDS = {
     'setup': 'setup',
     'status': 'status',
-    'check': 'check',
+    'check': 'status',
     'metrics': 'metrics',
     'queues': 'queues',
     'jobs': 'jobs',

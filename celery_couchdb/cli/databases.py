@@ -20,12 +20,11 @@ import click
 
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
-from ..jobs import Jobs
-from ..jobs.api import backend_of, client_of
+from ..jobs import Jobs, backend_of, client_of
 from .tables import Duration, echo
 
 F = TypeVar('F', bound=Callable[..., Any])
@@ -36,6 +35,9 @@ _REQUEST_SECONDS = 120.0
 
 #: The pause between two reports of an index that CouchDB builds.
 _REPORT_SECONDS = 10.0
+
+#: How long CouchDB may make no progress with an index before a command gives up.
+_STUCK_SECONDS = 300.0
 
 #: The environment variable with the administrator's password. Other users could read it on the command line.
 _PASSWORD_VARIABLE = 'COUCHDB_ADMIN_PASSWORD'
@@ -104,10 +106,20 @@ class _PatientClient(Client):
 
     waits_for_indexes = True
     _reported = -inf
+    #: The index that CouchDB builds, the number of changes that it lacks, and since when it lacks no fewer.
+    _progress = ('', 0, -inf)
 
     def building_index(self, design: str, changes: int) -> None:
-        if time.monotonic() >= self._reported + _REPORT_SECONDS:
-            self._reported = time.monotonic()
+        now = time.monotonic()
+        known, least, since = self._progress
+        if design != known or changes < least:
+            self._progress = design, changes, now
+        elif now >= since + _STUCK_SECONDS:
+            raise IndexNotReady(
+                f'{self.address.url}: CouchDB makes no progress with the index {design}: repair or delete it'
+            )
+        if now >= self._reported + _REPORT_SECONDS:
+            self._reported = now
             echo(f'CouchDB builds the index {design}: {changes:,} changes remain', err=True)
 
 

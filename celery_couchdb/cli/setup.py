@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from kombu_couchdb.queues.database import REVS_LIMIT
 from kombu_couchdb.transport import Transport
 
 from .. import design
-from ..jobs.api import transport_of
+from ..jobs import transport_of
 from ..rooms import command_hooks
 from .databases import admin_option, app_of, broker_of, results_of
 from .tables import echo, echo_styled, printable
@@ -120,33 +120,26 @@ def _run(step: Step, dry_run: bool) -> str:
 def _broker(app: Any, members: tuple[str, ...], admin: Admin, *, needed: bool) -> Wanted | None:
     if not needed and not issubclass(transport_of(app), Transport):
         return None  # the app uses CouchDB for results only
-    return _wanted(broker_of, app, members, admin, kombu_couchdb.design.documents(), REVS_LIMIT)
+    return wanted_beside(broker_of(app, admin), broker_of(app), members, admin, kombu_couchdb.design.documents())
 
 
 def wanted_results(app: Any, members: tuple[str, ...], admin: Admin) -> Wanted | None:
     """Return the wanted state of the database of results; None if it is not in CouchDB."""
-    return _wanted(results_of, app, members, admin, [kombu_couchdb.design.conflicted(), design.document()])
-
-
-def _wanted(
-    client_of: Callable[[Any, Admin], Client | None],
-    app: Any,
-    members: tuple[str, ...],
-    admin: Admin,
-    documents: Sequence[Document],
-    revisions: int | None = None,
-) -> Wanted | None:
-    client, own = client_of(app, admin), client_of(app, None)
-    if client is None or own is None:
-        return None
-    return Wanted(client, documents, members_of(own.user, members, admin), not own.user, revisions)
+    client, own = results_of(app, admin), results_of(app)
+    documents = [kombu_couchdb.design.conflicted(), design.document()]
+    return wanted_beside(client, own, members, admin, documents, None) if client and own else None
 
 
 def wanted_beside(
-    client: Client, own: Client, members: tuple[str, ...], admin: Admin, documents: Sequence[Document]
+    client: Client,
+    own: Client,
+    members: tuple[str, ...],
+    admin: Admin,
+    documents: Sequence[Document],
+    revisions: int | None = REVS_LIMIT,
 ) -> Wanted:
-    """Return the wanted state of a database beside the broker's; `own` is a client with the user of the app."""
-    return Wanted(client, documents, members_of(own.user, members, admin), not own.user, REVS_LIMIT)
+    """Return the wanted state of a database; `own` is a client with the user of the app."""
+    return Wanted(client, documents, members_of(own.user, members, admin), not own.user, revisions)
 
 
 def members_of(user: str | None, members: tuple[str, ...], admin: Admin) -> list[str]:

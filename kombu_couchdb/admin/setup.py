@@ -72,14 +72,10 @@ def plan(wanted: Wanted) -> list[Step]:
     steps = [
         Step('the database exists', None if exists else client.create),
         *_documents(client, wanted.documents, stored),
+        *(_revisions(client, wanted.revisions, exists) if wanted.revisions and native else ()),
+        *(_same_users(wanted, wanted.users_of, security if exists else None) if wanted.users_of else ()),
+        *(_rights(wanted, security) if not wanted.users_of else ()),
     ]
-    if wanted.revisions and native:
-        steps.append(_revisions(client, wanted.revisions, exists))
-    steps += (
-        _same_users(wanted, wanted.users_of, security if exists else None)
-        if wanted.users_of
-        else _rights(wanted, security)
-    )
     if any(step.do for step in steps) and not _administers(user, security):
         raise _denied(client)
     return steps
@@ -89,12 +85,12 @@ def plan(wanted: Wanted) -> list[Step]:
 
 
 def _documents(client: Client, documents: Sequence[Document], stored: Mapping[str, Document]) -> list[Step]:
-    same = [{**stored.get(doc['_id'], {}), '_rev': None} == {**doc, '_rev': None} for doc in documents]
+    changed = [doc for doc in documents if {**stored.get(doc['_id'], {}), '_rev': None} != {**doc, '_rev': None}]
     steps = [
-        Step(f'{doc["_id"]} is up to date', None if is_same else partial(_store, client, doc))
-        for doc, is_same in zip(documents, same, strict=True)
+        Step(f'{doc["_id"]} is up to date', partial(_store, client, doc) if doc in changed else None)
+        for doc in documents
     ]
-    if any(doc['_id'] in stored and not is_same for doc, is_same in zip(documents, same, strict=True)):
+    if any(doc['_id'] in stored for doc in changed):
         clean_up = partial(client.request, 'POST', '/_view_cleanup', shape=DONE)
         steps.append(Step('indexes without a view are removed', clean_up))
     return steps
@@ -174,12 +170,10 @@ def _secure(client: Client, members: Sequence[str]) -> None:
     client.request('PUT', '/_security', body=_secured(_security(client), members), shape=DONE)
 
 
-def _revisions(client: Client, limit: int, exists: bool) -> Step:
+def _revisions(client: Client, limit: int, exists: bool) -> list[Step]:
     enough = exists and client.request('GET', '/_revs_limit', repeat=True, shape=number) <= limit
-    return Step(
-        f'at most {limit} revisions of a document are remembered',
-        None if enough else partial(client.request, 'PUT', '/_revs_limit', body=limit, shape=DONE),
-    )
+    do = None if enough else partial(client.request, 'PUT', '/_revs_limit', body=limit, shape=DONE)
+    return [Step(f'at most {limit} revisions of a document are remembered', do)]
 
 
 def _administers(user: Document, security: Document) -> bool:

@@ -14,12 +14,12 @@ from .. import design
 from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..design.rows import ClaimCount, QueueCount
-from ..documents.ids import CONSUMER, QUEUE
+from ..documents.ids import CONSUMER, LEADER, QUEUE
 from ..errors import AccessDenied, DatabaseMissing, NotFound
-from ..leases.lease_expiry import ends_at
+from ..leases.leader import LEASE_SECONDS
+from ..leases.lease import ends_at
 from ..queues import waiting
 from ..queues.broadcasts_database import broadcasts_of
-from .leaders import LeaderStatus, leaders
 from .queues import Paused, paused
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
@@ -78,6 +78,19 @@ class ConsumerStatus(TypedDict):
     #: Messages acknowledged per second.
     rate: float
     #: Whether the consumer's lease is current.
+    alive: bool
+
+
+class LeaderStatus(TypedDict):
+    """The process that does a duty which only one may do at a time, such as beat, as its document says."""
+
+    #: `beat:`, `parcels:` or `region:`, and a name.
+    duty: str
+    #: Host, process id and a random number; None if the last leader has stopped and no other has taken over.
+    holder: str | None
+    #: How long ago the leader has renewed its lease, in seconds; None if the date is malformed.
+    renewed: float | None
+    #: Whether its lease is current.
     alive: bool
 
 
@@ -269,6 +282,24 @@ def _rates(doc: Document) -> dict[str, float]:
     rates = doc.get('rates')
     found = {name: _float_or_none(rate) for name, rate in rates.items()} if isinstance(rates, dict) else {}
     return {name: rate for name, rate in found.items() if rate}
+
+
+# -- leaders
+
+
+def leaders(client: Client) -> list[LeaderStatus]:
+    """Return the leader of each duty; one request."""
+    now, found = client.clock.now(), list[LeaderStatus]()
+    for doc in (row['doc'] for row in client.id_range(LEADER, docs=True)):
+        if doc.get('type') != 'Leader':
+            continue
+        holder = doc['holder'] if isinstance(doc.get('holder'), str) else None
+        renewed = round(max(0.0, now - doc['date']), 3) if number(doc.get('date')) else None
+        is_current = holder is not None and renewed is not None and renewed < LEASE_SECONDS
+        found.append(
+            {'duty': doc['_id'].removeprefix(LEADER), 'holder': holder, 'renewed': renewed, 'alive': is_current}
+        )
+    return found
 
 
 # -- databases and server

@@ -18,8 +18,8 @@ from ..couchdb.client import Client
 from ..couchdb.shapes import DONE, flag, members, number
 from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing
-from ..leases.janitor import Janitor
-from ..leases.lease_expiry import ends_at
+from ..leases.housekeeping import Janitor
+from ..leases.lease import ends_at
 from .cluster import Cluster, Indexes
 from .tombstones import DeletedDocument, Marks, Tombstones, is_replicated
 
@@ -117,7 +117,7 @@ def vacuum(
 
     If the database `may_be_replicated` and is, purge nothing: the replicas could bring the documents back. `moving`
     returns the ids of messages whose tombstones are kept, because their parcels still wait: see
-    `kombu_couchdb.admin.parcels.moving`.
+    `kombu_couchdb.parcels.stored_parcels.moving`.
 
     *Raises* `AccessDenied` if the user is not a server administrator, and `Refused` if a purge is not possible or not
     safe.

@@ -15,10 +15,9 @@ from ..documents import dead_letter, validation, workitem
 from ..documents.body import stub
 from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import waits_for_slot
-from ..fleet.attention import Attention
+from ..fleet.attention import Attention, Peers
 from ..fleet.candidates import Candidate, QueueCandidates
 from ..leases.lease import Lease
-from ..leases.peers import Peers
 from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
 from ..options import Options

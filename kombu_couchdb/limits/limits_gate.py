@@ -31,8 +31,8 @@ from ..couchdb.write_result import WriteResult
 from ..documents import concurrency, rates, workitem
 from ..documents.ids import RATE
 from ..documents.rates import RateLimit
+from ..fleet.attention import Peers
 from ..leases.lease import Lease
-from ..leases.peers import Peers
 from ..log import get_logger
 from ..queues import waiting
 from ..queues.store import LeaseStats, Store

@@ -24,15 +24,14 @@ from .. import errors
 from ..consumer.delivery import Credit, Delivery, Mailbox, Pull, Subscription
 from ..consumer.io_thread import IOThread
 from ..consumer.unacked import Unacked
-from ..couchdb.address import Address
+from ..couchdb.address import MASK, Address, joined, parse, redacted
 from ..couchdb.client import Client
-from ..couchdb.urls import MASK, joined, parse, redacted
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
-from ..leases.peers import queues_of
-from ..leases.queue_lifetimes import Lifetimes
+from ..leases.housekeeping import Lifetimes
+from ..leases.lease import queues_of
 from ..log import get_logger
 from ..options import Options
 from ..queues.broadcasts_database import BroadcastsDatabase

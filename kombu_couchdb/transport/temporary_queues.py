@@ -3,7 +3,7 @@
 An exclusive queue is deleted when its connection is closed, also if nothing has subscribed to it.
 
 If several connections have subscribed to such a queue, or if a process is killed, a sweep deletes the queue (see
-`leases.queue_lifetimes`).
+`leases.housekeeping`).
 """
 
 from __future__ import annotations

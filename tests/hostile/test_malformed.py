@@ -14,7 +14,7 @@ from kombu import Connection, Exchange, Queue
 
 from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb.couchdb.client import Client, chunks
-from kombu_couchdb.leases.janitor import Janitor
+from kombu_couchdb.leases.housekeeping import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology

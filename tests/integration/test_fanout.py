@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection, Exchange, Queue, binding
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.leases import janitor
+from kombu_couchdb.leases import housekeeping
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish
 
@@ -258,8 +258,8 @@ def test_janitor_keeps_exchanges(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     NEWS(connect().channel()).declare()
-    monkeypatch.setattr(janitor, '_ORPHAN_SECONDS', 0.0)
-    tidier = janitor.Janitor(client)
+    monkeypatch.setattr(housekeeping, '_PROVEN_SECONDS', 0.0)
+    tidier = housekeeping.Janitor(client)
     assert [tidier.clean_up(100)['bindings'] for _ in range(2)] == [0, 0]
 
 

@@ -231,7 +231,7 @@ def test_vacuum_also_runs_the_janitor(couch: Client) -> None:
 def test_vacuum_waits_for_proof_that_bindings_are_orphans(couch: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     couch.put({'_id': 'broker:binding:a', 'type': 'Binding', 'queue': 'gone'})
     assert vacuum(couch, quiet, age=0, wait=False).tidied == {}
-    monkeypatch.setattr('kombu_couchdb.leases.janitor._ORPHAN_SECONDS', 3.0)
+    monkeypatch.setattr('kombu_couchdb.leases.housekeeping._PROVEN_SECONDS', 3.0)
     assert vacuum(couch, quiet, age=0).tidied['bindings'] == 1
 
 

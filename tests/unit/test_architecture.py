@@ -37,7 +37,6 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
     'celery_couchdb.worker': {'results', 'chords', 'patches'},
     'celery_couchdb.patches': set(),
-    'celery_couchdb.jobs': {'backend', 'results'},
     'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli'},
     'celery_couchdb.regions': {'parcels', 'cli'},
     'celery_couchdb.beat': {'cli'},
@@ -141,7 +140,8 @@ def test_folders_import_only_folders_below_them(folder: str) -> None:
 def test_only_public_modules_are_beside_the_folders_of_celery_couchdb() -> None:
     flat = {name for name, path in FILES.items() if path.parent.name == 'celery_couchdb' and path.stem != '__init__'}
     assert flat == {
-        f'celery_couchdb.{name}' for name in ('backend', 'limits', 'options', 'rooms', 'stored_results', 'unique')
+        f'celery_couchdb.{name}'
+        for name in ('backend', 'jobs', 'limits', 'options', 'rooms', 'stored_results', 'unique')
     }
 
 
@@ -155,7 +155,7 @@ def test_every_folder_has_a_rule_and_a_docstring() -> None:
 def test_documents_and_errors_do_no_input_or_output() -> None:
     """These modules read no socket, file or state of a thread, so that tests just call their functions."""
     pure = {module for module in FILES if folder_of(module) == 'kombu_couchdb.documents'}
-    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'values', 'couchdb.address', 'leases.peers')}
+    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'values', 'fleet.attention')}
     for module in pure - {'kombu_couchdb.documents.body'}:  # this module uses the codecs of kombu
         assert not tops(module) & OUTSIDE, module
     assert not tops('kombu_couchdb.errors') & OUTSIDE
@@ -243,7 +243,7 @@ def test_one_module_prints_and_one_creates_loggers() -> None:
     assert {module for module, text in sources.items() if re.search(making, text)} <= {
         'kombu_couchdb.log',
         'kombu_couchdb.embedded',
-        'celery_couchdb.patches.error_output',
+        'celery_couchdb.patches.output',
     }  # the last two log no text of documents
 
 

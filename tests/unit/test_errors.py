@@ -47,10 +47,6 @@ def test_exactly_the_retried_errors_are_oserrors() -> None:
         assert issubclass(kind, OSError) == issubclass(kind, errors.RETRIED)
 
 
-def test_wrong_option_is_a_value_error() -> None:
-    assert issubclass(errors.ConfigurationError, ValueError)
-
-
 # -- responses
 
 

@@ -11,15 +11,15 @@ import pytest
 from celery_couchdb.beat import entries
 from celery_couchdb.results import documents as results
 from kombu_couchdb.documents import shared_documents, types
-from kombu_couchdb.parcels import parcel, receipt
-from kombu_couchdb.regions import lent, region
+from kombu_couchdb.parcels import parcel
+from kombu_couchdb.regions import region
 
 PAGE = (Path(__file__).parents[3] / 'docs/reference/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 TYPES: dict[str, Any] = {
     'WorkItem': types.WorkItem,
     'DoneItem': types.DoneItem,
-    'LentItem': lent.LentItem,
+    'LentItem': region.LentItem,
     'Consumer': shared_documents.Consumer,
     'Queue': shared_documents.Queue,
     'Binding': shared_documents.Binding,
@@ -35,7 +35,7 @@ TYPES: dict[str, Any] = {
     'ScheduleState': entries.ScheduleState,
     'Parcel': parcel.Parcel,
     'Region': region.Region,
-    'Receipt': receipt.Receipt,
+    'Receipt': parcel.Receipt,
     'Result': results.Result,
     'Group': results.Group,
     'Value': results.Value,

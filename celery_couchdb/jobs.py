@@ -19,7 +19,7 @@ from celery.utils.saferepr import saferepr
 from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 from kombu.serialization import dumps, prepare_accept_content, registry
 
-from kombu_couchdb.admin import dead, jobs, watching
+from kombu_couchdb.admin import dead, jobs
 from kombu_couchdb.admin.edit import UNCHANGED, change, move
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.client import Client, Document, chunks
@@ -31,8 +31,8 @@ from kombu_couchdb.errors import ConfigurationError, NotChangeable
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import is_number
 
-from ..backend import CouchDBBackend
-from ..results.documents import is_expired
+from .backend import CouchDBBackend
+from .results.documents import is_expired
 
 #: What kombu and Celery raise if the package that a transport or a result backend needs is missing.
 _NOT_LOADED = (ImportError, AttributeError)
@@ -86,7 +86,7 @@ class Jobs:
         deadline = None if timeout is None else time.monotonic() + timeout
         last: dict[str, str] = {}
         running: dict[str, str] = {}  # acknowledged early, with the state of their messages
-        for task_id, found in watching.watch_all(self.client, task_ids, timeout):
+        for task_id, found in jobs.watch_all(self.client, task_ids, timeout):
             state = self._refined(found, task_id)
             if state != found:
                 running[task_id] = found
