@@ -3,7 +3,7 @@
 The core imports no room by name. Where a room may take part, the core asks `room` for its module, or all rooms for what
 they have under a name (`offered`), and works without those that are not there. This is what the core uses:
 
-* `limits`: the class `LimitsGate`, see `consumer.gate`.
+* `limits`: the class `LimitsGate`, see `consumer.claims.Gate`.
 * `parcels`: the name `PARCELS` of the design document that a database of parcels has, and the class `ParcelChannel`,
   the channel for such a database.
 * `regions`: the class `OtherRegions`, which makes parcels of the messages of a connection for other regions and stores

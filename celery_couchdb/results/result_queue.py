@@ -5,7 +5,7 @@ document costs as much as one with 30. While CouchDB does not respond, results w
 whoever hands over another one waits, too. Children of a prefork pool hand over through the `prefork_relay`.
 
 Each result has a number, and is *done* when it is stored and, if it is a part of a chord, counted. An acknowledgement
-waits until everything is done that was handed over before it, see `kombu_couchdb.consumer.write_order`.
+waits until everything is done that was handed over before it, see `kombu_couchdb.consumer.pending_writes`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from socket import socket
 
-from kombu_couchdb.consumer import write_order
+from kombu_couchdb.consumer import pending_writes
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
@@ -138,7 +138,7 @@ class ResultQueue:
             self._thread = threading.Thread(target=self._run, name='celery-couchdb-store', daemon=True)
             self._thread.start()
             self._store.before_access.append(self.settle)
-            write_order.register(self)
+            pending_writes.register(self)
             atexit.register(self._at_exit)
         self.broker = self.broker or broker
         if serve_children:
@@ -174,7 +174,7 @@ class ResultQueue:
         with self._changed:
             self._changed.wait_for(lambda: wanted.isdisjoint(self.unstored()), self._timeout)
 
-    # -- for acknowledgements: see `write_order.Precondition`
+    # -- for acknowledgements: see `pending_writes.Precondition`
 
     def mark(self) -> int | None:
         """Return the number of the last result that was handed over before this call.
@@ -213,7 +213,7 @@ class ResultQueue:
         self._closing = True
         self._relay.wake()
         self._thread.join(_CHECK_SECONDS if self._gives_up() else _COLD_SECONDS)
-        write_order.unregister(self)
+        pending_writes.unregister(self)
         atexit.unregister(self._at_exit)
         self._store.before_access.remove(self.settle)
         if lost := list(dict.fromkeys(self.unstored())):
@@ -294,7 +294,7 @@ class ResultQueue:
                 self._open.pop(each.number, None)
             self._end_waits()
             self._changed.notify_all()
-        write_order.stored()
+        pending_writes.wake()
 
     def _end_waits(self) -> None:
         while self._waits and self.is_stored(self._waits[0][0]):

@@ -1,4 +1,4 @@
-"""Reads bodies that are attachments (see `documents.body`): after the claim, a limited number of bytes in each cycle.
+"""Bodies that are attachments (see `documents.body`): read after the claim, a limited number of bytes in each cycle.
 
 For a `basic_get` the body of its message is read before the claim.
 
@@ -9,7 +9,6 @@ A large body is read alone, as plain bytes: in base64 CouchDB 3.5 takes three ti
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -39,45 +38,32 @@ class Body(NamedTuple):
     reason: str = ''
 
 
-class Bodies:
-    """Reads the bodies of the messages that one consumer has claimed; for the I/O thread alone."""
+def deliver_some(client: Client, unacked: Unacked) -> None:
+    """Read bodies of up to `Client.request_size` bytes together (or one larger body), and deliver their messages.
 
-    def __init__(self, client: Client, unacked: Unacked) -> None:
-        self._client, self._unacked = client, unacked
-        #: How often the read of a body failed, by delivery tag: bodies with fewer failures are read first.
-        self._failures: Counter[str] = Counter()
-        #: How often it failed with one of `_FINAL_ERRORS`.
-        self._final_failures: Counter[str] = Counter()
+    *Raises* `CouchDBError` if a read failed: its messages stay claimed, and the next cycle tries again.
+    """
+    size, maximum = 0, client.request_size.bytes
+    unread = sorted(unacked.awaiting_bodies(), key=lambda delivery: delivery.failures)
+    while unread and (not size or size + _size(unread[0].doc) <= maximum):
+        # Bodies that could not be read together are read alone.
+        count = 1 if unread[0].failures else _batch_size([delivery.doc for delivery in unread], maximum - size)
+        batch, unread = unread[:count], unread[count:]
+        size += sum(_size(delivery.doc) for delivery in batch)
+        for delivery, body in zip(batch, _read_for(client, batch), strict=True):
+            unacked.set_body(delivery, *body)
 
-    def deliver_some(self) -> None:
-        """Read bodies of up to `Client.request_size` bytes together (or one larger body), and deliver their messages.
 
-        *Raises* `CouchDBError` if a read failed: its messages stay claimed, and the next cycle tries again.
-        """
-        unread, size = self._unacked.awaiting_bodies(), 0
-        if not unread:
-            self._failures.clear()
-            self._final_failures.clear()
-        unread.sort(key=lambda delivery: self._failures[delivery.tag])
-        maximum = self._client.request_size.bytes
-        while unread and (not size or size + _size(unread[0].doc) <= maximum):
-            failed = self._failures[unread[0].tag]  # bodies that could not be read together are read alone
-            count = 1 if failed else _batch_size([delivery.doc for delivery in unread], maximum - size)
-            batch, unread = unread[:count], unread[count:]
-            size += sum(_size(delivery.doc) for delivery in batch)
-            for delivery, body in zip(batch, self._read(batch), strict=True):
-                self._unacked.set_body(delivery, *body)
-
-    def _read(self, batch: list[Delivery]) -> list[Body]:
-        try:
-            return read(self._client, [delivery.doc for delivery in batch])
-        except errors.CouchDBError as exc:
-            self._failures.update(delivery.tag for delivery in batch)
-            if isinstance(exc, _FINAL_ERRORS):
-                self._final_failures.update(delivery.tag for delivery in batch)
-                if len(batch) == 1 and self._final_failures[batch[0].tag] > _MAX_FAILURES:
-                    return [Body(None, malformed(f'the attachment with the body cannot be read ({exc})'))]
-            raise
+def _read_for(client: Client, batch: list[Delivery]) -> list[Body]:
+    try:
+        return read(client, [delivery.doc for delivery in batch])
+    except errors.CouchDBError as exc:
+        for delivery in batch:
+            delivery.failures += 1
+            delivery.final_failures += isinstance(exc, _FINAL_ERRORS)
+        if len(batch) == 1 and batch[0].final_failures > _MAX_FAILURES and isinstance(exc, _FINAL_ERRORS):
+            return [Body(None, malformed(f'the attachment with the body cannot be read ({exc})'))]
+        raise
 
 
 def read(client: Client, docs: Sequence[Document]) -> list[Body]:

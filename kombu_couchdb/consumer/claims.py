@@ -1,9 +1,13 @@
-"""Claims: which messages a consumer reads and claims, and what it does with the result of each claim."""
+"""Claims: which messages a consumer reads and claims, and what it does with the result of each claim.
+
+Before it claims messages that may have to wait, it asks the gate; see the room `limits`.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from math import inf
 
 from ..couchdb.client import Client, Document
 from ..couchdb.write_result import WriteResult
@@ -11,19 +15,18 @@ from ..documents import dead_letter, validation, workitem
 from ..documents.body import stub
 from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import waits_for_slot
-from ..fleet.attention import Attention
+from ..fleet.attention import Attention, Peers
 from ..fleet.candidates import Candidate, QueueCandidates
 from ..leases.lease import Lease
 from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
-from ..queues.store import Store
+from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
+from ..rooms import room
 from .bodies import Body, read
-from .credit import Credit, Subscription
-from .delivery import Delivery, Pull
-from .gate import Gate
+from .delivery import Delivery, Pull, Subscription
 from .pending_writes import PendingWrite
 from .unacked import Unacked
 
@@ -141,6 +144,59 @@ class CandidateReader:
         self._docs_per_read = max(1, min(2 * max(count, len(unread)), _MAX_DOCS, _MAX_CHARACTERS // max(1, largest)))
 
 
+class Gate:
+    """The gate of one consumer; for its I/O thread alone. This one is open: it admits every message at once.
+
+    It admits those with a concurrency key or a rate, too, and wakes no message that a process with the room `limits`
+    has parked. In each cycle the methods are called in the order here. Each *raises* the errors of `Client` if it makes
+    requests.
+    """
+
+    def due(self, credit: Mapping[str, int]) -> float:
+        """Return the monotonic time of the next cycle that the gate needs, with this credit by queue; or infinity."""
+        return inf
+
+    def begin(self, in_use: set[str]) -> None:
+        """Begin a cycle. `in_use` has the ids of the messages that are held, or whose tasks may still be running."""
+
+    def saw(self, key: str) -> None:
+        """Note that messages are parked under a key, perhaps by another consumer."""
+
+    def ready(self, credit: Mapping[str, int]) -> list[Document]:
+        """Return parked messages of the queues with credit that can be claimed now; they still have to be admitted."""
+        return []
+
+    def admit(
+        self, taken: dict[str, list[Document]], writes: list[PendingWrite], *, needs_slot: bool = True
+    ) -> dict[str, list[Document]]:
+        """Return those of the messages that may be claimed, by queue; add to `writes` what parks the others."""
+        return taken
+
+    def wake(self, writes: list[PendingWrite]) -> None:
+        """Add to `writes` what wakes parked messages, for permits that were returned in earlier cycles."""
+
+    def free(self, writes: list[PendingWrite]) -> None:
+        """Add to `writes` what returns permits that no message uses; makes no request."""
+
+    def holds_slots(self) -> bool:
+        """Tell whether messages of this consumer use something that ends with its lease."""
+        return False
+
+    def settle(self, in_use: set[str]) -> list[Document]:
+        """End a cycle, after its writes; return the messages that were woken, to be claimed again."""
+        return []
+
+    def sweep(self, leases: LeaseStats, own: str, expired: Collection[str]) -> None:
+        """Return the permits of consumers that are gone, and look for messages that nobody has woken."""
+
+
+def gate(store: Store, lease: Lease, topology: Topology, peers: Peers) -> Gate:
+    """Return the gate of a consumer: that of the room `limits`, or an open one."""
+    limits = room('limits')
+    made: Gate = limits.LimitsGate(store, lease, topology, peers) if limits else Gate()
+    return made
+
+
 class Claims:
     """Makes the writes that claim candidates, and delivers the messages whose claims CouchDB stored."""
 
@@ -155,17 +211,10 @@ class Claims:
         gate: Gate,
         attention: Attention,
     ) -> None:
-        self._store, self._options, self._unacked, self._lease, self._unproven = (
-            store,
-            options,
-            unacked,
-            lease,
-            unproven,
-        )
-        self._topology, self._gate, self._attention = topology, gate, attention
+        self._store, self._options, self._unacked = store, options, unacked
+        self._lease, self._unproven, self._topology = lease, unproven, topology
+        self._gate, self._attention = gate, attention
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
-        #: The `basic_get` calls that wait for one message each.
-        self.pulls = unacked.pulls
 
     def claim_for_credit(
         self, credit: Mapping[str, int], candidates: Mapping[str, QueueCandidates], writes: list[PendingWrite]
@@ -182,10 +231,8 @@ class Claims:
         claimable = [queue for queue in served if candidates[queue].has_claimable]
         # Each queue gets an equal share of the claims, and another queue is served first each time: a long queue does
         # not starve a short one.
-        share, first = (
-            max(1, self._options.claim_batch // max(1, len(claimable))),
-            next(self._rotation) % max(1, len(claimable)),
-        )
+        share = max(1, self._options.claim_batch // max(1, len(claimable)))
+        first = next(self._rotation) % max(1, len(claimable))
         reserved: dict[str, list[Subscription]] = {}
         in_turn = claimable[first:] + claimable[:first]
         for queue, most, ahead in [
@@ -203,7 +250,7 @@ class Claims:
                     self._unacked.unreserve(subscription)
         for queue, found in reserved.items():
             writes += [
-                self._claim(doc, s.credit, s, queue_candidates=candidates[queue])
+                self._claim(doc, s, queue_candidates=candidates[queue])
                 for doc, s in zip(docs[queue], found, strict=False)
             ]
         return sum(map(len, docs.values()))
@@ -224,15 +271,10 @@ class Claims:
                     missing[queue] = wanted[queue] - len(docs[queue])
         return docs
 
-    def _body(self, doc: Document) -> Body:
-        """Read an attached body before the claim of a `basic_get`: with `no_ack`, the claim deletes the document."""
-        return _UNREAD if stub(doc) is None else read(self._store.client, [doc])[0]
-
     def _claim(
         self,
         doc: Document,
-        credit: Credit,
-        subscription: Subscription | None = None,
+        subscription: Subscription,
         pull: Pull | None = None,
         queue_candidates: QueueCandidates | None = None,
         body: Body = _UNREAD,
@@ -241,7 +283,7 @@ class Claims:
         final = pull is not None and pull.no_ack
 
         def failed(result: WriteResult) -> None:
-            self._unacked.return_credit(credit)
+            self._unacked.unreserve(subscription)
             if queue_candidates is not None and result.is_conflict:
                 queue_candidates.lost(doc['_id'])
                 self._attention.lost()
@@ -300,20 +342,12 @@ class Claims:
                 doc['attempts'] + 1,
             )
             kept = doc if final else {**claimed, '_rev': result.rev}
-            delivery = Delivery(
-                kept,
-                credit,
-                subscription,
-                final=final,
-                body=body.content,
-                needs_body=body.content is None and stub(kept) is not None,
-            )
+            delivery = Delivery(kept, subscription, final=final, body=body.content)
             if pull is None:
                 self._unacked.add_claimed(delivery)
             else:
                 self._unacked.hold(delivery)
-                self.pulls.remove(pull)
-                pull.set_result(delivery)
+                self._unacked.answer(pull, delivery)
 
         return claimed, on_result
 
@@ -324,8 +358,7 @@ class Claims:
 
     def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
         if delivery := self._unacked.take_broadcast(pull):
-            self.pulls.remove(pull)
-            pull.set_result(delivery)
+            self._unacked.answer(pull, delivery)
             return []
         now = self._store.client.clock.now()
         docs: Iterable[Document] = ()
@@ -338,10 +371,9 @@ class Claims:
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
                 if not self._gate.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue
-                body = self._body(doc)  # the `basic_get` has to wait for the body in any case
+                # The body is read before the claim: with `no_ack`, the claim deletes the document.
+                body = read(self._store.client, [doc])[0] if stub(doc) else _UNREAD
                 self._unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
-                self._unacked.take_credit(pull.credit)
-                return [*parked, self._claim(doc, pull.credit, pull=pull, body=body)]
-        self.pulls.remove(pull)
-        pull.set_result(None)
+                return [*parked, self._claim(doc, pull.subscription, pull, body=body)]
+        self._unacked.answer(pull, None)
         return parked

@@ -27,16 +27,12 @@ from ..queues.fanout import Listener
 from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .bodies import Bodies
-from .claims import Claims
-from .delivery import Delivery
-from .gate import gate
+from .claims import Claims, gate
+from .delivery import Mailbox
 from .heartbeat import Heartbeat
-from .mailbox import Mailbox
 from .pending_writes import Commits, PendingWrite, give_up
 from .unacked import Unacked
 from .worker_hooks import Suspects
-from .write_order import WriteOrder
 
 logger = get_logger(__name__)
 
@@ -61,7 +57,7 @@ class Cycle:
         self,
         client: Client,
         options: Options,
-        mailbox: Mailbox[Delivery | Exception],
+        mailbox: Mailbox,
         listener: Listener,
         topology: Topology,
         name: str,
@@ -77,9 +73,6 @@ class Cycle:
         self._gate = gate(self._store, self.lease, topology, self.notifier.peers)
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout, self._gate.sweep)
         self._writes = self.unacked.writes
-        #: Which decisions wait until something else is stored.
-        self.order = WriteOrder(self.unacked.wake_for_stored)
-        self._bodies = Bodies(client, self.unacked)
         self._commits = Commits(self._store, self.lease, self.sweeper.unproven)
         self._suspects = Suspects(client)
         self._heartbeat = Heartbeat(client, self.lease, self.unacked, self._suspects)
@@ -97,7 +90,6 @@ class Cycle:
         self._polled = time.monotonic()
         #: The lease under which the declarations of this connection are known to exist.
         self._restored_for = self.lease.id
-        self._paused: set[str] = set()  # the paused queues of the subscriptions, as logged
 
     @property
     def is_busy(self) -> bool:
@@ -143,10 +135,10 @@ class Cycle:
         self._harmful.replace(_SEARCH_SECONDS)
         set_aside(self._client)
         self._writes.retry_changed(self._client.fetch)
-        pulls = list(self._claims.pulls)
+        pulls = list(self.unacked.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
         self._gate.begin(self._in_use())
-        pending = self.order.writable(self._writes.take())
+        pending = self._writes.take()
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         claims: list[PendingWrite] = []
         self._candidates = {
@@ -160,7 +152,7 @@ class Cycle:
                 self._restore_queues(queues)
                 self._commits.release_orphans(self.unacked.ids())
                 self._read_candidates(credit)
-                self._pause(queues)
+                self.unacked.pause(self._topology.paused)
                 credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
             self._commits.drop_stored(pending)
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
@@ -173,8 +165,9 @@ class Cycle:
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, claims)
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
+            self._gate.wake(claims)
             self._gate.free(claims)
-            self.lease.idle = not (claims or pending or self.unacked.ids() or self._gate.holds_slots)
+            self.lease.idle = not (claims or pending or self.unacked.ids() or self._gate.holds_slots())
             if self.lease.written and self.lease.needs_heartbeat(queues):
                 claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(
@@ -188,10 +181,6 @@ class Cycle:
         except CouchDBError:
             give_up([*pending, *claims])
             raise
-
-    def deliver_bodies(self) -> None:
-        """Read the bodies of claimed messages and deliver these; *raises* the errors of `Client`."""
-        self._bodies.deliver_some()
 
     def sweep(self) -> None:
         """Release the messages of consumers whose leases expired, if it is time to; *raises* the errors of `Client`."""
@@ -210,20 +199,22 @@ class Cycle:
         for _ in range(_MAX_LAST_TRIES):
             self._writes.retry_changed(self._client.fetch)
             # A decision that still waits is not written: other consumers get the message, as if it had none.
-            changes = self.order.writable(self._writes.take())
+            changes = self._writes.take()
             if not any(workitem.is_unique(doc) for doc, _ in changes):
                 break
             self._commits.write(changes)
             changes = []
-        keeps_slots = self._gate.finish(changes)
-        if keeps_slots:
+        self._gate.free(changes)
+        if self._gate.holds_slots():
             # Tasks with a concurrency key may still be running: their slots are freed when the lease expires.
             changes.append(self._heartbeat.next_write(set()))
         elif self.lease.rev:
             changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
         self._commits.write(changes)
         self._store.delete_without_queue(self._writes.take_released())
-        self._commits.write(self._gate.wake_last())
+        wakeups: list[PendingWrite] = []
+        self._gate.wake(wakeups)
+        self._commits.write(wakeups)
 
     @property
     def _poll_at(self) -> float:
@@ -286,15 +277,6 @@ class Cycle:
             self._candidates[queue].clear()
             if not bell.knows(queue):
                 self.unacked.wakeup.set()  # the next cycle follows the queue again
-
-    def _pause(self, queues: set[str]) -> None:
-        """Let nothing more be claimed from paused queues, and log changes of those among `queues`, the own ones."""
-        self.unacked.pause(self._topology.paused)
-        before, self._paused = self._paused, queues & self._topology.paused
-        for queue in sorted(self._paused - before):
-            logger.info('queue %r is paused: its messages wait until it is resumed', queue)
-        for queue in sorted(before - self._topology.paused):
-            logger.info('queue %r is resumed', queue)
 
     def _wanted_by_others(self) -> set[str]:
         """Return the queues with messages claimed ahead and no others, that another consumer or channel could serve."""

@@ -25,9 +25,9 @@ from ..options import HEARTBEATS_PER_LEASE, Options
 from ..queues.databases import ensure
 from ..queues.fanout import Listener
 from ..queues.topology import Topology
+from .bodies import deliver_some
 from .cycle import Cycle
-from .delivery import Delivery, Pull
-from .mailbox import Mailbox
+from .delivery import Delivery, Mailbox, Pull
 
 logger = get_logger(__name__)
 
@@ -53,7 +53,7 @@ class IOThread:
         self,
         client: Client,
         options: Options,
-        mailbox: Mailbox[Delivery | Exception],
+        mailbox: Mailbox,
         listener: Listener,
         topology: Topology,
         name: str,
@@ -113,7 +113,7 @@ class IOThread:
         atexit.unregister(self._at_exit)
         in_outage, began = in_outage or self.in_outage, time.monotonic()
         if has_decided := bool(self.unacked.writes.unstored):
-            if not self._cycle.order.wait():
+            if not self.unacked.writes.wait():
                 timeout = _GIVE_UP_SECONDS
             elif in_outage and time.monotonic() - began < _GIVE_UP_SECONDS:  # else CouchDB has responded just now
                 timeout = min(timeout, _CLOSE_SECONDS)
@@ -170,7 +170,7 @@ class IOThread:
         if self._outage_since is not None:
             self._cycle.sweeper.interrupted(time.monotonic() - self._outage_since)
             self._outage_since = None
-        self._cycle.deliver_bodies()
+        deliver_some(self._client, self.unacked)
         self._note_stall(self._began, self._began + longest)
         swept_at = time.monotonic()
         self._cycle.sweep()

@@ -1,5 +1,9 @@
 """Pending writes: decisions about messages that are not stored yet; and their commits, together with claims.
 
+A worker stores the result of a task a moment after the task has ended (`celery_couchdb.results.result_queue`). If it
+stored the acknowledgement before and were killed then, the result would be lost. So an acknowledgement, or a dead
+letter, waits until everything is stored that was handed over before it. A release does not wait: the task runs again.
+
 kombu's thread adds decisions, and the I/O thread writes them. Each write gets exactly one result. It is *unknown* if
 there was no response: a decision is then written again. A decision in conflict is made again if this consumer still
 holds the message, because a publisher or an operator has only changed its document.
@@ -8,9 +12,10 @@ holds the message, because a publisher or an operator has only changed its docum
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import MISSING_STUB, WriteResult, WriteStatus
@@ -20,7 +25,7 @@ from ..leases.lease import Lease
 from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
 from ..queues.store import Store
-from .pace import Wakeup
+from .pace import Pace, Wakeup
 
 logger = get_logger(__name__)
 
@@ -31,12 +36,57 @@ PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 _Change = Callable[[Document], Mapping[str, Any]]
 
 
-class PendingWrites:
-    """Decisions about messages. `add` and `unstored` are for any thread, the rest is for the I/O thread alone."""
+class Precondition(Protocol):
+    """Something of this process that is stored elsewhere, in the order in which it is handed over."""
 
-    def __init__(self, wakeup: Wakeup) -> None:
-        self._wakeup = wakeup
+    def mark(self) -> int | None:
+        """Return a mark for everything that was handed over before this call; None if that cannot be told now."""
+
+    def is_stored(self, mark: int) -> bool:
+        """Tell whether everything up to a mark is stored."""
+
+    def wait(self) -> bool:
+        """Wait until everything is stored that was handed over before; return False if it is given up."""
+
+
+_preconditions: list[Precondition] = []
+
+#: The pending writes of all consumers of this process. Lists need no lock, neither here nor in a forked child.
+_all: list[weakref.ref[PendingWrites]] = []
+
+
+def register(precondition: Precondition) -> None:
+    """Let decisions of all consumers of this process wait for `precondition`; it calls `wake` after each write."""
+    if precondition not in _preconditions:
+        _preconditions.append(precondition)
+
+
+def unregister(precondition: Precondition) -> None:
+    """Let decisions wait for `precondition` no more."""
+    if precondition in _preconditions:
+        _preconditions.remove(precondition)
+    wake()
+
+
+def wake() -> None:
+    """Wake the consumers whose decisions may be written now."""
+    for reference in _all.copy():
+        if (writes := reference()) is not None:
+            writes.look()
+
+
+class PendingWrites:
+    """Decisions about messages, which wait for `preconditions`: those of this process.
+
+    `add`, `unstored`, `look` and `wait` are for any thread, the rest is for the I/O thread alone.
+    """
+
+    def __init__(self, wakeup: Wakeup, pace: Pace, preconditions: list[Precondition] = _preconditions) -> None:
+        self._wakeup, self._pace, self._preconditions = wakeup, pace, preconditions
         self._writes: deque[PendingWrite] = deque()
+        #: Decisions that wait, and the marks that they wait for; None: the mark is not known yet.
+        self._waiting: list[tuple[list[PendingWrite], dict[Precondition, int | None]]] = []
+        _all.append(weakref.ref(self, _all.remove))
         self._released: list[Document] = []
         #: Messages whose writes were in conflict, as they were claimed, with the change to be made.
         self._changed: list[tuple[Document, _Change]] = []
@@ -49,8 +99,41 @@ class PendingWrites:
         self._add(claimed, change, change(claimed))
 
     def take(self) -> list[PendingWrite]:
-        """Return the pending writes and forget them: the caller passes a result to each."""
-        return [self._writes.popleft() for _ in range(len(self._writes))]
+        """Return the pending writes that may be written now, and forget them: the caller passes a result to each."""
+        found: list[PendingWrite] = []
+        waiting: list[PendingWrite] = []
+        for write in [self._writes.popleft() for _ in range(len(self._writes))]:
+            # The acknowledgement of a unique job puts the next message in its place, so that it looks like a release.
+            is_release = workitem.is_waiting(write[0]) and not workitem.is_unique(write[0])
+            (found if is_release or not self._preconditions else waiting).append(write)
+        if waiting:
+            self._waiting.append((waiting, dict.fromkeys(self._preconditions)))
+        for group in list(self._waiting):
+            if self._is_ready(group[1]):
+                found += group[0]
+                self._waiting.remove(group)
+        return found
+
+    def look(self) -> None:
+        """Wake the I/O thread if decisions wait: some can perhaps be written now."""
+        waiting = [doc for writes, _ in list(self._waiting) for doc, _ in writes]
+        if waiting:
+            # The messages in `next` of a unique job wait for its ack. Others share the next cycle of a flow.
+            self._wakeup.set(0.0 if any(map(workitem.is_unique, waiting)) else self._pace.seconds_to_next)
+
+    def wait(self) -> bool:
+        """Wait until all decisions can be written; return False if what they wait for is given up."""
+        waited = [each.wait() for each in tuple(self._preconditions)]  # for each of them, also if one is given up
+        return all(waited)
+
+    def _is_ready(self, marks: dict[Precondition, int | None]) -> bool:
+        for each, mark in marks.items():
+            if mark is None:
+                marks[each] = each.mark()
+        return all(
+            each not in self._preconditions or (mark is not None and each.is_stored(mark))
+            for each, mark in marks.items()
+        )
 
     def retry_changed(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
         """Read the messages that others have changed, and add the writes for those that this consumer still holds.

@@ -4,7 +4,7 @@ kombu's thread subscribes, receives deliveries and decides about them (ack, rele
 the network here. The I/O thread claims messages and adds them. A claim takes credit before it is written, and returns
 it if it fails. A decision frees credit at once, so that the next claim can share a request with the ack.
 
-kombu never holds more messages of a channel than its prefetch count: those claimed ahead (see `credit`) wait on the
+kombu never holds more messages of a channel than its prefetch count: those claimed ahead (see `pace`) wait on the
 shelf. A message moves from there into the mailbox when kombu decides about another one, in kombu's thread: it does not
 wait for the I/O thread. If it waits for too long, it is given back, and other consumers can claim it. The mailbox may
 contain deliveries that are not held any more: `deliver` refuses them.
@@ -25,9 +25,7 @@ from ..documents import dead_letter, workitem
 from ..documents.concurrency import limit_of
 from ..leases.lease import Lease
 from ..log import get_logger
-from .credit import SHELF_SECONDS, Credit, Subscription
-from .delivery import BROADCAST_TAG, Delivery, Pull, broadcast
-from .mailbox import Mailbox
+from .delivery import BROADCAST_TAG, Credit, Delivery, Mailbox, Pull, Subscription, broadcast
 from .pace import Pace, Wakeup
 from .pending_writes import PendingWrites
 from .worker_hooks import KeepDone, may_run
@@ -37,14 +35,6 @@ logger = get_logger(__name__)
 #: The most broadcasts that are kept for a queue without a consumer; the oldest are dropped first.
 _MAX_WAITING_BROADCASTS = 10_000
 
-#: The log lines for a decision about a message, whether kombu makes it or this module does (an expired message, for
-#: example). CouchDB stores the decision in the next cycle.
-_ACKNOWLEDGED = 'acknowledged message %s of queue %s, attempt %s (not stored yet)'
-_RELEASED = 'released message %s of queue %s, attempt %s (counted, not stored yet)'
-_RELEASED_UNCOUNTED = 'released message %s of queue %s, attempt %s (not counted, not stored yet)'
-_DEAD_LETTERED = 'dead-lettered message %s of queue %s, attempt %s (not stored yet)'
-_EXPIRED = 'dropped expired message %s of queue %s, attempt %s (not stored yet)'
-
 
 class Unacked:
     """Subscriptions and the messages claimed for them. Any thread may call any method."""
@@ -52,7 +42,7 @@ class Unacked:
     def __init__(
         self,
         lease: Lease,
-        mailbox: Mailbox[Delivery | Exception],
+        mailbox: Mailbox,
         clock: ServerClock,
         unlimited: int,
         keep_done: float = 0.0,
@@ -67,13 +57,11 @@ class Unacked:
         #: Wakes the I/O thread: it has work. And when its next cycle should begin.
         self.wakeup, self.pace = Wakeup(), Pace()
         #: The decisions that are not stored yet.
-        self.writes = PendingWrites(self.wakeup)
+        self.writes = PendingWrites(self.wakeup, self.pace)
         self._subscriptions: list[Subscription] = []
         self._held: dict[str, Delivery] = {}  # by delivery tag
-        #: The messages claimed ahead, in the order of their claims, by delivery tag; for channels that have any.
-        self._shelves: dict[Credit, dict[str, Delivery]] = {}
-        #: The paused queues: there is no credit for them.
-        self.paused: frozenset[str] = frozenset()
+        #: Those of its queues that are paused: there is no credit for them.
+        self._paused: frozenset[str] = frozenset()
         #: Whether the queues may have more messages to claim, with credit or without.
         self.more_to_claim = True
         self._may_run: dict[str, float] = {}  # by message id, see `may_run`
@@ -117,7 +105,7 @@ class Unacked:
                 self._subscriptions.remove(subscription)
             if subscription.queue not in self.queues:
                 self.acked.pop(subscription.queue, None)
-            if not any(other.credit is subscription.credit for other in self._subscriptions):
+            if subscription.credit not in self._credits():
                 subscription.credit.reset_ahead()
             self._release_undelivered(lambda delivery: delivery.subscription is subscription)
             self.wakeup.set()
@@ -126,7 +114,7 @@ class Unacked:
         """Set the most messages that a channel may have unacknowledged; 0 is no limit."""
         with self._lock:
             if limit and limit < credit.limit:
-                self._release(self._shelves.get(credit, {}).values())
+                self._release(credit.shelf.values())
             credit.limit = limit
             self._refill(credit)
             self.wakeup.set()
@@ -135,7 +123,7 @@ class Unacked:
         """Note that kombu's thread asks for messages: more are claimed then for channels without a prefetch limit."""
         with self._lock:
             found_nothing = not len(self._mailbox)
-            for credit in {subscription.credit for subscription in self._subscriptions}:
+            for credit in self._credits():
                 if credit.request_more(self._unlimited, found_nothing=found_nothing):
                     self.wakeup.set()
 
@@ -157,7 +145,7 @@ class Unacked:
             if delivery.expired and not workitem.delivers_expired(delivery.doc):
                 # The message has expired in the mailbox: delete it instead of delivering it.
                 if is_held:
-                    self._end([delivery], lambda doc: workitem.dropped(doc, now), _EXPIRED)
+                    self._end([delivery], lambda doc: workitem.dropped(doc, now), 'dropped as expired')
                 self.wakeup.set()
                 return False
             if is_held:
@@ -171,11 +159,11 @@ class Unacked:
             if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
                 self.acked[queue] += 1
             now = self._clock.now()
-            self._decide(tag, lambda doc: self._keep_done.completed(doc, now), _ACKNOWLEDGED, may_wait=True)
+            self._decide(tag, lambda doc: self._keep_done.completed(doc, now), 'acknowledged', may_wait=True)
 
     def release(self, tag: str) -> None:
         """Release a message to its old position in the queue; its delivery counts as an attempt."""
-        self._decide(tag, workitem.release, _RELEASED)
+        self._decide(tag, workitem.release, 'released and counted')
 
     def release_at_close(self, tag: str, *, crashed: bool = False) -> None:
         """Release a message of a consumer that stops; `crashed` says that an error ends the program.
@@ -189,15 +177,15 @@ class Unacked:
             doc = self._held[tag].doc
             if limit_of(doc) is not None and may_run(doc):
                 self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout
-            self._decide(tag, lambda doc: workitem.release(doc, counts=False), _RELEASED_UNCOUNTED)
+            self._decide(tag, lambda doc: workitem.release(doc, counts=False), 'released')
 
     def dead_letter(self, tag: str, reason: str) -> None:
         """Make a message a dead letter, with this reason."""
         now = self._clock.now()
-        self._decide(tag, lambda doc: dead_letter.made_of(doc, reason, now), _DEAD_LETTERED)
+        self._decide(tag, lambda doc: dead_letter.made_of(doc, reason, now), 'dead-lettered')
 
     def _decide(
-        self, tag: str, change: Callable[[Document], Mapping[str, Any]], log_text: str, *, may_wait: bool = False
+        self, tag: str, change: Callable[[Document], Mapping[str, Any]], outcome: str, *, may_wait: bool = False
     ) -> None:
         with self._lock:
             if tag.startswith(BROADCAST_TAG):
@@ -210,10 +198,10 @@ class Unacked:
                 return
             delivery = self._held[tag]
             delivery.credit.throughput.note(time.monotonic())
-            self._end([delivery], change, log_text)
+            self._end([delivery], change, outcome)
             # The messages in `next` of a unique job wait for its ack: write it at once.
             may_wait = may_wait and not workitem.is_unique(delivery.doc)
-            delay = self.pace.ack_delay(delivery.credit, more_to_claim=self.more_to_claim)
+            delay = self.pace.ack_delay(is_low=delivery.credit.is_low, more_to_claim=self.more_to_claim)
             self.wakeup.set(delay if may_wait else 0.0)
 
     # -- for the I/O thread: credit
@@ -232,7 +220,7 @@ class Unacked:
         with self._lock:
             credit = dict.fromkeys(self.queues, 0)
             for subscription in self._subscriptions:
-                if subscription.queue not in self.paused:
+                if subscription.queue not in self._paused:
                     credit[subscription.queue] += max(0, subscription.credit.room(ahead=ahead))
             return credit
 
@@ -251,43 +239,36 @@ class Unacked:
                 best = self._next(queue, ahead=beyond)
                 if best is not None and best.credit.room(ahead=beyond) > 0:
                     best.claimed += 1
-                    self.take_credit(best.credit)
+                    best.credit.count(1)
                     return best
             return None
 
     def unreserve(self, subscription: Subscription) -> None:
-        """Undo `reserve`: no message was found for the subscription."""
+        """Undo `reserve`: no message was found for the subscription, or its claim failed."""
         with self._lock:
             subscription.claimed -= 1
-            self.return_credit(subscription.credit)
-
-    def take_credit(self, credit: Credit) -> None:
-        """Take one from a channel's credit, for a claim."""
-        with self._lock:
-            credit.waiting += 1
-            credit.held += 1
-
-    def return_credit(self, credit: Credit) -> None:
-        """Return one to a channel's credit: the claim failed."""
-        with self._lock:
-            credit.waiting -= 1
-            credit.held -= 1
+            subscription.credit.count(-1)
 
     def _next(self, queue: str, *, ahead: bool = False) -> Subscription | None:
         """Return the queue's subscription with the most credit; among equals, the one with the fewest messages."""
         free = {each: each.credit.room(ahead=ahead) for each in self._subscriptions if each.queue == queue}
         return max(free, key=lambda each: (free[each], -each.claimed), default=None)
 
-    def pause(self, queues: frozenset[str]) -> None:
-        """Claim nothing from these queues, the paused ones, and release their messages that kombu has not received.
-
-        Messages are claimed again from queues that were paused before.
-        """
+    def pause(self, paused: frozenset[str]) -> None:
+        """Claim nothing from the paused queues, and release their messages that kombu has not received."""
         with self._lock:
-            if queues != self.paused:
-                self.paused = queues
-                self._release_undelivered(lambda delivery: delivery.doc['queue'] in queues)
+            queues, before = self.queues, self._paused
+            self._paused = paused & queues
+            for queue in sorted(self._paused - before):
+                logger.info('queue %r is paused: its messages wait until it is resumed', queue)
+            for queue in sorted((before - paused) & queues):
+                logger.info('queue %r is resumed', queue)
+            if self._paused != before:
+                self._release_undelivered(lambda delivery: delivery.doc['queue'] in paused)
                 self.wakeup.set()
+
+    def _credits(self) -> set[Credit]:
+        return {subscription.credit for subscription in self._subscriptions}
 
     # -- for the I/O thread: messages
 
@@ -356,21 +337,21 @@ class Unacked:
         with self._lock:
             if delivery.tag not in self._held or not delivery.needs_body:
                 return
-            delivery.body, delivery.needs_body = body, False
-            if body is not None:
-                self._hand_over(delivery)
-            else:
+            if body is None:
                 self.dead_letter(delivery.tag, reason)
+            else:
+                delivery.body = body
+                self._hand_over(delivery)
 
     def fail_pulls(self, exc: Exception) -> None:
         """Raise an error in the threads that wait for one message."""
-        for pull in self.pulls:
-            pull.set_result(exc)
-        self.pulls.clear()
+        for pull in list(self.pulls):
+            self.answer(pull, exc)
 
-    def wake_for_stored(self, urgent: bool) -> None:
-        """Write decisions that waited for results: at once if `urgent`, else with the next claims of a flow."""
-        self.wakeup.set(0.0 if urgent else self.pace.seconds_to_next)
+    def answer(self, pull: Pull, answer: Delivery | Exception | None) -> None:
+        """End the wait of a `basic_get`, see `Pull`."""
+        self.pulls.remove(pull)
+        pull.set_result(answer)
 
     def drop_all(self) -> list[Document]:
         """Forget all claimed messages, without writing anything, and return them: the lease was lost."""
@@ -378,7 +359,6 @@ class Unacked:
             lost = list(self._held.values())
             for delivery in lost:
                 self._forget(delivery)
-            self._shelves.clear()
             self.wakeup.set()
             return [delivery.doc for delivery in lost]
 
@@ -404,7 +384,7 @@ class Unacked:
         """Return the next broadcast that waits in the queue of a `basic_get`, or None."""
         with self._lock:
             waiting = self._waiting_broadcasts.get(pull.queue)
-            return broadcast(waiting.popleft(), Subscription(pull.queue, pull.credit)) if waiting else None
+            return broadcast(waiting.popleft(), pull.subscription) if waiting else None
 
     # -- the shelf
 
@@ -412,40 +392,37 @@ class Unacked:
     def shelved(self) -> set[str]:
         """The queues from which messages are claimed ahead."""
         with self._lock:
-            return {delivery.doc['queue'] for shelf in self._shelves.values() for delivery in shelf.values()}
+            return {delivery.doc['queue'] for credit in self._credits() for delivery in credit.shelf.values()}
 
     @property
     def overdue_at(self) -> float:
         """The monotonic time at which the first message claimed ahead has waited for too long; infinite without one."""
         with self._lock:
-            return min(map(_overdue_at, self._shelves.values()), default=inf)
+            return min((credit.overdue_at for credit in self._credits()), default=inf)
 
     def give_back(self, queues: Collection[str]) -> None:
         """Give back the messages claimed ahead from these queues, and those of channels that have become slow."""
         with self._lock:
             now = time.monotonic()
-            slow = [credit for credit, shelf in self._shelves.items() if _overdue_at(shelf) <= now]
-            for credit in slow:
-                credit.throughput.stalled()
-            shelved = [delivery for shelf in self._shelves.values() for delivery in shelf.values()]
-            self._release(each for each in shelved if each.credit in slow or each.doc['queue'] in queues)
+            for credit in self._credits():
+                is_slow = credit.overdue_at <= now
+                if is_slow:
+                    credit.throughput.stalled()
+                self._release([each for each in credit.shelf.values() if is_slow or each.doc['queue'] in queues])
 
     def _hand_over(self, delivery: Delivery) -> None:
         """Put a claimed message into the mailbox, or on the shelf if kombu has as many as the prefetch count."""
         delivery.shelved = time.monotonic()
-        self._shelves.setdefault(delivery.credit, {})[delivery.tag] = delivery
+        delivery.credit.shelf[delivery.tag] = delivery
         self._refill(delivery.credit)
 
     def _refill(self, credit: Credit) -> None:
         """Move messages into the mailbox, in the order of their claims, as far as the prefetch count allows."""
-        shelf = self._shelves.get(credit, {})
-        while shelf and (not credit.limit or credit.handed < credit.limit):
-            delivery = shelf.pop(next(iter(shelf)))
+        while credit.shelf and (not credit.limit or credit.handed < credit.limit):
+            delivery = credit.shelf.pop(next(iter(credit.shelf)))
             delivery.handed = True
             credit.handed += 1
             self._mailbox.put(delivery)
-        if not shelf:
-            self._shelves.pop(credit, None)
 
     # -- the end of a message
 
@@ -455,25 +432,22 @@ class Unacked:
 
     def _release(self, deliveries: Iterable[Delivery]) -> None:
         """Release messages that kombu has not received; their deliveries do not count as attempts."""
-        self._end(list(deliveries), lambda doc: workitem.release(doc, delivered=False), _RELEASED_UNCOUNTED)
+        self._end(list(deliveries), lambda doc: workitem.release(doc, delivered=False), 'released')
 
-    def _end(self, deliveries: list[Delivery], change: Callable[[Document], Mapping[str, Any]], log_text: str) -> None:
+    def _end(self, deliveries: list[Delivery], change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
         """Stop holding messages and add the writes of `change(document)`. Then their places are free for others."""
         for delivery in deliveries:
             self._forget(delivery)
             self.writes.add(delivery.doc, change)
-            logger.debug(log_text, delivery.doc['_id'], delivery.doc['queue'], delivery.doc['attempts'])
+            doc_id, queue, attempt = (delivery.doc[name] for name in ('_id', 'queue', 'attempts'))
+            logger.debug('message %s of queue %s, attempt %s: %s (not stored yet)', doc_id, queue, attempt, outcome)
         for credit in {delivery.credit for delivery in deliveries}:
             self._refill(credit)
 
     def _forget(self, delivery: Delivery) -> None:
         """Stop holding a message, and return its credit."""
         del self._held[delivery.tag]
-        self._shelves.get(delivery.credit, {}).pop(delivery.tag, None)
+        delivery.credit.shelf.pop(delivery.tag, None)
         delivery.credit.held -= 1
         delivery.credit.waiting -= not delivery.delivered
         delivery.credit.handed -= delivery.handed
-
-
-def _overdue_at(shelf: Mapping[str, Delivery]) -> float:
-    return next(iter(shelf.values())).shelved + 2 * SHELF_SECONDS

@@ -22,32 +22,30 @@ from ..log import get_logger
 
 logger = get_logger(__name__)
 
-_keep_done: list[Callable[[str], Any]] = []
-_checks: list[Callable[[str], bool]] = []
-_listeners: list[Callable[[str], Any]] = []
+#: The functions that are registered, by the name of the function below that registers them.
+_hooks: dict[str, Callable[[str], Any]] = {}
 
 
 def keep_done_of(lookup: Callable[[str], Any]) -> None:
     """Let `lookup(name)` return the attribute `keep_done` of the task with this name, or None."""
-    _keep_done[:] = [lookup]
+    _hooks['keep_done_of'] = lookup
 
 
 def while_running(check: Callable[[str], bool]) -> None:
     """Let `check(task_id)` tell whether this process may be running a task. Any thread may call it."""
-    if check not in _checks:
-        _checks.append(check)
+    _hooks['while_running'] = check
 
 
 def on_removed(listener: Callable[[str], Any]) -> None:
     """Let `listener(task_id)` be called, in the I/O thread, for tasks that this process must not start any more."""
-    if listener not in _listeners:
-        _listeners.append(listener)
+    _hooks['on_removed'] = listener
 
 
 def may_run(doc: Mapping[str, Any]) -> bool:
     """Tell whether this process may be working on a message that it has received; True if nobody knows."""
     task_id = workitem.task_id(doc)
-    return task_id is None or not _checks or any(check(task_id) for check in _checks)
+    check = _hooks.get('while_running')
+    return task_id is None or check is None or bool(check(task_id))
 
 
 class KeepDone:
@@ -67,8 +65,9 @@ class KeepDone:
         """Return for how long a message is kept: by its property, else by its task, else by the transport option."""
         given = doc['message']['properties'].get(workitem.KEEP_DONE)
         task = workitem.task_name(doc)
-        if given is None and task is not None:
-            given = next((found for lookup in _keep_done if (found := lookup(task)) is not None), self._seconds)
+        lookup = _hooks.get('keep_done_of')
+        if given is None and task is not None and (lookup is None or (given := lookup(task)) is None):
+            given = self._seconds
         try:
             return workitem.check_keep_done(given) if given else 0.0
         except ConfigurationError as exc:
@@ -87,7 +86,7 @@ class Suspects:
 
     def add(self, docs: Iterable[Any]) -> None:
         """Note messages, if this process has a listener."""
-        if _listeners:
+        if 'on_removed' in _hooks:
             self._tasks.update({doc['_id']: task for doc in docs if (task := workitem.task_id(doc))})
 
     def check(self) -> None:
@@ -100,6 +99,5 @@ class Suspects:
             if any(leaf.get('removed') for leaf in leaves or self._client.leaves(doc_id)):
                 task = self._tasks[doc_id]
                 logger.info('task %s was removed while this consumer was cut off: it is not started', task)
-                for listener in _listeners:
-                    listener(task)
+                _hooks['on_removed'](task)
         self._tasks = {}

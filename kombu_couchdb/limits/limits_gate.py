@@ -18,20 +18,25 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
-from ..consumer.gate import Write
+from .. import design
+from ..consumer.claims import Gate
+from ..consumer.pending_writes import PendingWrite
 from ..couchdb.bulk import deletion
-from ..couchdb.client import Document
+from ..couchdb.client import LAST, Client, Document
 from ..couchdb.conflicts import SYNC
+from ..couchdb.shapes import members, text
 from ..couchdb.write_result import WriteResult
-from ..documents import concurrency, rates
+from ..documents import concurrency, rates, workitem
+from ..documents.ids import RATE
 from ..documents.rates import RateLimit
 from ..fleet.attention import Peers
 from ..leases.lease import Lease
 from ..log import get_logger
+from ..queues import waiting
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
-from .parked import ParkedMessages
 from .permits import HeldSlot, Slots, Starts
 
 logger = get_logger(__name__)
@@ -41,6 +46,15 @@ _AGAIN_SECONDS = 0.1
 
 #: The most keys whose slots one sweep counts, and the most parked messages that it reads for them.
 _MAX_KEYS, _MAX_DOCS = 50, 200
+
+_IDS = members(id=text)
+
+#: The most keys whose parked messages one request reads, and the most rate keys that it lists.
+_MAX_KEYS_READ, _MAX_RATES = 50, 1000
+
+#: How many parked messages of a key are read for its free slots at least: first, and then if none of those has a limit
+#: that is high enough.
+_DEPTHS = (1, 40, 500)
 
 
 @dataclass
@@ -53,8 +67,75 @@ class _Look:
     rate: RateLimit | None = None
 
 
-class LimitsGate:
-    """The gate of one consumer: see `consumer.gate.Gate`, which says in which order its methods are called."""
+class ParkedMessages:
+    """The parked messages of one database. *Every* method raises the errors of `Client`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def keys(self, limit: int, after: str | None) -> list[str]:
+        """Return up to `limit` keys that messages wait for, those that come after the key `after` first."""
+        return self._keys(limit, *([] if after is None else [design.key_of(after), LAST]))
+
+    def rate_keys(self) -> list[str]:
+        """Return the keys under which messages wait for starts of rate keys, up to 1,000; see `documents.rates`."""
+        first = design.key_of(RATE)
+        return self._keys(_MAX_RATES, first, end=f'{first}\ufff0')
+
+    def _keys(self, limit: int, *start: Any, end: Any = LAST) -> list[str]:
+        # In the body of a request: in a URL, an encoded key could be too long.
+        keys = {'startkey': ['parked', None, *start], 'endkey': ['parked', None, end], 'group_level': 3, 'limit': limit}
+        [rows] = waiting.query(self._client, [keys], members(), view='leases')
+        return [key for row in rows if (key := design.queue_of(row['key'][2])) is not None]
+
+    def first(self, counts: Mapping[str, int]) -> list[tuple[str, Document | None]]:
+        """Return the first messages that are parked under these keys: as many of each key as `counts` says.
+
+        The highest priority is first, then the oldest message. Each comes with its key; it is None if it was changed
+        since the view read it, and does not wait any more. Two requests for each 50 keys.
+        """
+        keys, found = list(counts), list[tuple[str, str]]()
+        for start in range(0, len(keys), _MAX_KEYS_READ):
+            queries = [
+                {**_rows_of(key), 'limit': counts[key], 'reduce': False} for key in keys[start : start + _MAX_KEYS_READ]
+            ]
+            results = waiting.query(self._client, queries, _IDS, view='leases')
+            found += [(key, row['id']) for key, rows in zip(keys[start:], results, strict=False) for row in rows]
+        docs = self._client.fetch([doc_id for _, doc_id in found]) if found else []
+        return [
+            (key, doc if doc and workitem.is_waiting(doc) and concurrency.parked_key(doc) == key else None)
+            for (key, _), doc in zip(found, docs, strict=True)
+        ]
+
+    def for_slots(self, free: Mapping[str, Collection[int]]) -> list[tuple[str, int | None, Document | None]]:
+        """Return the messages that may go on with these free slots, by key: see `concurrency.assign`.
+
+        Each comes with its key and its slot. (key, slot, None) says that other consumers changed messages of the key
+        meanwhile: look again for one for this slot. Two requests for each 50 keys, and up to four more if the messages
+        of a key have different limits.
+        """
+        found = list[tuple[str, int | None, Document | None]]()
+        left = {key: set(numbers) for key, numbers in free.items()}
+        for depth in _DEPTHS:
+            counts = {key: max(depth, len(numbers)) for key, numbers in left.items()}
+            read: dict[str, list[Document | None]] = {key: [] for key in left}
+            for key, doc in self.first(counts):
+                read[key].append(doc)
+            for key, docs in read.items():
+                given = concurrency.assign([doc for doc in docs if doc], left[key])
+                idle = left[key] - {number for number, _ in given}
+                if idle and len(docs) == counts[key] and depth != _DEPTHS[-1]:
+                    continue
+                found += [(key, number, doc) for number, doc in given]
+                found += [(key, number, None) for number in idle if None in docs]
+                del left[key]
+            if not left:
+                break
+        return found
+
+
+class LimitsGate(Gate):
+    """The gate of one consumer: see `consumer.claims.Gate`, which says in which order its methods are called."""
 
     def __init__(self, store: Store, lease: Lease, topology: Topology, peers: Peers) -> None:
         self._store, self._clock, self._topology = store, store.client.clock, topology
@@ -66,11 +147,6 @@ class LimitsGate:
         self._woken: list[Document] = []
         self._began, self._is_due = time.monotonic(), False
         self._last_key: str | None = None  # of the last sweep
-
-    @property
-    def holds_slots(self) -> bool:
-        """Whether this consumer holds slots: they end with its lease."""
-        return len(self._slots) > 0
 
     def due(self, credit: Mapping[str, int]) -> float:
         """Return the monotonic time of the next cycle that the gate needs, with this credit by queue; or infinity."""
@@ -114,37 +190,35 @@ class LimitsGate:
         return [doc for _, doc in found if doc]
 
     def admit(
-        self, taken: dict[str, list[Document]], writes: list[Write], *, needs_slot: bool = True
+        self, taken: dict[str, list[Document]], writes: list[PendingWrite], *, needs_slot: bool = True
     ) -> dict[str, list[Document]]:
         """Return those of the messages to be claimed, by queue, that have the start and the slot that they need.
 
         Add to `writes` the changes that park the others. *Raises* the errors of `Client`.
         """
         docs = {doc['_id']: doc for docs in taken.values() for doc in docs}
-        rated = {name: (doc, rate) for name, doc in docs.items() if (rate := rates.rate_of(doc))}
-        limited = {
-            name: (doc, limit) for name, doc in docs.items() if needs_slot and (limit := concurrency.limit_of(doc))
-        }
+        rated = {name: rate for name, doc in docs.items() if (rate := rates.rate_of(doc))}
+        limited = {name: limit for name, doc in docs.items() if needs_slot and (limit := concurrency.limit_of(doc))}
         if not rated and not limited:
             return taken
         late = self._starts.surplus(rated)  # a slot is not taken in vain
         full = self._slots.take({name: each for name, each in limited.items() if name not in late})
         late |= self._starts.take({name: each for name, each in rated.items() if name not in late | full})
         self._slots.withdraw(late)
-        for name, (doc, limit) in limited.items():
+        for name, limit in limited.items():
             if name in full:
                 self._look(limit.key, limit.limit, self._slots.look_at(limit.key))
-                writes += self._park(doc, limit.key, f'a slot of concurrency key {limit.key!r}')
-        for name, (doc, rate) in rated.items():
-            key = rates.parked_key(rate.key, str(doc['queue']))
+                writes += self._park(docs[name], limit.key, f'a slot of concurrency key {limit.key!r}')
+        for name, rate in rated.items():
+            key = rates.parked_key(rate.key, str(docs[name]['queue']))
             if name in late:
-                writes += self._park(doc, key, f'a start of rate key {rate.key!r}')
+                writes += self._park(docs[name], key, f'a start of rate key {rate.key!r}')
             if name in late or (key in self._looks and name not in full):  # this consumer has taken the last start
                 self._looks[key] = _Look(self._starts.look_at(key, rate), rate=rate)
         return {queue: [doc for doc in docs if doc['_id'] not in late | full] for queue, docs in taken.items()}
 
-    def free(self, writes: list[Write]) -> None:
-        """Add to `writes` what frees the slots that no message uses, and what wakes messages for freed slots.
+    def wake(self, writes: list[PendingWrite]) -> None:
+        """Add to `writes` what wakes messages for slots that have become free.
 
         *Raises* the errors of `Client`.
         """
@@ -155,15 +229,29 @@ class LimitsGate:
             if (numbers := self._slots.free_numbers(key, most)) or not most:
                 self._freed[key] |= numbers
             del self._looks[key]  # if this consumer holds all slots, it looks when it frees one
-        writes += self._wake_for_freed()
-        writes += [self._free(slot) for slot in self._slots.spare()]
+        found = self._parked.for_slots(self._freed) if self._freed else []
+        self._freed.clear()
+        for key, number, doc in found:
+            if doc:
+                writes.append(self._wake(key, doc, number))
+            elif number is not None:
+                # Another consumer was faster, for a slot that it has freed: look for the next message.
+                self._look(key, number + 1, time.monotonic() + self._slots.pause)
+
+    def free(self, writes: list[PendingWrite]) -> None:
+        """Add to `writes` what frees the slots that no message uses."""
+        writes += [self._free(slot) for slot in self._slots.spare]
+
+    def holds_slots(self) -> bool:
+        """Tell whether messages of this consumer use slots: they end with its lease."""
+        return len(self._slots.spare) < len(self._slots)
 
     def settle(self, in_use: set[str]) -> list[Document]:
         """End a cycle, after its writes; return the messages that were woken, to be claimed again."""
         self._slots.begin(in_use)
         woken, self._woken = self._woken, []
         # There is a spare slot if the claim that it was taken for has failed.
-        self._is_due = bool(woken or self._freed or self._slots.spare())
+        self._is_due = bool(woken or self._freed or self._slots.spare)
         return woken
 
     # -- besides the cycles
@@ -187,16 +275,6 @@ class LimitsGate:
                 limit = concurrency.limit_of(doc)
                 self._look(key, limit.limit if limit and limit.key == key else 0, self._began)
 
-    def finish(self, writes: list[Write]) -> bool:
-        """Add to `writes` what frees all slots but those of tasks that may be running; tell whether there are such."""
-        spare = self._slots.spare()
-        writes += [self._free(slot) for slot in spare]
-        return len(spare) < len(self._slots)
-
-    def wake_last(self) -> list[Write]:
-        """Return the writes that wake messages for the slots that were freed last; *raises* the errors of `Client`."""
-        return self._wake_for_freed()
-
     # -- parked messages
 
     def _look(self, key: str, most: int, at: float) -> None:
@@ -204,7 +282,7 @@ class LimitsGate:
         look = self._looks.setdefault(key, _Look(at))
         look.at, look.most = max(look.at, at), max(look.most, most)
 
-    def _park(self, doc: Document, key: str, what: str) -> list[Write]:
+    def _park(self, doc: Document, key: str, what: str) -> list[PendingWrite]:
         """Return the write that parks a message, which waits for `what`; none if it is parked already."""
 
         def on_result(result: WriteResult) -> None:
@@ -215,17 +293,7 @@ class LimitsGate:
             return []
         return [(concurrency.park(doc, key, self._clock.now()), on_result)]
 
-    def _wake_for_freed(self) -> list[Write]:
-        """Return the writes that wake messages for the slots that have become free."""
-        found = self._parked.for_slots(self._freed) if self._freed else []
-        self._freed.clear()
-        for key, number, doc in found:
-            if number is not None and not doc:
-                # Another consumer was faster, for a slot that it has freed: look for the next message.
-                self._look(key, number + 1, time.monotonic() + self._slots.pause)
-        return [self._wake(key, doc, number) for key, number, doc in found if doc]
-
-    def _wake(self, key: str, doc: Document, number: int | None) -> Write:
+    def _wake(self, key: str, doc: Document, number: int | None) -> PendingWrite:
         """Return the write that wakes a message for a slot, or without one."""
         woken = concurrency.unpark(doc)
 
@@ -241,7 +309,7 @@ class LimitsGate:
 
         return woken, on_result
 
-    def _free(self, slot: HeldSlot) -> Write:
+    def _free(self, slot: HeldSlot) -> PendingWrite:
         def on_result(result: WriteResult) -> None:
             self._slots.freed(slot)
             if result.is_unproven:  # other nodes may show the slot as taken until then
@@ -256,3 +324,8 @@ def _is_served(key: str, credit: Mapping[str, int]) -> bool:
     """Tell whether this consumer looks for permits for a key: for starts only of queues with credit."""
     queue_and_key = rates.queue_and_key(key)
     return queue_and_key is None or credit.get(queue_and_key[0], 0) > 0
+
+
+def _rows_of(key: str) -> Document:
+    name = design.key_of(key)
+    return {'startkey': ['parked', None, name], 'endkey': ['parked', None, name, {}]}

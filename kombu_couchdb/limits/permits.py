@@ -89,9 +89,6 @@ class _Refusals:
 
 # -- slots
 
-#: By message id: a message that needs a slot, and its limit.
-_Limited = Mapping[str, tuple[Document, Concurrency]]
-
 
 @dataclass
 class HeldSlot:
@@ -113,9 +110,8 @@ class Slots:
     def __init__(self, client: Client, lease: Lease) -> None:
         self._client, self._lease = client, lease
         self._slots: dict[str, HeldSlot] = {}  # by id
-        #: The ids of the messages that use slots since the cycle began, and of those that get a claim in it.
-        self._in_use: set[str] = set()
-        self._claiming: set[str] = set()
+        #: The slots that no message of this consumer uses any more.
+        self.spare: list[HeldSlot] = []
         #: By key: the highest limit of the messages that found no slot in this cycle.
         self._full: dict[str, int] = {}
         self._refusals = _Refusals('the concurrency slot')
@@ -126,8 +122,7 @@ class Slots:
     def begin(self, in_use: set[str]) -> None:
         """Begin a cycle, before its decisions are taken: a slot is freed together with the decision, not before it."""
         self._full.clear()
-        self._claiming.clear()
-        self._in_use = in_use
+        self.spare = [each for each in self._slots.values() if each.item not in in_use]
 
     @property
     def pause(self) -> float:
@@ -138,60 +133,45 @@ class Slots:
         """Return the monotonic time to look for a free slot for a message that is parked now."""
         return max(time.monotonic() + self.pause, self._refusals.until(key))
 
-    def spare(self) -> list[HeldSlot]:
-        """Return the slots that no message of this consumer uses any more."""
-        in_use = self._in_use | self._claiming
-        return [each for each in self._slots.values() if each.item not in in_use]
-
     def free_numbers(self, key: str, most: int) -> set[int]:
         """Return which of the first `most` slots of a key nobody holds; at most one request."""
         others = set(range(most)) - {each.number for each in self._slots.values() if each.key == key}
         return others - self._taken(key) if others else others
 
-    def take(self, wanted: _Limited) -> set[str]:
-        """Take slots for these messages; return the ids of the messages for which there is none."""
-        spare = self.spare()
-        without = {
-            doc_id
-            for doc_id, (_, limit) in wanted.items()
-            if limit.limit <= self._full.get(limit.key, 0) or self._refusals.waits(limit.key)
+    def take(self, wanted: Mapping[str, Concurrency]) -> set[str]:
+        """Take slots for the messages with these ids and limits; return the ids of those for which there is none."""
+        left = {
+            doc_id: limit
+            for doc_id, limit in wanted.items()
+            if limit.limit > self._full.get(limit.key, 0) and not self._refusals.waits(limit.key)
         }
-        untried = {
-            doc_id: each
-            for doc_id, each in wanted.items()
-            if doc_id not in without and not self._reuse(spare, doc_id, each[1])
-        }
-        failed = self._create(untried, {})
+        without = wanted.keys() - left.keys()
+        left = {doc_id: limit for doc_id, limit in left.items() if not self._reuse(doc_id, limit)}
+        left = self._create(left, {})
         # A slot that was chosen at random may be taken while others are free.
-        again = {
-            doc_id: each
-            for doc_id, each in untried.items()
-            if doc_id in failed and each[1].limit > 1 and not self._refusals.waits(each[1].key)
-        }
-        failed -= again.keys() - self._create(
-            again, {key: self._taken(key) for key in {x.key for _, x in again.values()}}
-        )
-        for doc_id in failed:
-            limit = wanted[doc_id][1]
+        keys = {each.key for each in left.values() if each.limit > 1 and not self._refusals.waits(each.key)}
+        again = {doc_id: limit for doc_id, limit in left.items() if limit.key in keys and limit.limit > 1}
+        failed = self._create(again, {key: self._taken(key) for key in keys})
+        left = {doc_id: limit for doc_id, limit in left.items() if doc_id not in again or doc_id in failed}
+        for limit in left.values():
             self._full[limit.key] = max(limit.limit, self._full.get(limit.key, 0))
-        self._claiming |= wanted.keys() - without - failed
-        return without | failed
+        return without | left.keys()
 
     def withdraw(self, ids: Collection[str]) -> None:
         """Note that these messages get no claim in this cycle although they got a slot."""
-        self._claiming.difference_update(ids)
+        self.spare += [each for each in self._slots.values() if each.item in ids]
 
-    def _reuse(self, spare: list[HeldSlot], doc_id: str, limit: Concurrency) -> bool:
-        for each in spare:
+    def _reuse(self, doc_id: str, limit: Concurrency) -> bool:
+        for each in self.spare:
             usable = each.item is not None and each.lease == self._lease.id
             if usable and each.key == limit.key and each.number < limit.limit:
-                spare.remove(each)
+                self.spare.remove(each)
                 each.item = doc_id
                 return True
         return False
 
-    def _create(self, wanted: _Limited, taken: Mapping[str, set[int]]) -> set[str]:
-        """Create a slot for each of these messages, where one may be free; return the ids of those without one.
+    def _create(self, wanted: Mapping[str, Concurrency], taken: Mapping[str, set[int]]) -> dict[str, Concurrency]:
+        """Create a slot for each of these messages, where one may be free; return the messages without one.
 
         `taken` has, by key, the numbers of slots that are taken; without it, a slot is chosen at random.
         """
@@ -199,24 +179,26 @@ class Slots:
         for each in self._slots.values():
             known[each.key].add(each.number)  # it is taken, or freed with the next request
         chosen: dict[str, int] = {}
-        for doc_id, (_, limit) in wanted.items():
+        for doc_id, limit in wanted.items():
             numbers = [n for n in range(limit.limit) if n not in known[limit.key] and n not in taken.get(limit.key, ())]
             if numbers:
                 chosen[doc_id] = random.choice(numbers)
                 known[limit.key].add(chosen[doc_id])
         now = self._client.clock.now()
-        docs = [concurrency.slot(wanted[name][1].key, number, self._lease.id, now) for name, number in chosen.items()]
-        without = set(wanted)
+        docs = [concurrency.slot(wanted[name].key, number, self._lease.id, now) for name, number in chosen.items()]
+        without = dict(wanted)
         for (doc_id, number), result in zip(chosen.items(), self._client.bulk(docs) if docs else (), strict=True):
-            key = wanted[doc_id][1].key
+            key = wanted[doc_id].key
             if result.is_refused:
                 self._refusals.note(key, result)
             if result.is_stored:
-                # Another consumer may hold a slot whose creation is unproven: it is freed in this cycle.
-                item = doc_id if result.is_proven else None
-                self._slots[result.id] = HeldSlot(result.id, result.rev, key, number, self._lease.id, item)
-            if result.is_proven:
-                without.remove(doc_id)
+                slot = HeldSlot(result.id, result.rev, key, number, self._lease.id, doc_id)
+                self._slots[result.id] = slot
+                if result.is_proven:
+                    del without[doc_id]
+                else:  # another consumer may hold it, too: it is freed in this cycle
+                    slot.item = None
+                    self.spare.append(slot)
         return without
 
     def freed(self, slot: HeldSlot) -> None:
@@ -263,9 +245,6 @@ class Slots:
 
 
 # -- starts
-
-#: By message id: a message that needs a start, and its rate.
-_Rated = Mapping[str, tuple[Document, RateLimit]]
 
 
 class _Known(NamedTuple):
@@ -325,32 +304,32 @@ class Starts:
 
     # -- messages to be claimed
 
-    def surplus(self, wanted: _Rated) -> set[str]:
+    def surplus(self, wanted: Mapping[str, RateLimit]) -> set[str]:
         """Return the ids of the messages for which there is no start, as far as this consumer knows: no request."""
         return wanted.keys() - self._share(wanted)[0]
 
-    def take(self, wanted: _Rated) -> set[str]:
-        """Take a start for each of these messages; return the ids of the messages for which there is none."""
+    def take(self, wanted: Mapping[str, RateLimit]) -> set[str]:
+        """Take starts for the messages with these ids and rates; return the ids of those for which there is none."""
         if len(self._known) > _MAX_KNOWN:
             self._known.clear()
         left, without = dict(wanted), set[str]()
-        self.read({rate.key for _, rate in left.values()} - self._known.keys())
+        self.read({rate.key for rate in left.values()} - self._known.keys())
         for _ in range(_TRIES):
             starting, later = self._share(left)
             without |= left.keys() - starting
             left = {doc_id: left[doc_id] for doc_id in starting}
             unproven = self._write(later) if left else set()
-            left = {doc_id: each for doc_id, each in left.items() if each[1].key in unproven}
+            left = {doc_id: rate for doc_id, rate in left.items() if rate.key in unproven}
             if not left:
                 break
             self.read(unproven)
         return without | left.keys()
 
-    def _share(self, wanted: _Rated) -> tuple[set[str], dict[str, float]]:
+    def _share(self, wanted: Mapping[str, RateLimit]) -> tuple[set[str], dict[str, float]]:
         """Return the ids of the messages that can start now, and by rate key the time of the start after these."""
         now = self._client.clock.now()
         starting, next_ = set[str](), dict[str, float]()
-        for doc_id, (_, rate) in wanted.items():
+        for doc_id, rate in wanted.items():
             at = next_.get(rate.key, self._known[rate.key].next if rate.key in self._known else now)
             if rates.has_start(at, now) and not self._refusals.waits(rate.key):
                 next_[rate.key] = rates.after(at, rate, now)

@@ -20,8 +20,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.functional import retry_over_time
 from kombu.utils.uuid import uuid
 
-from ..consumer.credit import Credit, Subscription
-from ..consumer.delivery import Delivery
+from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.io_thread import IOThread
 from ..consumer.unacked import Unacked
 from ..couchdb.bounds import time_limit

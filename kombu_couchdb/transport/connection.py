@@ -21,10 +21,8 @@ import requests
 from kombu.transport import virtual
 
 from .. import errors
-from ..consumer.credit import Credit, Subscription
-from ..consumer.delivery import Delivery, Pull
+from ..consumer.delivery import Credit, Delivery, Mailbox, Pull, Subscription
 from ..consumer.io_thread import IOThread
-from ..consumer.mailbox import Mailbox
 from ..consumer.unacked import Unacked
 from ..couchdb.address import MASK, Address, joined, parse, redacted
 from ..couchdb.client import Client
@@ -101,9 +99,9 @@ class Transport(virtual.Transport):
         self.broadcaster = Broadcaster(self.broadcasts, self.options.fanout_retention)
         self.listener = Listener()
         self.temporary_queues = TemporaryQueues(self)
-        self._mailbox: Mailbox[Delivery | Exception] = Mailbox()
+        self._mailbox = Mailbox()
         #: By subscription, the function that receives its deliveries: the I/O thread knows no channels.
-        self._receivers: dict[Subscription | None, Callable[[Delivery], None]] = {}
+        self._receivers: dict[Subscription, Callable[[Delivery], None]] = {}
         self._consumer: IOThread | None = None
         # For a connection that is garbage-collected without close(). If there is an I/O thread, it closes the mailbox.
         self._abandon: weakref.finalize[Any, Any] = weakref.finalize(self, self._mailbox.close)

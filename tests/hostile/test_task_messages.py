@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_couchdb.parcels.parcel_checks import Accept, ParcelRefused, checked, message_of
-from kombu_couchdb.consumer.credit import Credit
-from kombu_couchdb.consumer.delivery import Delivery
+from kombu_couchdb.consumer.delivery import Credit, Delivery, Subscription
 from kombu_couchdb.documents import task_message, validation, workitem
 from kombu_couchdb.documents.body import decoded
 from kombu_couchdb.transport.qos import Message
@@ -113,7 +112,7 @@ class Worker:
         """Receive a message as a worker that watches for stamps."""
         channel = SimpleNamespace(decode_body=decoded, qos=SimpleNamespace(note_malformed=lambda *_: None))
         try:
-            message = Message(Delivery(doc, Credit()).payload(), channel)
+            message = Message(Delivery(doc, Subscription('q', Credit())).payload(), channel)
         except ValueError:
             return  # the channel makes it a dead letter
         message.accept = {'application/json'}

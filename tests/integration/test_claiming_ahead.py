@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
-from kombu_couchdb.consumer.credit import Throughput
+from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish_many, record_requests
@@ -26,7 +26,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shelf(inbox: Inbox) -> dict[str, Any]:
-    found: dict[str, Any] = inbox.channel.unacked._shelves.get(inbox.channel.credit, {})
+    found: dict[str, Any] = inbox.channel.credit.shelf
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,7 @@ from kombu import Connection
 from chaos.proxy import Proxy
 from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.limits.parked import ParkedMessages
+from kombu_couchdb.limits.limits_gate import ParkedMessages
 from kombu_couchdb.queues.store import Store
 from tests.conftest import PATIENCE, wait_for
 from tests.patience import PatientConnection
@@ -152,7 +150,7 @@ def test_other_ends_of_a_message_free_its_slot(
         assert inbox.wait(2) == ['a', 'b']
     else:
         other = Inbox(connect(), ack=True)
-        monkeypatch.setattr(worker_hooks, '_checks', [lambda task_id: False])
+        monkeypatch.setitem(worker_hooks._hooks, 'while_running', lambda task_id: False)
         inbox.connection.close()
         assert sorted(other.wait(2)) == ['a', 'b']
         wait_for(lambda: not slots(client))
@@ -161,7 +159,7 @@ def test_other_ends_of_a_message_free_its_slot(
 def test_slot_of_a_task_that_may_run_is_kept_until_the_lease_ends(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_hooks, '_checks', [lambda task_id: True])
+    monkeypatch.setitem(worker_hooks._hooks, 'while_running', lambda task_id: True)
     publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
     inbox = Inbox(connect(visibility_timeout=3), ack=False)
     inbox.wait(1)
@@ -291,23 +289,6 @@ def test_unique_job(connect: Callable[..., Connection], client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    'headers',
-    [
-        {'concurrency_key': '', 'concurrency_limit': 1},
-        {'concurrency_key': 1, 'concurrency_limit': 1},
-        {'concurrency_key': 'k', 'concurrency_limit': 0},
-        {'concurrency_key': 'k', 'concurrency_limit': True},
-        {'concurrency_key': 'k', 'concurrency_limit': '2'},
-        {'concurrency_key': 'k'},
-        {'concurrency_limit': 2},
-    ],
-)
-def test_wrong_limit_is_refused(connection: Connection, headers: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match='concurrency_'):
-        publish(connection, 'a', headers=headers)
-
-
-@pytest.mark.parametrize(
     ('headers', 'name'),
     [(limited()['headers'], 'concurrency_limit'), ({'rate_key': 'k', 'rate': '5/h'}, 'rate')],
     ids=['limit', 'rate'],
@@ -323,15 +304,3 @@ def test_malformed_limit_becomes_a_dead_letter(
     inbox.drain_until(lambda: [each for each in items(client) if each.get('status')])
     [dead] = items(client)
     assert dead['reason'].startswith(f'malformed: the header {name} must be')
-
-
-def test_no_requests_about_slots_without_limits(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
-    publish_many(connect(), range(10))
-    sent.clear()
-    Inbox(connect(visibility_timeout=2)).wait(10)
-    wait_for(lambda: not items(client))
-    assert sent
-    assert not [request for request in sent if re.search('slot|parked', f'{request.path} {request.body}')]
-    assert slots(client) == []

@@ -86,7 +86,7 @@ def test_consumer_that_lost_its_lease_learns_what_was_removed(
 ) -> None:
     """Its process may have messages that it has not started: the worker must not start the removed ones."""
     told: list[str] = []
-    monkeypatch.setattr(worker_hooks, '_listeners', [told.append])
+    monkeypatch.setitem(worker_hooks._hooks, 'on_removed', told.append)
     ids = [app.send_task('held').id for _ in range(2)]
     inbox = Inbox(connect(visibility_timeout=3.0), 'celery', ack=False)
     inbox.wait(2)

@@ -90,8 +90,8 @@ def test_task_says_how_long_it_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(worker_hooks, '_keep_done', [])
-    worker_hooks.keep_done_of({'long': 7 * DAY, 'wrong': 'x', 'never': 0}.get)
+    lookup = {'long': 7 * DAY, 'wrong': 'x', 'never': 0}
+    monkeypatch.setitem(worker_hooks._hooks, 'keep_done_of', lookup.get)
     for name in ('long', 'wrong', 'never', 'other'):
         app.send_task(name)
     with caplog.at_level(logging.ERROR):

@@ -43,19 +43,25 @@ def bodies(client: Client) -> list[str]:
 # -- delivery limit
 
 
-def test_delivery_limit_makes_a_dead_letter(connect: Callable[..., Connection], client: Client) -> None:
+@pytest.mark.parametrize(
+    ('options', 'arguments', 'limit'),
+    [({}, {}, 20), ({}, {'x-delivery-limit': 2}, 2), ({'delivery_limit': 3}, {}, 3)],
+    ids=['default', 'of the queue', 'option'],
+)
+def test_delivery_limit_makes_a_dead_letter(
+    connect: Callable[..., Connection], client: Client, options: Any, arguments: dict[str, int], limit: int
+) -> None:
     publish(connect(), 'poison')
-    inbox = Inbox(connect(delivery_limit=3), ack=False)
-    reject_all(inbox, 3)
+    inbox = Inbox(connect(**options), Queue('q', queue_arguments=arguments), ack=False)
+    reject_all(inbox, limit)
     dead = dead_letter(client)
     assert dead['status'] == 'fail'
-    assert dead['reason'] == 'delivery limit: delivered 3 times and never acknowledged'
-    assert dead['attempts'] == 3
+    assert dead['reason'] == f'delivery limit: delivered {limit} times and never acknowledged'
+    assert dead['attempts'] == limit
     assert dead['consumer'].startswith('broker:consumer:')
     assert dead['message']['body'] == '"poison"'
     publish(connect(), 'next')
-    inbox.wait(4)
-    assert inbox.bodies[3] == 'next'
+    assert inbox.wait(limit + 1)[limit] == 'next'
 
 
 def test_delivery_limit_of_0_means_none(connect: Callable[..., Connection], client: Client) -> None:
@@ -63,17 +69,6 @@ def test_delivery_limit_of_0_means_none(connect: Callable[..., Connection], clie
     inbox = Inbox(connect(delivery_limit=0), ack=False)
     reject_all(inbox, 25)
     assert inbox.wait(26)[25] == 'poison'
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'limit'), [({}, 20), ({'x-delivery-limit': 2}, 2)], ids=['default', 'of the queue']
-)
-def test_delivery_limit_without_the_option(
-    connect: Callable[..., Connection], client: Client, arguments: dict[str, int], limit: int
-) -> None:
-    publish(connect(), 'poison')
-    reject_all(Inbox(connect(), Queue('q', queue_arguments=arguments), ack=False), limit)
-    assert dead_letter(client)['attempts'] == limit
 
 
 @pytest.mark.parametrize('end', ['close', 'channel'])
@@ -303,14 +298,6 @@ def test_malformed_message_becomes_a_dead_letter_instead_of_being_dropped(
     assert [doc['_id'] for doc in items(client)] == ['malformed']
 
 
-def test_later_declarations_change_limits(connect: Callable[..., Connection], client: Client) -> None:
-    Queue('q')(connect().channel()).declare()
-    Queue('q', message_ttl=60, max_length=5)(connect().channel()).declare()
-    Queue('q', max_length=3)(connect().channel()).declare()
-    Queue('q')(connect().channel()).declare()
-    assert client.get('broker:queue:q')['arguments'] == {'x-message-ttl': 60_000, 'x-max-length': 3}
-
-
 def test_consumer_notices_a_new_limit(connect: Callable[..., Connection], client: Client) -> None:
     inbox = Inbox(connect(), ack=False, prefetch=1)
     publish(connect(), 'first')
@@ -384,15 +371,18 @@ def test_publish_succeeds_if_trimming_the_queue_fails(
     assert bodies(client) == ['0', '1', '2']
 
 
-def test_declaring_a_limit_keeps_the_other_attributes_of_the_queue(
+def test_later_declarations_change_limits_and_keep_the_other_attributes_of_the_queue(
     connect: Callable[..., Connection], client: Client
 ) -> None:
     Queue('q', expires=60)(connect().channel()).declare()
     Queue('q2', auto_delete=True)(connect().channel()).declare()
     for name in ('q', 'q2'):
-        Queue(name, max_length=10)(connect().channel()).declare()
+        Queue(name, message_ttl=60, max_length=10)(connect().channel()).declare()
+    Queue('q', max_length=3)(connect().channel()).declare()
+    Queue('q')(connect().channel()).declare()
     first, second = (client.get(f'broker:queue:{name}') for name in ('q', 'q2'))
-    assert (first['lifetime'], first['arguments']) == (60, {'x-expires': 60_000, 'x-max-length': 10})
+    assert first['lifetime'] == 60
+    assert first['arguments'] == {'x-expires': 60_000, 'x-message-ttl': 60_000, 'x-max-length': 3}
     assert first['expires'] > client.clock.now()
     assert second['auto_delete'] is True
 

@@ -10,7 +10,7 @@ from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.limits import permits
-from kombu_couchdb.limits.parked import ParkedMessages
+from kombu_couchdb.limits.limits_gate import ParkedMessages
 from tests.support import Inbox, Request, items, publish, publish_many
 
 from .test_concurrency_limits import limited, parked, slots

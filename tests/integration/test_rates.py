@@ -171,7 +171,7 @@ def test_due_date_and_unique_job(connect: Callable[..., Connection], client: Cli
     wait_for(lambda: not items(client))
 
 
-@pytest.mark.parametrize('next_', [None, 'soon', -1, 1e300, True, [], 10**30])
+@pytest.mark.parametrize('next_', ['soon', 1e300])
 def test_malformed_document_is_replaced(connect: Callable[..., Connection], client: Client, next_: Any) -> None:
     client.put({'_id': 'rate:k', 'type': random.choice(['Rate', 7]), 'next': next_})
     publish_many(connect(), ['a', 'b'], **rated())
@@ -181,17 +181,17 @@ def test_malformed_document_is_replaced(connect: Callable[..., Connection], clie
     assert 600 < document(client)['next'] - client.clock.now() < 800
 
 
-@pytest.mark.parametrize('rate', ['', '10/d', '-1/s', '0', 0, -1, True, '1/h/s', 'nan', [], None])
-def test_wrong_rate_is_refused(connection: Connection, rate: Any) -> None:
-    with pytest.raises(ConfigurationError, match='the header rate must be a rate from one a day to 1,000 a second'):
-        publish(connection, 'a', **rated(rate))
-
-
-def test_wrong_keys_are_refused(connection: Connection) -> None:
-    with pytest.raises(ConfigurationError, match='the header rate_key must be text of 1 to 500 characters'):
-        publish(connection, 'a', **rated(key=7))
-    with pytest.raises(ConfigurationError, match="concurrency_key must not begin with 'rate:'"):
-        publish(connection, 'a', headers={'concurrency_key': 'rate:x', 'concurrency_limit': 1})
+def test_wrong_rates_and_keys_are_refused(connection: Connection) -> None:
+    for wrong, sentence in (
+        (rated('10/d'), 'the header rate must be a rate from one a day to 1,000 a second'),
+        (rated(key=7), 'the header rate_key must be text of 1 to 500 characters'),
+        ({'headers': {'concurrency_key': 'rate:x', 'concurrency_limit': 1}}, "must not begin with 'rate:'"),
+        ({'headers': {'concurrency_key': 'k', 'concurrency_limit': 0}}, 'concurrency_limit must be'),
+        ({'headers': {'concurrency_key': 'k'}}, 'concurrency_limit must be'),
+        ({'headers': {'concurrency_limit': 2}}, 'concurrency_limit needs the header concurrency_key'),
+    ):
+        with pytest.raises(ConfigurationError, match=sentence):
+            publish(connection, 'a', **wrong)
 
 
 def test_nothing_is_polled_while_messages_wait(
@@ -207,7 +207,7 @@ def test_nothing_is_polled_while_messages_wait(
     assert not [request for request in sent if re.search('rate|parked', f'{request.path} {request.body}')]
 
 
-def test_no_requests_about_rates_without_rates(
+def test_no_requests_about_limits_without_limits(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
     publish_many(connect(), range(10), headers={'rate': 'a header of the program'})
@@ -215,4 +215,4 @@ def test_no_requests_about_rates_without_rates(
     Inbox(connect(visibility_timeout=2)).wait(10)
     wait_for(lambda: not items(client))
     assert sent
-    assert not [request for request in sent if re.search('rate:|rate%3A|parked', f'{request.path} {request.body}')]
+    assert not [each for each in sent if re.search('slot|rate:|rate%3A|parked', f'{each.path} {each.body}')]

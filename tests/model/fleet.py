@@ -23,9 +23,7 @@ from unittest import mock
 
 from kombu_couchdb import errors
 from kombu_couchdb.consumer import io_thread, unacked
-from kombu_couchdb.consumer.credit import Credit, Subscription
-from kombu_couchdb.consumer.delivery import Delivery
-from kombu_couchdb.consumer.mailbox import Mailbox
+from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower
@@ -266,7 +264,7 @@ class Member:
         self._turn, self._sleeps = 0, False
         #: Since when it is one of the first ranks, as all documents of consumers tell.
         self.ranks_since = inf
-        self._mailbox = Mailbox[Delivery | Exception]()
+        self._mailbox = Mailbox()
         client = FleetClient(self)
         broadcasts = BroadcastsDatabase(client)
         topology = Topology(client, broadcasts)

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
+from kombu_couchdb.consumer.pending_writes import PendingWrites
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.worker_hooks import Suspects
-from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases.lease import Watch
 from kombu_couchdb.leases.sweeper import Sweeper
@@ -76,8 +76,8 @@ FAULTS = [
     Fault(
         'an acknowledgement does not wait for the result',
         Single,
-        WriteOrder,
-        'writable',
+        PendingWrites,
+        'take',
         'self._is_ready(group[1])',
         'True',
     ),
@@ -94,7 +94,7 @@ FAULTS = [
         Single,
         Unacked,
         'pause',
-        "delivery.doc['queue'] in queues",
+        "delivery.doc['queue'] in paused",
         'False',
     ),
     Fault(

@@ -30,10 +30,8 @@ import kombu_couchdb
 from kombu_couchdb import errors
 from kombu_couchdb.admin import jobs
 from kombu_couchdb.consumer import cycle, io_thread, unacked, worker_hooks
-from kombu_couchdb.consumer.credit import Credit, Subscription, Throughput
-from kombu_couchdb.consumer.delivery import Delivery
-from kombu_couchdb.consumer.mailbox import Mailbox
-from kombu_couchdb.consumer.write_order import WriteOrder
+from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
+from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
@@ -67,7 +65,6 @@ TIMED = {
     'attention',
     'candidates',
     'conflicts',
-    'credit',
     'cycle',
     'delivery',
     'housekeeping',
@@ -183,7 +180,7 @@ class World:
                 (module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
                 for module in (conflicts, sweeper)
             ),
-            (worker_hooks, '_listeners', [self._tell]),
+            (worker_hooks, '_hooks', {'on_removed': self._tell}),
             (lease, 'socket', SimpleNamespace(gethostname=lambda: 'host')),
             (lease, 'os', SimpleNamespace(getpid=lambda: 1)),
             (lease, 'uuid', SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f'{next(self._serial):04x}'))),
@@ -268,7 +265,7 @@ class Process(Actor):
     def __init__(self, world: World, skew: float, credit: int) -> None:
         super().__init__(world)
         self.skew, self.credit = skew, credit
-        self._mailbox = Mailbox[Delivery | Exception]()
+        self._mailbox = Mailbox()
         client = _ModelClient(world, skew)
         self.clock: ModelClock = client.clock
         #: What the process knows of the queues; it learns of a pause in its next pass.
@@ -286,7 +283,7 @@ class Process(Actor):
         self.unacked.subscribe(self._subscription)
         #: The results of its tasks. The world decides when one is stored.
         self.results = Results(world)
-        self.consumer._cycle.order = WriteOrder(self.unacked.wake_for_stored, [self.results])
+        self.unacked.writes._preconditions = [self.results]
         #: Deliveries that kombu has received and neither acknowledged nor released.
         self.working: list[Delivery] = []
         #: The removed tasks that the worker was told of because it had lost its connection or its lease, and those that

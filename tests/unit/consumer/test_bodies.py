@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from kombu_couchdb import errors
 from kombu_couchdb.consumer import bodies
-from kombu_couchdb.consumer.bodies import Bodies
-from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.couchdb.bulk import RequestSize
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import workitem
 
-from .test_unacked import NOW, Desk
+from .test_unacked import ATTACHED, Desk
 
 
 class Reads:
@@ -37,23 +34,18 @@ class Reads:
 def desk() -> Iterator[Desk]:
     """A desk that holds a message whose body is not read yet."""
     desk = Desk()
-    subscription = desk.subscribe()
-    doc = workitem.claim(cast(Any, workitem.new('a', 'q', {'headers': {}, 'properties': {}}, NOW)), 'me', NOW)
-    attachment = {'body': {'stub': True, 'length': 20_000}}
-    assert desk.unacked.reserve('q')
-    desk.unacked.add_claimed(
-        Delivery({**doc, '_rev': '2-b', '_attachments': attachment}, subscription.credit, subscription, needs_body=True)
-    )
+    desk.subscribe()
+    desk.claim(**ATTACHED)
     yield desk
     desk.mailbox.close()
 
 
 def read_all(desk: Desk, failures: list[errors.CouchDBError]) -> None:
     """Read until the body, or the reason why there is none, is known."""
-    reading = Bodies(cast(Client, Reads(failures)), desk.unacked)
+    client = cast(Client, Reads(failures))
     while desk.unacked.awaiting_bodies():
         try:
-            reading.deliver_some()
+            bodies.deliver_some(client, desk.unacked)
         except errors.CouchDBError:
             pass
 

@@ -1,8 +1,12 @@
-"""The payload of a delivery for kombu (`kombu_couchdb.consumer.delivery`)."""
+"""The payload of a delivery for kombu, and the mailbox (`kombu_couchdb.consumer.delivery`)."""
 
 from __future__ import annotations
 
 import json
+import select
+import socket
+import threading
+from collections.abc import Iterator
 from copy import deepcopy
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -14,11 +18,12 @@ import pytest
 from kombu.utils.json import JSONEncoder
 
 from kombu_couchdb.consumer import delivery as module
-from kombu_couchdb.consumer.credit import Credit
-from kombu_couchdb.consumer.delivery import Delivery
+from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.documents import workitem
+from tests.conftest import PATIENCE
 
 NOW = 1_763_709_000.0
+SUBSCRIPTION = Subscription('q', Credit())
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +35,7 @@ def delivered(headers: dict[str, Any] | None = None, properties: dict[str, Any] 
     """Return the first delivery of a message that was stored and read again."""
     message = {'body': 'text', 'headers': headers or {}, 'properties': properties or {}, 'content-type': 'text/plain'}
     doc = {**workitem.claim(workitem.new('id', 'q', message, NOW), 'me', NOW), '_rev': '2-b', **more}
-    return Delivery(json.loads(json.dumps(doc, cls=JSONEncoder)), Credit())
+    return Delivery(json.loads(json.dumps(doc, cls=JSONEncoder)), SUBSCRIPTION)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,7 @@ def test_a_newer_delivery_has_a_higher_number() -> None:
 
 def test_payload_of_a_broadcast() -> None:
     message = {'body': 'text', 'headers': {}, 'properties': {}}
-    properties = Delivery({'_id': 'x', 'message': message}, Credit(), final=True).payload()['properties']
+    properties = Delivery({'_id': 'x', 'message': message}, SUBSCRIPTION, final=True).payload()['properties']
     assert properties == {
         'delivery_tag': 'x:',
         'delivery_info': {'redelivered': False, 'delivery_count': 1, 'delivery': 0},
@@ -129,3 +134,70 @@ def test_message_due_by_the_servers_clock_has_no_future_eta() -> None:
 @pytest.mark.parametrize('due', [None, NOW - 300, NOW])
 def test_past_eta_stays_unchanged(due: float | None) -> None:
     assert delivered({'eta': '2025-11-21T09:30:00'}, date=due).payload()['headers']['eta'] == '2025-11-21T09:30:00'
+
+
+# -- the mailbox
+
+A, B, C = (Delivery({'_id': name}, SUBSCRIPTION) for name in 'abc')
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    mailbox = Mailbox()
+    yield mailbox
+    mailbox.close()
+
+
+def readable(mailbox: Mailbox) -> bool:
+    """Tell whether an event loop would see the mailbox as readable."""
+    return bool(select.select([mailbox.fileno()], [], [], 0)[0])
+
+
+def test_descriptor_is_readable_until_pop_finds_nothing(mailbox: Mailbox) -> None:
+    for _ in range(2):
+        assert not readable(mailbox)
+        for item in (A, B, C):
+            mailbox.put(item)
+        for item in (A, B, C):
+            assert readable(mailbox)
+            assert mailbox.pop() is item
+        assert mailbox.pop() is None
+
+
+def test_many_items_send_one_byte(mailbox: Mailbox) -> None:
+    for _ in range(1000):
+        mailbox.put(A)
+    assert mailbox._reader.recv(5000, socket.MSG_PEEK) == b'\0'
+
+
+def test_wait_removes_nothing(mailbox: Mailbox) -> None:
+    mailbox.put(A)
+    assert mailbox.wait(0.0)
+    assert mailbox.wait(None)
+    assert readable(mailbox)
+    assert mailbox.pop() is A
+
+
+@pytest.mark.parametrize('timeout', [0.0, -1.0, 0.002])
+def test_wait_ends_after_its_timeout_and_does_not_shorten_the_next_read(mailbox: Mailbox, timeout: float) -> None:
+    assert mailbox.wait(timeout) is False
+    mailbox.put(A)
+    assert [mailbox.pop(), mailbox.pop()] == [A, None]
+
+
+def test_wait_ends_when_an_item_arrives(mailbox: Mailbox) -> None:
+    thread = threading.Thread(target=mailbox.put, args=(A,))
+    thread.start()
+    assert mailbox.wait(PATIENCE)
+    assert mailbox.pop() is A
+    thread.join()
+
+
+def test_items_put_after_close_are_kept() -> None:
+    """The I/O thread may put deliveries after the connection was closed: it must go on to release them."""
+    mailbox = Mailbox()
+    mailbox.close()
+    mailbox.close()
+    assert mailbox.fileno() == -1
+    mailbox.put(A)
+    assert [mailbox.pop(), mailbox.pop()] == [A, None]

@@ -1,4 +1,4 @@
-"""When cycles begin, how long acks wait, and the wakeup of the I/O thread (`kombu_couchdb.consumer.pace`)."""
+"""The pace of cycles, acks and tasks, and the wakeup of the I/O thread (`kombu_couchdb.consumer.pace`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from kombu_couchdb.consumer import pace as module
-from kombu_couchdb.consumer.credit import Credit
-from kombu_couchdb.consumer.pace import Pace, Wakeup
+from kombu_couchdb.consumer.delivery import Credit
+from kombu_couchdb.consumer.pace import Pace, Throughput, Wakeup
 
 
 @pytest.fixture
@@ -38,27 +38,31 @@ def test_feed_is_slower_only_while_messages_flow(clock: SimpleNamespace) -> None
     assert pace.feed_interval == pytest.approx(0.028)
 
 
-def test_ack_of_a_single_message_waits_for_20_ms(clock: SimpleNamespace) -> None:
+def test_ack_waits_for_the_next_messages_while_they_flow(clock: SimpleNamespace) -> None:
     pace = Pace()
     pace.begin()
     pace.claimed(1)
-    assert pace.ack_delay(Credit(4), more_to_claim=False) == 0.02
-
-
-def test_ack_waits_for_the_next_messages_while_they_flow(clock: SimpleNamespace) -> None:
-    pace = Pace()
+    assert pace.ack_delay(is_low=True, more_to_claim=False) == 0.02
     pace.claimed(2)
-    assert 0.028 < pace.ack_delay(Credit(4), more_to_claim=False) < 0.1
+    assert 0.028 < pace.ack_delay(is_low=True, more_to_claim=False) < 0.1
 
 
-def test_ack_with_more_to_claim_waits_for_the_pace(clock: SimpleNamespace) -> None:
-    pace, credit = Pace(), Credit(4, held=3)
-    assert pace.ack_delay(credit, more_to_claim=True) == 0.005
+def test_ack_with_more_to_claim_waits_for_the_pace_if_the_messages_do_not_run_out(clock: SimpleNamespace) -> None:
+    pace = Pace()
+    assert pace.ack_delay(is_low=False, more_to_claim=True) == 0.005
     pace.begin()
     clock.now += 0.01
-    assert pace.ack_delay(credit, more_to_claim=True) == pytest.approx(0.05)
+    assert pace.ack_delay(is_low=False, more_to_claim=True) == pytest.approx(0.05)
+    assert pace.ack_delay(is_low=True, more_to_claim=True) == 0.0
     clock.now += 0.1
-    assert pace.ack_delay(credit, more_to_claim=True) == 0.005
+    assert pace.ack_delay(is_low=False, more_to_claim=True) == 0.005
+
+
+@pytest.mark.parametrize(
+    ('credit', 'is_low'), [(Credit(4, held=3), False), (Credit(4, held=2), True), (Credit(1), True), (Credit(), True)]
+)
+def test_messages_run_out_when_half_of_them_are_worked_off(credit: Credit, is_low: bool) -> None:
+    assert credit.is_low is is_low
 
 
 def test_ack_that_waited_for_its_result_shares_the_next_cycle_of_a_flow(clock: SimpleNamespace) -> None:
@@ -70,13 +74,6 @@ def test_ack_that_waited_for_its_result_shares_the_next_cycle_of_a_flow(clock: S
     assert pace.seconds_to_next == pytest.approx(0.05)
     clock.now += 0.08
     assert pace.seconds_to_next == 0.0
-
-
-@pytest.mark.parametrize('credit', [Credit(4, held=2), Credit(1), Credit()], ids=['half', 'one', 'unlimited'])
-def test_ack_does_not_wait_if_the_messages_run_out(clock: SimpleNamespace, credit: Credit) -> None:
-    pace = Pace()
-    pace.begin()
-    assert pace.ack_delay(credit, more_to_claim=True) == 0.0
 
 
 # -- the wakeup
@@ -144,3 +141,88 @@ def test_earlier_wakeup_shortens_a_wait() -> None:
     wakeup.set(LONG * 2)
     threading.Timer(0.05, wakeup.set).start()
     assert waited(wakeup) < LONG / 2
+
+
+# -- the throughput
+
+
+def rate(count: int, interval: float) -> Throughput:
+    """Return a rate after `count` decisions, the last one at the time 0."""
+    rate = Throughput()
+    for n in range(count):
+        rate.note((n + 1 - count) * interval)
+    return rate
+
+
+def test_nothing_is_claimed_ahead_before_two_rounds_of_the_prefetch_count() -> None:
+    assert rate(63, 0.001).ahead(32, 0.001) == 0
+    assert rate(64, 0.001).ahead(32, 0.001) > 0
+    assert rate(15, 0.001).ahead(1, 0.001) == 0
+
+
+@pytest.mark.parametrize(
+    ('interval', 'limit', 'ahead'),
+    [
+        (0.001, 8, 100),
+        (0.001, 80, 70),
+        (0.001, 200, 0),
+        (0.01, 1, 10),
+        (0.01, 8, 7),
+        (0.01, 16, 0),
+        (1.0, 1, 0),
+        (0.1, 1, 0),
+    ],
+)
+def test_prefetch_count_and_surplus_last_for_150_ms_and_the_surplus_for_100(
+    interval: float, limit: int, ahead: int
+) -> None:
+    assert rate(512, interval).ahead(limit, interval) == ahead
+
+
+def test_tasks_that_end_together_are_not_fast() -> None:
+    rate = Throughput()
+    for second in range(10):
+        for n in range(8):
+            rate.note(second + n / 1000)
+    assert rate.ahead(8, 9.01) == 0
+
+
+def test_rate_falls_while_nothing_is_decided() -> None:
+    fast = rate(100, 0.001)
+    assert [fast.ahead(1, now) for now in (0.001, 0.1, 1.0, 10.0)] == [100, 13, 1, 0]
+
+
+def test_rate_is_measured_anew_after_a_stall() -> None:
+    fast = rate(100, 0.001)
+    fast.stalled()
+    assert fast.ahead(1, 0.001) == 0
+    for n in range(32):
+        assert fast.ahead(1, 1.0) == 0
+        fast.note(1.0 + n / 1000)
+    assert fast.ahead(1, 1.032) > 0
+
+
+def decisions_until_ahead(rate: Throughput) -> int:
+    for n in range(10_000):
+        if rate.ahead(1, n / 1000):
+            return n
+        rate.note(n / 1000)
+    raise AssertionError('never')
+
+
+def test_repeated_stalls_make_each_measurement_begin_later() -> None:
+    found = rate(100, 0.001)
+    waits = []
+    for _ in range(4):
+        found.stalled()
+        waits.append(decisions_until_ahead(found))
+    assert waits == [32, 48, 80, 144]
+
+
+def test_stall_is_forgiven_after_a_while() -> None:
+    found = rate(100, 0.001)
+    found.stalled()
+    for n in range(100):
+        found.note(n / 1000)
+    found.stalled()
+    assert decisions_until_ahead(found) == 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from celery.worker import state
@@ -12,9 +13,8 @@ from celery.worker import state
 from celery_couchdb.results import result_queue
 from celery_couchdb.results.queue_item import QueueItem, Refusal
 from celery_couchdb.results.result_queue import ResultQueue
-from kombu_couchdb.consumer.pending_writes import PendingWrite
-from kombu_couchdb.consumer.write_order import WriteOrder
-from kombu_couchdb.couchdb.write_result import WriteResult
+from kombu_couchdb.consumer.pace import Pace, Wakeup
+from kombu_couchdb.consumer.pending_writes import PendingWrites
 from kombu_couchdb.documents.ids import JOB
 from kombu_couchdb.errors import AccessDenied
 from tests.conftest import wait_for
@@ -188,31 +188,14 @@ def test_worker_that_must_stop_at_once_names_what_it_could_not_store(
 # -- acknowledgements
 
 
-class Decisions:
-    """The decisions of a consumer."""
-
-    def __init__(self) -> None:
-        self.woken = threading.Event()
-        self.order = WriteOrder(lambda urgent: self.woken.set())
-
-    def writable(self, *ids: str) -> list[str]:
-        """Pass on acknowledgements, and releases if their ids say so."""
-        decisions: list[PendingWrite] = [
-            ({'_id': each, '_deleted': not each.startswith('release')}, ignore) for each in ids
-        ]
-        return [str(doc['_id']) for doc, _ in self.order.writable(decisions)]
-
-
-def ignore(result: WriteResult) -> None:
-    """Take the result of a write."""
-
-
 def test_acknowledgement_of_a_unique_job_with_a_successor_waits(queue: ResultQueue, recorder: Recorder) -> None:
     """It puts the next message in the place of the acknowledged one, and looks like a release."""
-    decisions = Decisions()
+    writes = PendingWrites(Wakeup(), Pace())
     hold(queue, recorder)
-    assert decisions.writable(f'release {JOB}') == [f'release {JOB}']
-    job: PendingWrite = ({'_id': f'{JOB}report', 'type': 'WorkItem', 'claimed': None}, ignore)
-    assert decisions.order.writable([job]) == []
+    released: Any = {'_id': 'a', 'type': 'WorkItem', 'claimed': None}
+    job: Any = {'_id': f'{JOB}report', 'type': 'WorkItem', 'claimed': None}
+    for doc in (released, job):
+        writes.add(doc, lambda doc: doc)
+    assert [doc for doc, _ in writes.take()] == [released]
     recorder.gate.set()
-    wait_for(lambda: decisions.order.writable([]) == [job], 'the acknowledgement to be writable')
+    wait_for(lambda: [doc for doc, _ in writes.take()] == [job], 'the acknowledgement to be writable')
