@@ -36,7 +36,7 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
     """
     for row in paged(client, design.NAME, 'dead', _LETTER, **_range_of(queue), include_docs=True, reduce=False):
         if doc := row.get('doc'):
-            yield doc
+            yield as_letter(doc)
 
 
 def is_letter(doc: Document) -> bool:
