@@ -50,15 +50,6 @@ class Janitor:
         #: Bindings without a queue: revision and monotonic time of the first look, by id.
         self._orphans: dict[str, tuple[str, float]] = {}
 
-    @property
-    def proven_in(self) -> float:
-        """Seconds until a look can prove that the documents which the last one found are useless.
-
-        Consumers with a lease longer than the default do not count.
-        """
-        latest = max((since for _, since in self._orphans.values()), default=float('-inf'))
-        return max(0.0, latest + _ORPHAN_SECONDS - time.monotonic(), self._watch.proven_in(_DEFAULT_LEASE_SECONDS))
-
     def clean_up(self, limit: int) -> dict[str, int]:
         """Delete up to `limit` documents of each kind; return how many, with the names of the kinds.
 

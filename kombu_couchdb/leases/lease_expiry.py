@@ -109,17 +109,6 @@ class Watch:
         """Whether, at the last look, the heartbeat of a consumer that holds something was missing."""
         return any(seen.holds and self._looked - seen.since > seen.lease / 2 for seen in self._seen.values())
 
-    def proven_in(self, longest: float) -> float:
-        """Return the seconds until a look can prove that the known consumers are silent, if they are.
-
-        Consumers with leases of more than `longest` seconds do not count.
-        """
-        now = time.monotonic()
-        return max(
-            (seen.since + seen.longest_silence - now for seen in self._seen.values() if seen.lease <= longest),
-            default=0.0,
-        )
-
     def next_in(self) -> float:
         """Return the seconds until the next look is due; infinite if no consumer was seen.
 
