@@ -8,22 +8,21 @@ This module implements Celery's interface of a backend. `results.documents` defi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 from celery import signals, states
 from celery._state import get_current_task, task_join_will_block
-from celery.backends.base import BaseKeyValueStoreBackend
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 
+from kombu_couchdb.couchdb.address import redacted
 from kombu_couchdb.couchdb.bounds import seconds_left
 from kombu_couchdb.couchdb.conflicts import ConflictResolver
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
-from kombu_couchdb.couchdb.urls import redacted
 from kombu_couchdb.design import conflicted
 from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
@@ -32,7 +31,7 @@ from kombu_couchdb.queues.quarantine import Harmful
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .options import ResultOptions
-from .patches import error_output, lifecycle, redaction
+from .patches import output, workers
 from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
 from .results.result_store import ResultTooLarge, address_of
 from .rooms import hooks
@@ -45,7 +44,7 @@ from .worker.handover import HandOver
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
-for patch in (error_output, lifecycle, redaction):
+for patch in (output, workers):
     patch.install()
 
 logger = get_logger(__name__)
@@ -61,7 +60,7 @@ _MIN_CHORD_PAUSE_SECONDS = 30.0
 _members_of_result = hooks('members_of_result')
 
 
-class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
+class CouchDBBackend(ChordMixin, PushMixin):
     """Stores results and saved groups in one CouchDB database.
 
     *Every* method raises the errors of `kombu_couchdb.errors`. One instance serves all threads of a process, and is
@@ -100,9 +99,9 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         self.sweeper = expiry.ExpirySweeper(self._sweep, self.options.sweep_interval)
         self._harmful = Harmful(self.client, lambda text, reason, now: None)
         self._is_fork = self._is_checked = False
-        for signal in lifecycle.READY:
+        for signal in workers.READY:
             signal.connect(self._on_worker_ready)
-        for signal in lifecycle.SHUTDOWN:
+        for signal in workers.SHUTDOWN:
             signal.connect(self._on_worker_shutdown)
         signals.worker_before_create_process.connect(self._on_before_create_process)
         reset_in_child(self)
@@ -150,34 +149,6 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         self.store.delete(doc_id)
         self.subscriber.drop(doc_id)  # another thread may have read it meanwhile
 
-    def get_many(
-        self,
-        task_ids: Iterable[str],
-        timeout: float | None = None,
-        interval: float | None = 0.5,
-        no_ack: bool = True,
-        on_message: Callable[..., Any] | None = None,
-        on_interval: Callable[[], Any] | None = None,
-        max_iterations: int | None = None,
-        READY_STATES: frozenset[str] = states.READY_STATES,
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield `(task id, meta)` for each result when it becomes ready.
-
-        `timeout` and `interval` are seconds. *Raises* `celery.exceptions.TimeoutError` after `timeout`. With
-        `max_iterations` or other `READY_STATES`, Celery's polling implementation is used.
-        """
-        if max_iterations or READY_STATES != states.READY_STATES:
-            yield from super().get_many(
-                task_ids, timeout, interval, no_ack, on_message, on_interval, max_iterations, READY_STATES
-            )
-            return
-        for task_id, meta in self.await_results(
-            set(map(bytes_to_str, task_ids)), timeout, interval, on_message, on_interval
-        ):
-            if meta['status'] == states.SUCCESS:  # do not cache a failure: a later delivery's result may replace it
-                self._cache[task_id] = meta
-            yield task_id, meta
-
     def store_result(
         self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
@@ -216,14 +187,7 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
         # The base class would read the state and then write: two requests, between which another process may write.
         task_id = bytes_to_str(task_id)
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
-        meta['task_id'] = task_id
-        doc: Result = {
-            '_id': self.get_key_for_task(task_id),
-            'type': 'Result',
-            'status': state,
-            'task': getattr(request, 'task', None),
-            **pack(self.encode(meta), self.content_type),  # type: ignore[typeddict-item]  # mypy expects other keys
-        }
+        doc = self.result_document(task_id, getattr(request, 'task', None), meta)
         if delivery := delivery_of(request, task_id):
             doc['delivery'] = delivery
         for members_of in _members_of_result:
@@ -234,23 +198,10 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             chord = self._chord_lifetime()
             lifetime = max(lifetime, chord) if lifetime and chord else None
             part = self.chord_part(request, task_id, state, result)
-        if not self.hand_over(stamp(doc, self.client.clock.now(), lifetime), request, state, part):
+        if not self.handover.hand_over(stamp(doc, self.client.clock.now(), lifetime), request, state, part):
             self._write(doc, lifetime, part)
         self.subscriber.cache.drop(doc['_id'])
         return result
-
-    def hand_over(self, doc: Result | ChordPart, request: Any, state: str, part: ChordPart | None = None) -> bool:
-        """Let the worker store a result, or a part of a chord, soon; return False if the caller must store it."""
-        return self.handover.hand_over(doc, request, state, part)
-
-    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
-        """Store a chord with its body, which inherits headers of the task that sends the chord."""
-        headers = dict(body.options.get('headers') or {})
-        for pass_on in hooks('pass_on'):  # no task runs when the body is sent
-            pass_on(headers)
-        if headers:
-            body.options['headers'] = headers
-        super().apply_chord(header_result_args, body, **kwargs)
 
     def forget(self, task_id: str) -> None:
         """Delete a result. Its callbacks are not called."""
@@ -299,7 +250,18 @@ class CouchDBBackend(ChordMixin, PushMixin, BaseKeyValueStoreBackend):
             self.handover.queue.close()
             self.sweeper.stop()
 
-    # -- decoding and writing
+    # -- encoding, decoding and writing
+
+    def result_document(self, task_id: str, task: str | None, meta: Mapping[str, Any]) -> Result:
+        """Return the document of a result with Celery's meta-data."""
+        payload = self.encode({**meta, 'task_id': task_id})
+        return {
+            '_id': self.get_key_for_task(task_id),
+            'type': 'Result',
+            'status': meta['status'],
+            'task': task,
+            **pack(payload, self.content_type),  # type: ignore[typeddict-item]  # mypy expects other keys
+        }
 
     def decode_document(self, doc: Document | None) -> dict[str, Any]:
         """Return Celery's meta-data in a result document; those of a pending task for None or an empty document."""

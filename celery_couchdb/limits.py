@@ -10,7 +10,7 @@ from celery import Task
 
 from kombu_couchdb.consumer.worker_hooks import while_running
 from kombu_couchdb.documents import rates
-from kombu_couchdb.documents.concurrency import CONCURRENCY_KEY, CONCURRENCY_LIMIT, check
+from kombu_couchdb.documents.concurrency import CONCURRENCY_KEY, CONCURRENCY_LIMIT
 from kombu_couchdb.documents.rates import RATE, RATE_KEY
 from kombu_couchdb.errors import ConfigurationError
 
@@ -68,7 +68,7 @@ class LimitedTask(Task):
             limited = {CONCURRENCY_KEY: key, CONCURRENCY_LIMIT: concurrency_limit}
             if concurrency_limit is None:
                 raise ConfigurationError(f'the task {self.name} has a concurrency_key and needs a concurrency_limit')
-            check(limited)
+            rates.check(limited)
             if not self.acks_late:
                 raise ConfigurationError(f'the task {self.name} has a concurrency_key and needs acks_late=True')
             given |= limited

@@ -18,10 +18,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-#: By room: the module with the functions for results, publishers and workers.
+#: By room: the package with the functions for results, publishers and workers.
 HOOKS = {
-    'parcels': 'celery_couchdb.parcels.hooks',
-    'regions': 'celery_couchdb.regions.hooks',
+    'parcels': 'celery_couchdb.parcels',
+    'regions': 'celery_couchdb.regions',
 }
 
 #: By name of the command: the module with the object `command`, and with functions for other commands.

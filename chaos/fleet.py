@@ -26,8 +26,8 @@ from kombu import Connection, Queue
 
 from kombu_couchdb.documents.ids import CONSUMER
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from kombu_couchdb.leases.peers import Peers
-from kombu_couchdb.queues.broadcasts_database import broadcasts_of
+from kombu_couchdb.fleet.attention import Peers
+from kombu_couchdb.queues.databases import broadcasts_of
 
 from .fleet_consumer import OPTIONS, QUEUE
 from .ledger import Ledger

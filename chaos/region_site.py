@@ -24,8 +24,8 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
-from kombu_couchdb.regions import region_status, region_views
-from kombu_couchdb.regions.region import arriving
+from kombu_couchdb.regions import region_status
+from kombu_couchdb.regions.region import arriving, design_document
 
 from .crew import Place
 from .ledger import Ledger
@@ -57,7 +57,7 @@ class RegionSite:
 
     def set_up(self) -> None:
         """Create the databases."""
-        wanted = (design.documents(), [celery_couchdb.design.document()], [region_views.regions()])
+        wanted = (design.documents(), [celery_couchdb.design.document()], [design_document()])
         for kind, docs in zip(_KINDS, wanted, strict=True):
             for step in plan(Wanted(self.client[kind], docs)):
                 if step.do:

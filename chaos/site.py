@@ -13,7 +13,7 @@ from typing import Any
 
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from kombu_couchdb.queues.broadcasts_database import broadcasts_of
+from kombu_couchdb.queues.databases import broadcasts_of
 
 from .crew import POOLS, Listener, Place, Publisher, Settings
 from .ledger import Ledger

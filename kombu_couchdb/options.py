@@ -58,15 +58,22 @@ def count(default: int, *, may_be_zero: bool = False) -> Any:
     return option(lambda name, value: _check_number(name, value, 'a whole number', int, may_be_zero), default)
 
 
-def switch(default: bool) -> Any:
-    """Return a field for True or False."""
+def _field(
+    words: str, accepts: Callable[[Any], bool], default: Any, convert: Callable[[Any], Any] = lambda value: value
+) -> Any:
+    """Return a field for the values that `accepts` accepts; `words` say which these are."""
 
-    def check(name: str, value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise ConfigurationError(f'transport option {name} must be True or False, not {value!r:.80}')
-        return value
+    def check(name: str, value: Any) -> Any:
+        if not accepts(value):
+            raise ConfigurationError(f'transport option {name} must be {words}, not {value!r:.80}')
+        return convert(value)
 
     return option(check, default)
+
+
+def switch(default: bool) -> Any:
+    """Return a field for True or False."""
+    return _field('True or False', lambda value: isinstance(value, bool), default)
 
 
 def of_room(name: str, check: str, **field_arguments: Any) -> Any:
@@ -83,35 +90,21 @@ def of_room(name: str, check: str, **field_arguments: Any) -> Any:
 
 def word(*known: str) -> Any:
     """Return a field for one of the words in `known`; None by default."""
-
-    def check(name: str, value: Any) -> Any:
-        if value not in known:
-            raise ConfigurationError(f'transport option {name} must be one of {", ".join(known)}')
-        return value
-
-    return option(check, None)
+    return _field(f'one of {", ".join(known)}', lambda value: value in known, None)
 
 
 def text() -> Any:
     """Return a field for text that is not empty; None by default."""
-
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or not value:
-            raise ConfigurationError(f'transport option {name} must be text, not {value!r:.80}')
-        return value
-
-    return option(check, None)
+    return _field('text', lambda value: isinstance(value, str) and bool(value), None)
 
 
 def texts() -> Any:
     """Return a field for a list of texts; empty by default."""
 
-    def check(name: str, value: Any) -> tuple[str, ...]:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
-            raise ConfigurationError(f'transport option {name} must be a list of texts, not {value!r:.80}')
-        return tuple(value)
+    def accepts(value: Any) -> bool:
+        return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
 
-    return option(check, ())
+    return _field('a list of texts', accepts, (), tuple)
 
 
 def credentials() -> Any:

@@ -51,26 +51,20 @@ def mask() -> None:
     """Let kombu mask the passwords in our URLs."""
     from kombu.utils import url
 
-    from .couchdb.urls import MASK, redacted
+    from .couchdb.address import MASK, redacted
 
     _wrap(url, 'sanitize_url', lambda text, mask=MASK: redacted(text, mask))
 
 
 def _refuse(scheme: str) -> None:
-    from .couchdb.urls import wrong_scheme
+    from .couchdb.address import wrong_scheme
 
     use()
     raise wrong_scheme('broker_url', scheme)
 
 
-def _redacted(url: str, *args: str, **kwargs: str) -> str:
-    from .couchdb.urls import redacted
-
-    return redacted(url, *args, **kwargs)
-
-
 def _check(url: str, *args: Any, **kwargs: Any) -> None:
-    from .couchdb.urls import check
+    from .couchdb.address import check
 
     use()
     check(url, 'broker_url')

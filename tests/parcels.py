@@ -15,7 +15,7 @@ from celery_couchdb.testing import Server
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels import parcel
 
 AnyMover = TypeVar('AnyMover', bound=Mover)
 
@@ -25,7 +25,7 @@ def database_of_parcels(server: Server, *members: str) -> Iterator[Client]:
     """Provide an administrator's client for a new database of parcels, which is set up for these members."""
     with server.fresh_database() as name:
         client = server.client(name)
-        for step in plan(Wanted(client, [parcel_views.receipts(), parcel_views.parcels()], members)):
+        for step in plan(Wanted(client, parcel.design_documents(), members)):
             if step.do:
                 step.do()
         yield client

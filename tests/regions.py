@@ -17,7 +17,8 @@ from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.parcels.replications import endpoint
-from kombu_couchdb.regions import region_status, region_views
+from kombu_couchdb.regions import region_status
+from kombu_couchdb.regions.region import design_document
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.support import end
 
@@ -29,7 +30,7 @@ class Region:
         self.name, self.server = name, server
         names = [stack.enter_context(server.fresh_database()) for _ in range(3)]
         self.broker, self.results, self.regions = (self._database(name, stack) for name in names)
-        documents = (design.documents(), [celery_couchdb.design.document()], [region_views.regions()])
+        documents = (design.documents(), [celery_couchdb.design.document()], [design_document()])
         for client, docs in zip((self.broker, self.results, self.regions), documents, strict=True):
             for step in plan(Wanted(client, docs)):
                 if step.do:

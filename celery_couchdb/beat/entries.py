@@ -31,10 +31,11 @@ from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab
 from kombu.utils.json import dumps, loads
 
+from kombu_couchdb.couchdb.shapes import Shape, flag, maybe, text
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Unstorable
-from kombu_couchdb.values import is_number
+from kombu_couchdb.values import is_number, is_whole
 
 from .schedules import LATEST, Asked, Malformed, Rule, described, digest_of, rule_of
 
@@ -130,14 +131,34 @@ class ScheduleState(_StateOptions):
 
 _MEMBERS = frozenset(Schedule.__required_keys__ | Schedule.__optional_keys__)
 
-_STATE: dict[str, Any] = {
-    'key': lambda value: isinstance(value, str) and bool(re.fullmatch('[0-9a-f]{32}', value)),
-    'plan': lambda value: isinstance(value, str),
-    'anchor': lambda value: _is_date(value),
-    **dict.fromkeys(('due', 'last', 'sent'), lambda value: value is None or _is_date(value)),
-    'task_id': lambda value: value is None or isinstance(value, str),
-    **dict.fromkeys(('count', 'skipped'), lambda value: type(value) is int and 0 <= value < 1 << 53),
-    'error': lambda value: value is None or isinstance(value, str),
+
+def _is_date(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= LATEST
+
+
+#: What the members of an entry must be, if they are there.
+_CHECKS: dict[str, tuple[Shape, str]] = {
+    'task': (lambda value: text(value) and value != '', 'the name of a task'),
+    'args': (lambda value: isinstance(value, list), 'a list'),
+    'kwargs': (lambda value: isinstance(value, dict), 'an object'),
+    'options': (lambda value: isinstance(value, dict), 'an object'),
+    'enabled': (flag, 'true or false'),
+    'removed': (flag, 'true or false'),
+    'missed': (lambda value: value in MISSED, 'one of ' + ', '.join(MISSED)),
+    'grace': (_is_date, 'a number of seconds'),
+    'start': (maybe(_is_date), 'a date in seconds since the epoch'),
+    'source': (lambda value: value in ('app', 'database'), '"app" or "database"'),
+    'code': (lambda value: isinstance(value, list), 'a list'),
+}
+
+#: What the members of a state must be; all must be there.
+_STATE: dict[str, Shape] = {
+    'key': lambda value: text(value) and bool(re.fullmatch('[0-9a-f]{32}', value)),
+    'plan': text,
+    'anchor': _is_date,
+    **dict.fromkeys(('due', 'last', 'sent'), maybe(_is_date)),
+    **dict.fromkeys(('task_id', 'error'), maybe(text)),
+    **dict.fromkeys(('count', 'skipped'), lambda value: is_whole(value, 0, (1 << 53) - 1)),
 }
 
 
@@ -246,28 +267,11 @@ def _check(name: str, doc: Mapping[str, Any]) -> None:
     for member in ('task', 'schedule'):
         if member not in doc:
             raise Malformed(f'{member} is missing')
-    checks: dict[str, tuple[bool, str]] = {
-        'task': (isinstance(doc['task'], str) and bool(doc['task']), 'the name of a task'),
-        'args': (isinstance(doc.get('args', []), list), 'a list'),
-        'kwargs': (isinstance(doc.get('kwargs', {}), dict), 'an object'),
-        'options': (isinstance(doc.get('options', {}), dict), 'an object'),
-        'enabled': (isinstance(doc.get('enabled', True), bool), 'true or false'),
-        'removed': (isinstance(doc.get('removed', True), bool), 'true or false'),
-        'missed': (doc.get('missed', 'once') in MISSED, 'one of ' + ', '.join(MISSED)),
-        'grace': (_is_date(doc.get('grace', 0)), 'a number of seconds'),
-        'start': (doc.get('start') is None or _is_date(doc['start']), 'a date in seconds since the epoch'),
-        'source': (doc.get('source', 'app') in ('app', 'database'), '"app" or "database"'),
-        'code': (isinstance(doc.get('code', []), list), 'a list'),
-    }
-    for member, (is_right, what) in checks.items():
-        if not is_right:
+    for member, (is_right, what) in _CHECKS.items():
+        if member in doc and not is_right(doc[member]):
             raise Malformed(f'{member} must be {what}')
     if own := sorted(_OWN_OPTIONS & doc.get('options', {}).keys()):
         raise Malformed(f'options must not contain {own[0]!r}')
-
-
-def _is_date(value: Any) -> bool:
-    return is_number(value) and 0 <= value <= LATEST
 
 
 def _value(member: str, doc: Mapping[str, Any], code: CodeEntry | None) -> Any:
@@ -346,17 +350,10 @@ def _code_entry(app: Any, name: str, given: Any) -> CodeEntry:
         return CodeEntry(name, error=error_of(exc))
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the task, and the members of the entry that are among them."""
-    return (
-        {name: value for name, value in options.items() if name not in _ENTRY_OPTIONS},
-        {name: options[name] for name in _ENTRY_OPTIONS if name in options},
-    )
-
-
 def description_of(entry: ScheduleEntry) -> Document:
     """Return the members of the document for an entry in the code, without those that the database decides."""
-    options, more = split_options(entry.options)
+    options = {name: value for name, value in entry.options.items() if name not in _ENTRY_OPTIONS}
+    more = {name: value for name, value in entry.options.items() if name in _ENTRY_OPTIONS}
     deadline = entry.app.conf.beat_cron_starting_deadline
     if deadline is not None and isinstance(entry.schedule, crontab):
         more = {'missed': 'skip', 'grace': deadline, **more}

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
@@ -191,15 +191,8 @@ def rule_of(doc: Any, app: Any, code: Rule | None = None) -> Rule:
     [kind] = kinds
     if unknown := sorted(map(str, doc.keys() - _KINDS[kind] - {kind})):
         raise Malformed(f'schedule has the unknown member {unknown[0]!r:.80} beside {kind!r}')
-    value = doc[kind]
-    if kind == 'every':
-        return _every(value, doc.get('relative', False), app)
-    if kind == 'crontab':
-        return Crontab(_fields(value, app), _zone(doc, app))
-    if kind == 'at':
-        return At(_date(value, doc, app))
-    if kind == 'solar':
-        return _solar(value, doc, app)
+    if kind != 'code':
+        return _READERS[kind](doc, app)
     if code is None:
         raise Malformed('its schedule is in the code of the app, which has no entry of this name')
     return code
@@ -249,7 +242,8 @@ def _crontab_text(field: Any) -> str:
     return str(text).replace(' ', '')
 
 
-def _every(value: Any, relative: Any, app: Any) -> Rule:
+def _every(doc: Mapping[str, Any], app: Any) -> Rule:
+    value, relative = doc['every'], doc.get('relative', False)
     if not is_number(value) or not _LEAST_SECONDS <= value <= _MOST_SECONDS:
         raise Malformed(f'schedule.every must be a number of seconds from {_LEAST_SECONDS} to {_MOST_SECONDS:.0f}')
     if not isinstance(relative, bool):
@@ -257,8 +251,8 @@ def _every(value: Any, relative: Any, app: Any) -> Rule:
     return Computed(schedules.schedule(timedelta(seconds=value), True, app=app), app) if relative else Every(value)
 
 
-def _fields(value: Any, app: Any) -> Fields:
-    texts = value.split() if isinstance(value, str) else []
+def _crontab(doc: Mapping[str, Any], app: Any) -> Rule:
+    texts = doc['crontab'].split() if isinstance(doc['crontab'], str) else []
     if len(texts) != 5:
         raise Malformed('schedule.crontab must be text with five fields: minute, hour, day, month and weekday')
     try:
@@ -268,7 +262,7 @@ def _fields(value: Any, app: Any) -> Fields:
     numbers = [tuple(sorted(getattr(parsed, name))) for name in _CRONTAB]
     if not all(numbers):
         raise Malformed('schedule.crontab is not valid: a field has no number')
-    return Fields(*numbers)
+    return Crontab(Fields(*numbers), _zone(doc, app))
 
 
 def _zone(doc: Mapping[str, Any], app: Any) -> tzinfo:
@@ -283,11 +277,11 @@ def _zone(doc: Mapping[str, Any], app: Any) -> tzinfo:
         raise Malformed(f'schedule.timezone {name!r:.80} is not the name of a time zone') from exc
 
 
-def _date(value: Any, doc: Mapping[str, Any], app: Any) -> float:
-    found = value
-    if isinstance(value, str):
+def _at_date(doc: Mapping[str, Any], app: Any) -> Rule:
+    found = doc['at']
+    if isinstance(found, str):
         try:
-            parsed = date_of(value)
+            parsed = date_of(found)
             found = (parsed if parsed.tzinfo else parsed.replace(tzinfo=_zone(doc, app))).timestamp()
         except (ValueError, OverflowError) as exc:
             if isinstance(exc, Malformed):
@@ -295,18 +289,26 @@ def _date(value: Any, doc: Mapping[str, Any], app: Any) -> float:
             found = None
     if not is_number(found) or not 0 <= found <= LATEST:
         raise Malformed('schedule.at must be a date such as "2027-01-01T09:00:00+01:00", or seconds since the epoch')
-    return float(found)
+    return At(float(found))
 
 
-def _solar(event: Any, doc: Mapping[str, Any], app: Any) -> Rule:
+def _solar(doc: Mapping[str, Any], app: Any) -> Rule:
     try:
-        return Computed(schedules.solar(event, doc['latitude'], doc['longitude'], app=app), app)
+        return Computed(schedules.solar(doc['solar'], doc['latitude'], doc['longitude'], app=app), app)
     except KeyError as exc:
         raise Malformed(f'schedule.solar needs the member {exc.args[0]!r}') from exc
     except ImproperlyConfigured as exc:
         raise Malformed('schedule.solar needs the package ephem: pip install "celery[solar]"') from exc
     except (ValueError, TypeError) as exc:
         raise Malformed(f'schedule.solar is not valid: {exc}') from exc
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], Any], Rule]] = {
+    'every': _every,
+    'crontab': _crontab,
+    'at': _at_date,
+    'solar': _solar,
+}
 
 
 # -- crontabs

@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import states
+from celery.backends.base import BaseKeyValueStoreBackend
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from celery.result import GroupResult, ResultSet
@@ -29,6 +30,7 @@ from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pa
 from ..results.queue_item import QueueItem
 from ..results.result_queue import Done
 from ..results.result_store import ResultStore
+from ..rooms import hooks
 from ..waiting.mixin import tasks_in
 from .counter import LAG_SECONDS, Chords, size_of
 
@@ -41,34 +43,25 @@ _MAX_COPY_BYTES = 4096
 _MAX_BODY_BYTES = 20_000
 
 
-class ChordMixin:
-    """The methods of a backend for chords. The backend sets the attributes `store`, `options` and `chords`."""
+class ChordMixin(BaseKeyValueStoreBackend):
+    """The methods of the backend for chords. The backend sets the attributes."""
 
     store: ResultStore
     options: ResultOptions
     chords: Chords
-
-    if TYPE_CHECKING:  # Celery's base class has these; `waiting` has the last one
-        app: Any
-        always_retry: bool
-        content_type: str
-        encode: Callable[[Any], str | bytes]
-        encode_result: Callable[[Any, str], Any]
-        decode: Callable[[Any], Any]
-        exception_to_python: Callable[[Any], Any]
-        get_key_for_task: Callable[[str], str]
-        save_group: Callable[[str, Any], Any]
-        delete_group: Callable[[str], Any]
-        ensure_chords_allowed: Callable[[], None]
-        chord_error_from_stack: Callable[..., Any]
-        hand_over: Callable[[Any, Any, str], bool]
-        await_results: Callable[..., Generator[tuple[str, dict[str, Any]]]]
+    handover: Any
+    await_results: Callable[..., Generator[tuple[str, dict[str, Any]]]]
 
     # -- called when a chord is sent
 
     def apply_chord(self, header_result_args: Any, body: Any, **_: Any) -> None:
-        """Store a chord with its body; Celery sends its header next."""
+        """Store a chord with its body, which inherits headers of the current task; Celery sends its header next."""
         self.ensure_chords_allowed()
+        headers = dict(body.options.get('headers') or {})
+        for pass_on in hooks('pass_on'):  # no task runs when the body is sent
+            pass_on(headers)
+        if headers:
+            body.options['headers'] = headers
         group_id, results = header_result_args[0], header_result_args[1]
         # If the header contains groups, the body gets nested lists. Only the saved group knows the nesting. A header
         # from a generator has no nested groups, and must not be consumed here.
@@ -121,7 +114,7 @@ class ChordMixin:
         part_id = getattr(request, 'couchdb_part', None)
         if part_id is None:
             part = self._new_part(request, state, self.encode_result(result, state))
-            if self.hand_over(part, request, state):
+            if self.handover.hand_over(part, request, state):
                 return
             self._store_part(part)
             part_id = part['_id']

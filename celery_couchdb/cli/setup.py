@@ -11,8 +11,7 @@ import click
 import kombu_couchdb.design
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.queues.broadcasts_database import broadcasts_of
-from kombu_couchdb.queues.database import REVS_LIMIT
+from kombu_couchdb.queues.databases import REVS_LIMIT, broadcasts_of
 from kombu_couchdb.transport import Transport
 
 from .. import design

@@ -22,7 +22,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import equal, exactly, maybe, members, revision
 from kombu_couchdb.documents.ids import QUEUE
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing, ServerUnavailable
-from kombu_couchdb.queues.broadcasts_database import broadcasts_of
+from kombu_couchdb.queues.databases import broadcasts_of
 
 from .. import design
 from .databases import admin_option, app_of, broker_of, result_of, results_of, seconds_option, start

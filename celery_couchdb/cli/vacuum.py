@@ -13,7 +13,7 @@ import click
 from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, mark, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
-from kombu_couchdb.queues.broadcasts_database import broadcasts_of
+from kombu_couchdb.queues.databases import broadcasts_of
 
 from ..rooms import command_hooks
 from .databases import (

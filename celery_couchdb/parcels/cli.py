@@ -10,7 +10,7 @@ import click
 
 from kombu_couchdb.admin.setup import Step, plan
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.devices import compact_devices, device_plan
 from kombu_couchdb.parcels.stored_parcels import STATES, Parcels, moving, state_of
 
@@ -189,7 +189,7 @@ def setup_plans(
     own, parcels = parcels_of(app), parcels_of(app, admin)
     if own is None or parcels is None:
         return []
-    documents = [parcel_views.receipts(), parcel_views.parcels()]
+    documents = parcel.design_documents()
     wanted = wanted_beside(parcels, own, (*members, *publishers), admin, documents)
     plans = [(parcels.address.url, plan(wanted)), *(device_plan(parcels, own.address, name) for name in devices)]
     return [(url, list(steps)) for url, steps in plans]

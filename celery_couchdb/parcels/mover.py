@@ -4,20 +4,27 @@ The mover publishes the message of a parcel under an id derived from the parcel'
 deletes the parcel, or makes it a receipt (`receipts`) if a program wrote it without Celery. So each parcel is moved
 exactly once, even if the worker is killed or paused in between. The document of a refused parcel stays, with the
 reason.
+
+A `Mover` is an `Inbox`, the duty of a leader that processes the documents of a database. `start` runs it in a thread of
+each worker whose transport has the option `parcels`, or `region`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from math import inf
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 from kombu import Producer
 
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.bulk import deletion
-from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.couchdb.conflicts import delete_leaves
+from kombu_couchdb.couchdb.changes import Follower
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.conflicts import SYNC, delete_leaves
 from kombu_couchdb.couchdb.shapes import exactly, members, number, revision, text
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
@@ -26,21 +33,32 @@ from kombu_couchdb.errors import (
     CouchDBError,
     Unstorable,
 )
-from kombu_couchdb.leases.leader import LeaderLease
+from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger, printable
 from kombu_couchdb.options import Options
-from kombu_couchdb.parcels import parcel, parcel_views, receipt
-from kombu_couchdb.parcels.parcel_views import ParcelRow
+from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels.parcel import ParcelRow
 from kombu_couchdb.queues.quarantine import Harmful
+from kombu_couchdb.transport import Transport
 from kombu_couchdb.transport.channel import Channel
 
-from .accept import PRINTED, Accept
-from .inbox import Batch, Inbox
-from .origin_headers import PARCEL
-from .parcel_checks import ParcelRefused, call_in, checked
+from ..patches import workers
+from . import PARCEL
+from .parcel_checks import PRINTED, Accept, ParcelRefused, call_in, checked
 from .receipts import Receipts, write
 
 logger = get_logger(__name__)
+
+#: If the changes feed reports more documents than this at once, the view is read, which tells how large they are.
+_FEW_DOCS = 5
+
+
+#: The pauses after a batch in which no document could be processed, in seconds. A node of a cluster may still show
+#: processed documents, or another worker may have taken the whole batch.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 30.0
+
+#: The interval at which the leader in a cluster looks for documents that the feed of a node has not reported.
+_CLUSTER_SECONDS = 60.0
 
 #: The maximum number of parcels in a batch, and their maximum size in characters (but a batch has one parcel at least).
 _BATCH_DOCS, _BATCH_CHARACTERS = 100, 1_000_000
@@ -60,6 +78,89 @@ _MAX_BODY_BYTES = 64_000_000
 
 #: The shape of a row of the view `parcels`: the revision, and the size in characters.
 _ROW = members(id=text, value=exactly(revision, number))
+
+
+class Batch(NamedTuple):
+    """The number of documents in a batch, and the number of those that were processed."""
+
+    found: int
+    done: int
+
+
+class Inbox(Duty):
+    """Processes the documents of a database, and then follows them. Use it in one thread.
+
+    *Every* method raises the errors of `kombu_couchdb.errors`.
+    """
+
+    process = 'this worker'
+
+    #: Logged when this process becomes the leader, with the URL of the database.
+    done_by_leader: ClassVar[str]
+
+    def __init__(self, leader: LeaderLease, client: Client, selector: dict[str, Any], wake: Callable[[], None]) -> None:
+        """Follow the documents of the database of `client` that match `selector`.
+
+        Another thread calls `wake()` when they have changed.
+        """
+        super().__init__(leader)
+        self._client, self._selector = client, selector
+        self._follower = Follower(client, 'celery-couchdb-parcels-feed', wake)
+        self._again_at, self._pause = inf, _MIN_PAUSE_SECONDS
+
+    def do_these(self, ids: Sequence[str]) -> None:
+        """Process these few documents, which were written just now."""
+        raise NotImplementedError
+
+    def do_batch(self) -> Batch:
+        """Process a batch of documents. After a batch without documents the leader waits for the next change."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Say that this process leads."""
+        logger.info(self.done_by_leader, self._client.url)
+
+    def rest(self) -> float:
+        """Follow nothing."""
+        self._follower.pause()
+        return super().rest()
+
+    def work(self, *, stale: bool) -> float:
+        """Process all documents that wait."""
+        changes = self._follower.take()
+        is_due = time.monotonic() >= self._again_at
+        if stale or changes is not None or is_due:
+            if stale or changes is None or is_due or changes.last is None or len(changes.rows) > _FEW_DOCS:
+                since = self._client.sequence()
+                is_repeated = self._do_all() and not stale and changes is None
+            else:
+                self.do_these(changes.ids)
+                since, is_repeated = changes.last, False
+            if self._client.replicas > 1:
+                # The node that was asked may not have everything that another one has reported.
+                self._look_again_in(_CLUSTER_SECONDS if is_repeated else SYNC)
+            self._follower.follow(since, self._selector)
+        return self._again_at - time.monotonic()
+
+    def close(self) -> None:
+        """Release the lead to another process, and close the connections."""
+        self._follower.close()
+        super().close()
+        self._client.close()
+
+    def _do_all(self) -> bool:
+        """Process batches until nothing can be done; return whether nothing could be done at all."""
+        self._again_at, is_idle = inf, True
+        while (batch := self.do_batch()).done:
+            is_idle, self._pause = False, _MIN_PAUSE_SECONDS
+            self.renew()
+        if batch.found:
+            self._look_again_in(self._pause)
+            self._pause = min(_MAX_PAUSE_SECONDS, 2 * self._pause)
+        return is_idle
+
+    def _look_again_in(self, seconds: float) -> None:
+        self._again_at = min(self._again_at, time.monotonic() + seconds)
 
 
 class CollectingChannel(Channel):
@@ -165,7 +266,7 @@ class Mover(Inbox):
 
     def _rows(self, **arguments: Any) -> Sequence[Any]:
         """Return rows of the waiting parcels; the `arguments` are those of `Client.view`."""
-        return self._client.view(parcel_views.PARCELS, 'parcels', startkey=[0], endkey=[0, {}], **arguments)
+        return self._client.view(parcel.PARCELS, 'parcels', startkey=[0], endkey=[0, {}], **arguments)
 
     def _has_receipts(self, options: Options) -> bool:
         return bool(options.receipts)
@@ -242,14 +343,9 @@ class Mover(Inbox):
                 'refused' if doc['_id'] in reasons else f'moved: {", ".join(i["_id"] for i in messages[doc["_id"]])}',
                 'was updated' if result.is_stored else 'has changed and was not updated',
             )
-        if self._receipts:
-            opened = [
-                doc for doc, result in zip(changes, results, strict=True) if result.is_stored and receipt.is_open(doc)
-            ]
-            # A parcel that was changed may have been moved before.
-            self._receipts.add([doc for doc in opened if doc['_rev'].startswith('1-')], unread=False)
-            self._receipts.add([doc for doc in opened if not doc['_rev'].startswith('1-')], unread=True)
         stored = [change for change, result in zip(changes, results, strict=True) if result.is_stored]
+        if self._receipts:
+            self._receipts.add([doc for doc in stored if parcel.is_open(doc)])
         self._deleted.update(change['_id'] for change in stored if change.get('_deleted'))
         return len(stored)
 
@@ -257,7 +353,7 @@ class Mover(Inbox):
         """Return what becomes of a parcel when its message is published: its receipt, or its deletion."""
         if self._receipts is None or 'message' in doc:
             return deletion(doc)
-        return receipt.opened(doc, item['message']['headers']['id'], item['date'], now, self._keep)
+        return parcel.receipt_of(doc, item['message']['headers']['id'], item['date'], now, self._keep)
 
     def _items_of(self, doc: Document) -> list[WorkItem]:
         """Return the WorkItems for the message of a parcel.
@@ -292,11 +388,72 @@ class Mover(Inbox):
 
     def _publish_message(self, doc: Document, check: Callable[[Document, bytes | None], Document]) -> None:
         """Publish the message that `check` returns for a parcel and its attached body."""
-        attachment = stub(doc)
-        if attachment and attachment['length'] > _MAX_BODY_BYTES:
-            raise ParcelRefused(f'its body is larger than {_MAX_BODY_BYTES:,} bytes')
-        body = bodies.read(self._client, [doc])[0] if attachment else None
-        if body and body.content is None:
-            raise ParcelRefused(body.reason)
-        message = check(doc, body.content if body else None)
+        message = check(doc, attached_body(self._client, doc))
         self._channel.basic_publish(message, doc.get('exchange') or '', doc.get('routing_key') or '')
+
+
+def attached_body(client: Client, doc: Document) -> bytes | None:
+    """Return the attached body of a document; None if it has no attachment. *Raises* `ParcelRefused`."""
+    if (attachment := stub(doc)) is None:
+        return None
+    if attachment['length'] > _MAX_BODY_BYTES:
+        raise ParcelRefused(f'its body is larger than {_MAX_BODY_BYTES:,} bytes')
+    [body] = bodies.read(client, [doc])
+    if body.content is None:
+        raise ParcelRefused(body.reason)
+    return body.content
+
+
+# -- the threads of a worker
+
+#: The movers, by the transport option with which they start. They get the app, the connected transport, a function that
+#: wakes their thread, and how many tasks the worker runs at once.
+KINDS: dict[str, Callable[..., Mover]] = {
+    'parcels': lambda app, transport, wake, concurrency: Mover(app, transport, wake)
+}
+
+_threads: WeakKeyDictionary[Any, list[Led]] = WeakKeyDictionary()
+
+
+def start(app: Any, concurrency: int = 1) -> None:
+    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`.
+
+    The worker runs up to `concurrency` tasks at once.
+    """
+    options = app.conf.broker_transport_options or {}
+    wanted = [kind for option, kind in KINDS.items() if options.get(option)]
+    if app in _threads or not wanted:
+        return
+    with app.connection_for_write() as connection:
+        if issubclass(connection.get_transport_cls(), Transport):
+            _threads[app] = [_started(app, kind, concurrency) for kind in wanted]
+
+
+def _started(app: Any, kind: Callable[..., Mover], concurrency: int) -> Led:
+    led = Led(
+        app.connection_for_write(),
+        lambda connection, wake: kind(app, connection.connection, wake, concurrency),
+        'parcels are not moved',
+    )
+    led.start('celery-couchdb-parcels')
+    return led
+
+
+def on_worker_ready(sender: Any = None, **_: Any) -> None:
+    """Start the threads for a worker that is ready."""
+    if sender is not None:
+        controller = getattr(sender, 'controller', None)
+        start(sender.app, getattr(controller, 'concurrency', None) or 1)
+
+
+def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
+    for thread in _threads.pop(sender.app, ()) if sender is not None else ():
+        thread.stop()
+
+
+def connect_signals() -> None:
+    """Start the threads in each worker that is ready from now on, and stop them when it shuts down."""
+    for signal in workers.READY:
+        signal.connect(on_worker_ready)
+    for signal in workers.SHUTDOWN:
+        signal.connect(_on_worker_shutdown)

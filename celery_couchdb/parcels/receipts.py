@@ -1,7 +1,7 @@
 """Receipts: the process that moves parcels writes into them how the tasks ended.
 
-A result names the parcel from which its task came (`origin_headers`). While receipts are open, the changes feed of the
-database of results reports such results. A new leader first looks up the results of all open receipts, so that none is
+A result names the parcel from which its task came, by the header `x-parcel`. While receipts are open, the changes feed
+of the database of results reports such results. A new leader first looks up the results of all open receipts: none is
 missed if a leader is killed. A result is written only into the receipt of the parcel that it names. Messages that end
 without a result are looked up now and then.
 """
@@ -23,7 +23,7 @@ from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, UNSTORABLE, W
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.parcels import parcel, parcel_views, receipt
+from kombu_couchdb.parcels import parcel
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
@@ -118,11 +118,12 @@ class Receipts:
             logger.debug('the results of parcels are looked up later: %s', exc)
             self._since, self._is_loaded = None, False
 
-    def add(self, docs: Iterable[Document], *, unread: bool) -> None:
-        """Wait for the results of these new receipts; `unread` says that they may be stored already."""
+    def add(self, docs: Iterable[Document]) -> None:
+        """Wait for the results of these new receipts."""
         for doc in docs:
             self._open[doc['_id']] = doc['id']
-            if unread:
+            if not doc['_rev'].startswith('1-'):
+                # A parcel that was changed may have been moved before, and its result may be stored.
                 self._unread[doc['_id']] = doc['id']
             self._sweep_at = min(self._sweep_at, doc['kept_until'])
 
@@ -148,7 +149,7 @@ class Receipts:
         found, start = dict[str, str](), ['open']
         while True:
             keys = {'startkey': start, 'endkey': ['open', {}], 'limit': _OPEN_ROWS}
-            rows = self._client.view(parcel_views.RECEIPTS, 'receipts', members(id=text), **keys)
+            rows = self._client.view(parcel.RECEIPTS, 'receipts', members(id=text), **keys)
             found |= {row['id']: row['value'] for row in rows if _OPEN(row)}
             self._bound([row['id'] for row in rows if not _OPEN(row)])
             if len(rows) < _OPEN_ROWS:
@@ -182,7 +183,7 @@ class Receipts:
         """Let receipts of unknown messages be deleted in time, whatever publishers have written into `kept_until`."""
         for part in chunks(doc_ids, _BATCH_DOCS):
             until = self._client.clock.now() + self._keep
-            docs = [doc for doc in self._client.fetch(part) if doc and receipt.outlasts(doc, until)]
+            docs = [doc for doc in self._client.fetch(part) if doc and parcel.outlasts(doc, until)]
             write(self._client, [{**doc, 'kept_until': until} for doc in docs])
             self._sweep_at = min(self._sweep_at, until)
 
@@ -225,9 +226,9 @@ class Receipts:
         changes = []
         for doc in self._client.fetch(names):
             # The publisher may have changed the receipt.
-            if doc and receipt.is_open(doc) and doc.get('id') == self._open[doc['_id']]:
+            if doc and parcel.is_open(doc) and doc.get('id') == self._open[doc['_id']]:
                 state, result, error, date = ended[doc['_id']]
-                changes.append(receipt.closed(doc, state, result, error, date or now, now, self._keep))
+                changes.append(parcel.with_outcome(doc, state, result, error, date or now, now, self._keep))
         results = write(self._client, changes)
         for doc, written in zip(changes, results, strict=True):
             if written.is_stored:
@@ -264,7 +265,7 @@ class Receipts:
             return
         while True:
             rows = self._client.view(
-                parcel_views.RECEIPTS,
+                parcel.RECEIPTS,
                 'receipts',
                 _KEPT,
                 startkey=['kept'],

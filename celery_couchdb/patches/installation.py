@@ -17,9 +17,9 @@ import warnings
 def install() -> None:
     """Install the patches, if this program uses Celery."""
     if 'celery' in sys.modules:
-        from . import error_output, lifecycle, publishing, redaction
+        from . import output, publishing, workers
 
-        for patch in (error_output, lifecycle, publishing, redaction):
+        for patch in (output, publishing, workers):
             patch.install()
 
 

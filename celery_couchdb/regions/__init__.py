@@ -1,17 +1,29 @@
 """Regions: tasks that run in another CouchDB, and their results on the way back.
 
 `kombu_couchdb.regions.other_regions` publishes a task for another region as a parcel, which CouchDB replicates.
-`region_mover` publishes the parcels that arrive, and `parcels.origin_headers` says to which region a result returns.
+`region_mover` publishes the parcels that arrive, and `lending` moves messages to idle regions.
+
+This module has what the core asks of the room, and `everywhere` for programs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
 
 from celery import group
 from celery.canvas import Signature
 
 from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.parcels.parcel import FROM_REGION
+from kombu_couchdb.regions.region import ANY, named, origin
+
+from ..parcels import INHERITED, header_of
 
 __all__ = ['everywhere']
+
+INHERITED.append(FROM_REGION)
 
 
 def everywhere(signature: Signature) -> group:
@@ -24,3 +36,34 @@ def everywhere(signature: Signature) -> group:
     if not regions:
         raise ConfigurationError('everywhere() needs the transport option regions')
     return group([signature.clone().set(region=name) for name in sorted(regions)], app=signature.app)
+
+
+def members_of_result(app: Any, request: Any, task_id: str) -> dict[str, Any]:
+    """Return the member `to` of a result that is returned to another region, where the task was sent."""
+    own = (app.conf.broker_transport_options or {}).get('region')
+    to = origin({FROM_REGION: header_of(request, FROM_REGION)}, own) if own else None
+    return {'to': to} if to else {}
+
+
+def check_header(app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:
+    """Check the tasks of a chord's header; `options` override those of the tasks.
+
+    The results of a header are counted in one region: nobody would count a task that ends in another one, and the body
+    would never run. *Raises* `ConfigurationError` if one would run in another region. (One that may run in any region
+    runs at home.)
+    """
+    if own := (app.conf.broker_transport_options or {}).get('region'):
+        for step in tasks:
+            route = app.amqp.router.route({**step.options, **options}, step.task, step.args, step.kwargs)
+            region = named(route, route.get('headers'))
+            if region not in (None, own, ANY):
+                raise ConfigurationError(
+                    f'task {step.task!r:.200} of the header of a chord names region {region!r:.80}: the header of a '
+                    f'chord runs in the region where the chord is sent'
+                )
+
+
+def prepare_worker() -> None:
+    """Let the mover of the region start in each worker that is ready, beside that of parcels."""
+    kinds = import_module('celery_couchdb.parcels.mover').KINDS
+    kinds['region'] = import_module('celery_couchdb.regions.region_mover').RegionMover

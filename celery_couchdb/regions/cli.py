@@ -17,8 +17,8 @@ from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 from kombu_couchdb.parcels import replications
 from kombu_couchdb.parcels.replications import Replicator, endpoint
 from kombu_couchdb.parcels.stored_parcels import Parcels, moving
-from kombu_couchdb.regions import region_status, region_views
-from kombu_couchdb.regions.region import database
+from kombu_couchdb.regions import region_status
+from kombu_couchdb.regions.region import REGIONS, database, design_document
 from kombu_couchdb.regions.region_status import RegionStatus, Remote
 
 from ..cli.databases import admin_option, app_of, broker_of, options_of, result_of, results_of, start
@@ -104,7 +104,7 @@ def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry
     peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
     results = wanted_results(app, peers, admin)
     server = Client(own.client.address.root)
-    wanted = Wanted(own.client, [region_views.regions()], members_of(app_user, peers, admin), not app_user)
+    wanted = Wanted(own.client, [design_document()], members_of(app_user, peers, admin), not app_user)
     # Make all plans before the first change, so that an error leaves everything as it was.
     print_plan(
         [
@@ -173,8 +173,7 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     PULLS is the state of the two replications from that region, of parcels and of results. LAG is the number of changes
     there that CouchDB has not looked at here. TO is the number of parcels that the region has not published yet, as far
     as is known here, FROM the same in the other direction; OLDEST is the age of the oldest. REFUSED parcels stay in the
-    database of regions, with the reason. SEEN is the age of the document in which the region says how many tasks it
-    wants, written when that changes. RESPONDS is how long a request to the other region takes.
+    database of regions, with the reason. RESPONDS is how long a request to the other region takes.
 
     States of replications can only be read by an administrator of CouchDB. The command waits at most 7 seconds for a
     region that does not respond, and 2 seconds for parcels that are not here yet.
@@ -286,7 +285,6 @@ _COLUMNS = [
     Column('FROM', None, lambda one: count_cell(_arriving(one)['count']), right=True),
     Column('OLDEST', None, lambda one: format_duration(_arriving(one)['oldest']), right=True),
     Column('REFUSED', 'local', lambda local: count_cell(local['refused']['count'], fg='red'), right=True),
-    Column('SEEN', 'local', lambda local: format_duration(local['seen']), right=True),
     Column('RESPONDS', 'remote', _responds, right=True),
 ]
 
@@ -326,7 +324,7 @@ def _remarks(found: Sequence[_Found]) -> list[str]:
 
 def parcels_between_regions(app: Any) -> Parcels:
     """Return the parcels in the database of regions, for the command `parcels`."""
-    return Parcels(regions_of(app), region_views.REGIONS, 'traffic')
+    return Parcels(regions_of(app), REGIONS, 'traffic')
 
 
 def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
@@ -341,4 +339,4 @@ def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
         # back to the one that has purged the tombstone.
         yield f'{client.address.database}: left out, because parcels could come back from other regions and run again'
 
-    return VacuumPart(partial(moving, [Parcels(client, region_views.REGIONS, 'traffic')]), finish)
+    return VacuumPart(partial(moving, [Parcels(client, REGIONS, 'traffic')]), finish)

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 from kombu.exceptions import EncodeError
 from kombu.utils.functional import retry_over_time
 
-from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.address import Address, parse_list
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.shapes import Shape
-from kombu_couchdb.couchdb.urls import parse_list
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import (
     RETRIED,
@@ -115,37 +114,33 @@ class Database:
         except NotFound:
             if not self._may_create:
                 raise
-            try:
+            with self._explained('write the design document'):
                 self.call(self._client.try_put, wanted)  # a conflict means that another process has stored it
-            except AccessDenied as exc:
-                raise access_denied(
-                    self._client.address.url,
-                    self._client.user,
-                    'write the design document',
-                    'let an administrator run "celery -A your_app couchdb setup"',
-                ) from exc
 
     def call(self, request: Callable[[A], T], argument: A) -> T:
         """Make a request; if the database is missing, create it and make the request again."""
         try:
             return request(argument)
         except DatabaseMissing as missing:
-            address = self._client.address
             if not self._may_create:
+                url = self._client.address.url
                 raise DatabaseMissing(
-                    f'{address.url}: the database does not exist, and the transport option create_database is off'
+                    f'{url}: the database does not exist, and the transport option create_database is off'
                 ) from missing
-            try:
+            with self._explained(
+                'create the database, which does not exist', ', or name an existing one in result_backend'
+            ):
                 self._client.create()
-            except AccessDenied as exc:
-                raise access_denied(
-                    address.url,
-                    self._client.user,
-                    'create the database, which does not exist',
-                    'let an administrator run "celery -A your_app couchdb setup", or name an existing one in '
-                    'result_backend',
-                ) from exc
         return request(argument)
+
+    @contextmanager
+    def _explained(self, action: str, remedy: str = '') -> Iterator[None]:
+        """Raise an error that names the action and the remedy if the user lacks the right."""
+        try:
+            yield
+        except AccessDenied as exc:
+            remedy = f'let an administrator run "celery -A your_app couchdb setup"{remedy}'
+            raise access_denied(self._client.address.url, self._client.user, action, remedy) from exc
 
 
 class ResultStore:

@@ -16,9 +16,8 @@ try:
 except ModuleNotFoundError as exc:
     raise ImportError('celery_couchdb.testing needs pytest-celery: pip install "celery-couchdb[testing]"') from exc
 
-from .containers import CouchDBContainer, CouchDBWorkerContainer
+from .containers import CouchDBContainer, CouchDBTestBackend, CouchDBTestBroker, CouchDBWorkerContainer
 from .fixtures import *  # noqa: F403  pytest finds them here
-from .nodes import CouchDBTestBackend, CouchDBTestBroker
 from .server import Server, running_server
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""CouchDB and a worker as containers of pytest-celery, and their default settings, which a project can override."""
+"""CouchDB and a worker as containers and nodes of pytest-celery, and their defaults, which a project can override."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 from urllib.parse import quote
 
-from pytest_celery import CeleryTestContainer, CeleryWorkerContainer
+from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestContainer, CeleryWorkerContainer
 
 from kombu_couchdb.couchdb.client import Client
 
@@ -48,16 +48,6 @@ class CouchDBContainer(CeleryTestContainer):
         """Return `url` and `host_url` of a database on this server; see `celeryconfig`."""
         inside = self._server_at(self.hostname, int(COUCHDB_PORT.partition('/')[0]))
         return {'url': inside.couchdb_url(database), 'host_url': self.server.couchdb_url(database)}
-
-    @property
-    def url(self) -> str:
-        """The database's URL for other containers."""
-        return self.urls(self.vhost)['url']
-
-    @property
-    def host_url(self) -> str:
-        """The database's URL for this machine."""
-        return self.urls(self.vhost)['host_url']
 
     @property
     def server(self) -> Server:
@@ -127,3 +117,26 @@ class CouchDBWorkerContainer(CeleryWorkerContainer):
     def pytest_celery_pkg(cls) -> str:
         """Return the package that `pip` installs into the image: `PYTEST_CELERY_PKG`, or the released package."""
         return os.environ.get('PYTEST_CELERY_PKG', WORKER_PACKAGE)
+
+
+class _Node:
+    container: Any
+
+    def config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the container's `celeryconfig` updated with `kwargs`; `vhost` is another database on the server."""
+        urls = self.container.urls(str(kwargs['vhost'])) if 'vhost' in kwargs else {}
+        return {**self.container.celeryconfig, **kwargs, **urls}
+
+
+class CouchDBTestBroker(_Node, CeleryTestBroker):
+    """A CouchDB database as the broker."""
+
+    def teardown(self) -> None:
+        """Close the connections of the test's app, then delete the database."""
+        if self.app:
+            self.app.pool.force_close_all()
+        super().teardown()
+
+
+class CouchDBTestBackend(_Node, CeleryTestBackend):
+    """A CouchDB database for results."""

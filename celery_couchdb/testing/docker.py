@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from .containers import CouchDBWorkerContainer
-from .nodes import CouchDBTestBackend, CouchDBTestBroker
+from .containers import CouchDBTestBackend, CouchDBTestBroker, CouchDBWorkerContainer
 
 pytest_plugins = ['celery_couchdb.testing']
 

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 from pytest_docker_tools import container, fxtr, volume
 
-from .containers import COUCHDB_CONTAINER_TIMEOUT, COUCHDB_VOLUME, CouchDBContainer
-from .nodes import CouchDBTestBackend, CouchDBTestBroker
+from .containers import (
+    COUCHDB_CONTAINER_TIMEOUT,
+    COUCHDB_VOLUME,
+    CouchDBContainer,
+    CouchDBTestBackend,
+    CouchDBTestBroker,
+)
 from .server import Server, running_server
 
 # -- without Docker

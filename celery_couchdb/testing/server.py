@@ -13,7 +13,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
 from kombu_couchdb.errors import DatabaseMissing, NotFound
-from kombu_couchdb.queues.broadcasts_database import broadcasts_of
+from kombu_couchdb.queues.databases import broadcasts_of
 
 #: How long a request of a test may take: long, so that tests do not fail only because the machine is busy.
 _REQUEST_SECONDS = 180.0

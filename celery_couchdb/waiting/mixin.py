@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
+from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import TimeoutError
 
 from kombu_couchdb.couchdb.bounds import time_limit
@@ -38,20 +39,15 @@ _PAUSE_PER_ANCESTOR_SECONDS = 0.005
 _MIN_TIMEOUT_SECONDS = 1.0
 
 
-class PushMixin:
-    """The methods of a backend that wait for results. The backend sets the attributes below."""
+class PushMixin(BaseKeyValueStoreBackend):
+    """The methods of the backend that wait for results. The backend sets the attributes."""
 
     store: ResultStore
     subscriber: Subscriber
     callbacks: Callbacks
     read_ahead: ReadAhead
+    decode_document: Callable[[Document], Meta]
     is_async = True
-
-    if TYPE_CHECKING:  # Celery's base class has these
-        _ensure_not_eager: Callable[[], None]
-        always_retry: bool
-        get_key_for_task: Callable[[str], str]
-        decode_document: Callable[[Document], Meta]
 
     # -- called by celery.app
 

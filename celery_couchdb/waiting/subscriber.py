@@ -28,11 +28,8 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared, reset_in_child
 from kombu_couchdb.errors import (
     RETRIED,
-    AccessDenied,
     AnswerTooLarge,
-    ConfigurationError,
     CouchDBError,
-    NotCouchDB,
 )
 from kombu_couchdb.log import get_logger
 
@@ -172,16 +169,18 @@ class Subscriber:
                 if retry > _MIN_RETRY_SECONDS:
                     logger.info('results are received again')
                 retry = _MIN_RETRY_SECONDS
-            except RETRIED as exc:
-                if isinstance(exc, AnswerTooLarge) and not self._asks:
-                    self._stop_following()
-                    continue
-                level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one warning for each outage
-                logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
-                time.sleep(retry)
-                self._since, pause, retry = None, 0.0, min(retry * 2, _MAX_RETRY_SECONDS)
             except Exception as exc:  # after any error: a thread must not wait for documents that never come
-                self._fail(watched, exc)
+                # The next request reads everything again, also what was unread now.
+                self._since, is_outage = None, isinstance(exc, RETRIED)
+                if not self._asks and (isinstance(exc, AnswerTooLarge) or not is_outage):
+                    self._stop_following()
+                elif is_outage:
+                    level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one for each outage
+                    logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
+                    time.sleep(retry)
+                    pause, retry = 0.0, min(retry * 2, _MAX_RETRY_SECONDS)
+                else:
+                    self._fail(watched, exc)
 
     def _wait_for_mailboxes(self) -> bool:
         """Wait until a document is watched; return False if the thread should end, because none was for a long time."""
@@ -204,12 +203,17 @@ class Subscriber:
 
     def _ask(self, watched: set[str]) -> float:
         """Deliver the watched documents that exist, without the feed; return the pause after that: none."""
-        ids, asked, self._asked = list(watched), self._asked, time.monotonic()
+        asked, self._asked = self._asked, time.monotonic()
         self._since = None  # the feed begins anew afterwards
-        docs = self.store.read_many(ids)
-        self._traffic.add_results(self._watched.deliver(zip(ids, docs, strict=True), asked))
+        self._traffic.add_results(self._read(watched, asked))
         self._count_updates()
         return 0.0
+
+    def _read(self, wanted: set[str], asked: float | None = None, *, everywhere: bool = False) -> int:
+        """Read documents and deliver those that exist; return the number of results. See `Watched.deliver`."""
+        ids = list(wanted)
+        docs = self.store.read_many(ids, everywhere=everywhere)
+        return self._watched.deliver(zip(ids, docs, strict=True), asked)
 
     def _count_updates(self) -> None:
         if self._traffic.is_due(now := time.monotonic()):
@@ -225,8 +229,7 @@ class Subscriber:
         if many and unread:
             # Read from every copy: the feed never reports a change that its node had received before `_since`, and a
             # read from the other nodes only may miss that change.
-            ids = list(unread)
-            self._watched.deliver(zip(ids, self.store.read_many(ids, everywhere=True), strict=True))
+            self._read(unread, everywhere=True)
         since = 0 if unread and not many else self._since
         body = {} if many else {'doc_ids': sorted(watched)}
         limit = _MAX_CHANGES if many else len(watched)
@@ -268,29 +271,11 @@ class Subscriber:
         self._unreadable_until = time.monotonic() + _UNREADABLE_SECONDS
 
     def _fail(self, watched: set[str], exc: Exception) -> None:
-        """Deliver an error to the mailboxes of the documents that cause it, or of all if no document causes it."""
-        errors: dict[str, CouchDBError] = {}
-        self._since = None  # the next request reads everything again, also what was unread now
-        if self._watched.ahead or (self._receives_all and not self._asks):
-            self._stop_following()
-            return
-        if not isinstance(exc, (AccessDenied, NotCouchDB, ConfigurationError)):
-            for doc_id in watched:
-                try:
-                    self.store.read(doc_id)
-                except RETRIED:
-                    return  # the next request shows whether the error persists
-                except CouchDBError as own:
-                    errors[doc_id] = own
-        if not errors:
-            logger.error('the subscriber to results failed', exc_info=exc)
-            error = (
-                exc
-                if isinstance(exc, CouchDBError)
-                else CouchDBError(f'{self.store.client.address.url}: the subscriber to results failed: {exc!r}')
-            )
-            errors = dict.fromkeys(watched, error)
-        self._watched.fail(errors)
+        """Deliver an error in the place of all watched documents."""
+        logger.error('the subscriber to results failed', exc_info=exc)
+        if not isinstance(exc, CouchDBError):
+            exc = CouchDBError(f'{self.store.client.address.url}: the subscriber to results failed: {exc!r}')
+        self._watched.fail(dict.fromkeys(watched, exc))
 
 
 _subscribers: Shared[tuple[Address, str], Subscriber] = Shared(WeakValueDictionary())

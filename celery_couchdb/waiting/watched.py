@@ -17,9 +17,8 @@ from .timing import Expectation
 #: that do not exist, such a request costs the server 12 ms, measured on CouchDB 3.5.
 _PAUSE_PER_DOC_SECONDS = 0.0005
 
-#: The most documents that are watched although nothing waits for them yet, and the largest of them that is kept without
-#: being a success, in characters.
-_MAX_AHEAD, _MAX_STATE_CHARACTERS = 1000, 4000
+#: The most documents that are watched although nothing waits for them yet.
+_MAX_AHEAD = 1000
 
 
 class ResultMailbox:
@@ -161,12 +160,11 @@ class Watched:
         return number
 
     def _keep(self, doc_id: str, doc: Document | None) -> bool:
-        """Keep the state of a document; tell whether it is watched no longer: it is a success, or too large."""
-        if doc is not None and is_success(doc):
-            self._cache.add([doc])
-        elif doc is None or len(repr(doc)) <= _MAX_STATE_CHARACTERS:
+        """Keep the state of a document; tell whether it is a success, which is watched no longer."""
+        if doc is None or not is_success(doc):
             self.ahead[doc_id] = doc
             return False
+        self._cache.add([doc])
         del self.ahead[doc_id]
         return True
 

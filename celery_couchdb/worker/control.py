@@ -9,14 +9,14 @@ Importing this module replaces Celery's commands; see `startup.prepare`.
 from __future__ import annotations
 
 import json
-import threading
 from datetime import datetime, timezone
 from typing import Any
 
 from celery.worker.control import Panel, inspect_command
 
+from kombu_couchdb.couchdb.bounds import time_limit
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.latency import LATENCY
+from kombu_couchdb.couchdb.http import LATENCY
 from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
@@ -45,26 +45,14 @@ def scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
     if transport.driver_type != 'couchdb':
         return held
     queues = [queue.name for queue in state.consumer.task_consumer.queues]
-    planned: list[dict[str, Any]] = []
-
-    def read() -> None:
-        try:
-            planned.extend(_describe(doc, state.hostname) for doc in _planned(transport.couchdb, queues))
-        except CouchDBError as exc:
-            logger.warning('inspect scheduled shows only what this worker holds: %s', exc)
-        except Exception:
-            logger.exception('inspect scheduled shows only what this worker holds')
-
-    # In a thread, because the request may take longer than its timeout: it is sent to one node after the other.
-    thread = threading.Thread(target=read, name='celery-couchdb-inspect', daemon=True)
-    thread.start()
-    patience = min(_PATIENCE_SECONDS, transport.options.request_timeout)
-    thread.join(patience)
-    if thread.is_alive():
-        logger.warning(
-            'inspect scheduled shows only what this worker holds: CouchDB has not responded within %g s', patience
-        )
-    return held + planned
+    try:
+        with time_limit(min(_PATIENCE_SECONDS, transport.options.request_timeout)):
+            held += [_describe(doc, state.hostname) for doc in _planned(transport.couchdb, queues)]
+    except CouchDBError as exc:
+        logger.warning('inspect scheduled shows only what this worker holds: %s', exc)
+    except Exception:
+        logger.exception('inspect scheduled shows only what this worker holds')
+    return held
 
 
 @inspect_command()

@@ -103,34 +103,29 @@ class HandOver:
         """Return the failure that takes the place of a success."""
         head = item.head
         failure = ResultTooLarge(f'the result of {head.get("task") or item.id} cannot be stored: {error}')
-        result = self._backend.prepare_exception(failure)
         if head['type'] == 'Part':
-            value = pack(self._backend.encode({'result': result}), self._backend.content_type)
-            doc: dict[str, Any] = {**head, 'state': states.FAILURE, 'value': value}
+            value = self._backend.encode({'result': self._backend.prepare_exception(failure)})
+            doc = {**head, 'state': states.FAILURE, 'value': pack(value, self._backend.content_type)}
         else:
-            doc = {**head, 'status': states.FAILURE, **self._failed_value(self._task_id(item), result)}
+            doc = {**head, **self._failure(self._task_id(item), head['task'], failure)}
         instead = QueueItem.of(doc)
         instead.take_part(item)  # which is counted with the failure
         return instead
 
     def _never_sent(self, task_id: str, task: str | None, error: CouchDBError) -> QueueItem:
         """Return the failure of a task whose message could not be stored, so that nobody waits for its result."""
-        doc: Result = {
-            '_id': self._backend.get_key_for_task(task_id),
-            'type': 'Result',
-            'status': states.FAILURE,
-            'task': task,
-            **self._failed_value(task_id, self._backend.prepare_exception(error)),  # type: ignore[typeddict-item]
-        }
+        doc = self._failure(task_id, task, error)
         return QueueItem.of(stamp(doc, self._backend.client.clock.now(), self._backend.failure_expires))
 
     def _task_id(self, item: QueueItem) -> str:
         return item.id.removeprefix(self._backend.task_keyprefix)
 
-    def _failed_value(self, task_id: str, result: Any) -> Packed:
-        """Return the value of a failure without a traceback."""
-        meta = {'task_id': task_id, 'status': states.FAILURE, 'result': result, 'traceback': None}
-        return pack(self._backend.encode({**meta, 'children': [], 'date_done': None}), self._backend.content_type)
+    def _failure(self, task_id: str, task: str | None, error: CouchDBError) -> dict[str, Any]:
+        """Return the document of a failure without a traceback."""
+        result = self._backend.prepare_exception(error)
+        meta = {'status': states.FAILURE, 'result': result, 'traceback': None, 'children': [], 'date_done': None}
+        found: dict[str, Any] = self._backend.result_document(task_id, task, meta)
+        return found
 
 
 def _is_part_of_chord() -> bool:

@@ -12,7 +12,7 @@ from celery.exceptions import WorkerShutdown
 from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.log import get_logger
 
-from ..results.documents import pack, stamp
+from ..results.documents import stamp
 from ..rooms import hooks
 
 logger = get_logger(__name__)
@@ -45,14 +45,7 @@ def check(backend: Any) -> None:
     if not _has_results(backend.app):
         return
     task_id = f'write-check-{uuid.uuid4()}'
-    payload = backend.encode({'task_id': task_id, 'status': states.PENDING, 'result': None})
-    doc = {
-        '_id': backend.get_key_for_task(task_id),
-        'type': 'Result',
-        'status': states.PENDING,
-        'task': None,
-        **pack(payload, backend.content_type),
-    }
+    doc = backend.result_document(task_id, None, {'status': states.PENDING, 'result': None})
     try:
         backend.store.try_to_write(stamp(doc, backend.client.clock.now(), _LIFETIME_SECONDS))
     except RETRIED as exc:

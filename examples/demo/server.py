@@ -13,7 +13,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer, install
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
-from kombu_couchdb.queues.broadcasts_database import broadcasts_name
+from kombu_couchdb.queues.databases import broadcasts_name
 
 from .interrupts import Interrupts
 from .screen import Screen

@@ -13,7 +13,7 @@ from ..couchdb.shapes import Shape, anything, exactly, members, number, text
 from ..design.rows import QueueCount, Row, WaitingRow
 from ..documents import workitem
 from ..documents.ids import CONSUMER
-from ..documents.workitem import HIGHEST
+from ..documents.task_message import HIGHEST
 from ..queues import waiting
 from .dead import letters
 from .jobs import BATCH_ROWS, items_in, needs_jobs_view, paged

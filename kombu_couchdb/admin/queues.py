@@ -19,8 +19,8 @@ from ..documents.ids import CONSUMER, PAUSE, QUEUE
 from ..documents.shared_documents import Pause
 from ..documents.validation import check_names
 from ..errors import ConfigurationError
-from ..leases.peers import queues_of
-from ..queues.broadcasts_database import BroadcastsDatabase
+from ..leases.lease import queues_of
+from ..queues.databases import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
 

@@ -17,9 +17,9 @@ from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, LEADER, QUEUE
 from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
-from ..leases.lease_expiry import ends_at
+from ..leases.lease import ends_at
 from ..queues import waiting
-from ..queues.broadcasts_database import broadcasts_of
+from ..queues.databases import broadcasts_of
 from .queues import Paused, paused
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.

@@ -30,7 +30,7 @@ from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import DONE, flag, items, maybe, members, number, revision, sequence, text
 from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing, NotFound
-from ..leases.lease_expiry import ends_at
+from ..leases.lease import ends_at
 from .cluster import Cluster, Indexes
 
 __all__ = ['AGE', 'Progress', 'Report', 'longest_lease', 'mark', 'vacuum']
@@ -156,7 +156,7 @@ def vacuum(
 
     If the database `may_be_replicated` and is, purge nothing: the replicas could bring the documents back. `moving`
     returns the ids of messages whose tombstones are kept, because their parcels still wait: see
-    `kombu_couchdb.admin.parcels.moving`.
+    `kombu_couchdb.parcels.stored_parcels.moving`.
 
     *Raises* `AccessDenied` if the user is not a server administrator, and `Refused` if a purge is not possible or not
     safe.

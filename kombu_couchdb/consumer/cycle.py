@@ -17,7 +17,6 @@ from ..documents import workitem
 from ..documents.concurrency import is_parked, parked_key
 from ..errors import CouchDBError
 from ..fleet.candidates import QueueCandidates
-from ..fleet.coordination import Announced
 from ..fleet.notifier import Notifier
 from ..leases.lease import Lease
 from ..leases.sweeper import Sweeper
@@ -56,7 +55,7 @@ _BELL_ROWS = 8
 
 
 class Cycle:
-    """The work of one consumer; for its I/O thread alone, except `unacked` and `announced`."""
+    """The work of one consumer; for its I/O thread alone, except `unacked` and `lease.announced`."""
 
     def __init__(
         self,
@@ -80,8 +79,6 @@ class Cycle:
         self._writes = self.unacked.writes
         #: Which decisions wait until something else is stored.
         self.order = WriteOrder(self.unacked.wake_for_stored)
-        #: The queues that the stored heartbeat names: other processes see that this consumer uses them.
-        self.announced = Announced()
         self._bodies = Bodies(client, self.unacked)
         self._commits = Commits(self._store, self.lease, self.sweeper.unproven)
         self._suspects = Suspects(client)
@@ -106,7 +103,9 @@ class Cycle:
     def is_busy(self) -> bool:
         """Whether the consumer has work, or keeps something that would be lost with it."""
         # Broadcasts for a bound queue are kept in this process until something subscribes to the queue.
-        return bool(self.unacked.busy or self.notifier.listener.binds or self.sweeper.unused or self.sweeper.unproven)
+        return bool(
+            self.unacked.busy or self.notifier.listener.exchanges or self.sweeper.unused or self.sweeper.unproven
+        )
 
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
@@ -114,8 +113,8 @@ class Cycle:
             return -inf
         times = [self._poll_at, self.notifier.attention.bell.due_at, self.unacked.overdue_at]
         if self.lease.written:
-            times += [self.lease.next_heartbeat, self.sweeper.due, *self.unacked.may_run().values()]
-        times.append(self.notifier.due_at())
+            times += [self.lease.next_heartbeat, self.sweeper.due, self.notifier.due_at()]
+            times += self.unacked.may_run().values()
         credit, low = self.unacked.credit(), self.unacked.low()
         times.append(self._gate.due(credit))
         for queue, candidates in self._candidates.items():
@@ -158,7 +157,6 @@ class Cycle:
             if queues or pulls or self.lease.written:
                 self._heartbeat.register(queues)
                 self._suspects.check()
-                self.announced.set(self.lease.announced)
                 self._restore_queues(queues)
                 self._commits.release_orphans(self.unacked.ids())
                 self._read_candidates(credit)
@@ -187,7 +185,6 @@ class Cycle:
             self._commits.write(pending, claims)
             self._offer(self._gate.settle(self._in_use()))
             self._ring()
-            self.announced.set(self.lease.announced)
         except CouchDBError:
             give_up([*pending, *claims])
             raise

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import WriteResult
+from ..fleet.attention import Peers
 from ..leases.lease import Lease
-from ..leases.peers import Peers
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from ..rooms import room

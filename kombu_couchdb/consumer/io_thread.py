@@ -19,10 +19,10 @@ from kombu.utils.compat import detect_environment
 
 from ..couchdb.client import Client
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
-from ..leases.lease_expiry import GRACE_SECONDS
+from ..leases.lease import GRACE_SECONDS
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE, Options
-from ..queues.database import ensure
+from ..queues.databases import ensure
 from ..queues.fanout import Listener
 from ..queues.topology import Topology
 from .cycle import Cycle
@@ -62,7 +62,7 @@ class IOThread:
         self._client, self._options, self._mailbox = client, options, mailbox
         self._topology = topology
         self._cycle = Cycle(client, options, mailbox, listener, topology, name)
-        self.unacked, self.announced = self._cycle.unacked, self._cycle.announced
+        self.unacked, self.announced = self._cycle.unacked, self._cycle.lease.announced
         self._abandoned = False
         self._idle_since: float | None = None
         self._failures = 0

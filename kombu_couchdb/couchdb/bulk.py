@@ -1,4 +1,7 @@
-"""Bulk writes: many documents in requests of bounded size, with a `WriteResult` for each document."""
+"""Bulk writes: many documents in requests of bounded size, with a `WriteResult` for each document.
+
+`Unusable` has the documents that CouchDB refuses for ever, so that nobody tries to write them again.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from hashlib import md5
 from typing import Any, Protocol
 
 from .. import errors
+from ..log import get_logger
 from .address import Address
 from .http import encoded
 from .shapes import Document, Shape, equal, exactly, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
+
+logger = get_logger(__name__)
 
 #: The maximum bytes of documents in one request of several documents: at first, and the smallest limit after timeouts.
 MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
@@ -18,8 +24,8 @@ MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
 #: After this many requests of at least half the maximum size with a response in time, the maximum is doubled.
 _STEADY_REQUESTS = 16
 
-#: Errors of single documents of `_bulk_docs`. Any other error means that the server has a problem.
-_DECISIONS = frozenset({'conflict', 'forbidden', 'unauthorized', DOCUMENT_TOO_LARGE})
+#: The maximum number of documents in `Unusable`.
+_MAX_UNUSABLE = 10_000
 
 #: CouchDB refuses a whole request with these errors because of one document in it. The values are the errors of that
 #: document's `WriteResult`.
@@ -111,8 +117,9 @@ class BulkWrite:
             return self._separate(docs, texts, exc)
         self._size.learn(size, answered=True)
         for result in results:
-            if result.is_refused and result.error not in _DECISIONS:
-                raise result.exception(self._client.address.url)
+            # The server has a problem, instead of a reason to refuse this document.
+            if result.is_refused and isinstance(error := result.exception(self._client.address.url), errors.RETRIED):
+                raise error
         return results
 
     def _update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
@@ -157,6 +164,38 @@ class BulkWrite:
         return WriteResult(
             doc['_id'], WriteStatus.UNPROVEN if self._client.replicas > 1 else WriteStatus.STORED, found['_rev']
         )
+
+
+class Unusable:
+    """The documents of one database that cannot be written. Thread-safe."""
+
+    def __init__(self) -> None:
+        #: By document id, the revision.
+        self._known: dict[str, str] = {}
+        self._new: list[tuple[str, str]] = []
+
+    def note(self, doc_id: str, rev: str, reason: str) -> None:
+        """Record an unusable document and log it once: it cannot be written over this revision.
+
+        `reason` is the end of a sentence in the log.
+        """
+        known = self.has(doc_id, rev)
+        self._known[doc_id] = rev
+        if known:
+            return
+        if len(self._known) > _MAX_UNUSABLE:
+            self._known.pop(next(iter(self._known)), None)
+        self._new.append((doc_id, reason))
+        logger.error('document %s is skipped: %s', doc_id, reason)
+
+    def has(self, doc_id: str, rev: str) -> bool:
+        """Return whether `note` was called with this id and revision."""
+        return self._known.get(doc_id) == rev
+
+    def take(self) -> list[tuple[str, str]]:
+        """Return the ids and reasons that were recorded since the last call."""
+        new, self._new = self._new, []
+        return new
 
 
 def deletion(doc: Mapping[str, Any]) -> Document:

@@ -1,9 +1,9 @@
-"""The changes feed: an interruptible longpoll on `_changes`, a thread that waits with it, and a follower of a database.
+"""The changes feed: an interruptible longpoll on `_changes`, and a follower of a database, whose thread waits with it.
 
-A change arrives within milliseconds and is only a hint: callers read the documents to decide. A `ContinuousFeed` sends
-one longpoll after each call of `ask` and none by itself, so that a busy consumer causes no requests.
+A change arrives within milliseconds and is only a hint: callers read the documents to decide. A `Follower` sends one
+longpoll after each call of `follow` and none by itself, so that a busy consumer causes no requests.
 
-A `Follower` says when something may have been missed. Whoever follows reads the documents first, and then follows them
+It also says when something may have been missed. Whoever follows reads the documents first, and then follows them
 from an update sequence on that is older than the read. Each call of `follow` gives one report, which may come twice.
 """
 
@@ -117,90 +117,6 @@ class Longpoll:
         return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
 
 
-class ContinuousFeed:
-    """A thread that waits for the changes that match a selector.
-
-    The thread calls `on_rows(rows, last_seq)` with the changes; the rows contain the documents if `docs` is true. It
-    calls `on_error(exc)` if the wait failed. After either call, the thread is idle until the next call of `ask`.
-
-    `name` is the name of the thread. The server sends an empty line every `heartbeat` seconds: a silent server is
-    noticed after twice that time and two seconds.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        on_rows: Callable[[list[Row], Any], None],
-        on_error: Callable[[CouchDBError], None],
-        name: str,
-        *,
-        docs: bool = True,
-        heartbeat: float = _HEARTBEAT_SECONDS,
-    ) -> None:
-        self._client, self._docs, self._heartbeat = client, docs, heartbeat
-        self._on_rows, self._on_error = on_rows, on_error
-        self._longpoll = Longpoll(client)
-        self._wake = threading.Condition()
-        self._request: tuple[Any, Document] | None = None
-        self._closed = False
-        self._last_start = float('-inf')
-        #: The least seconds between two longpolls, if more than `_MIN_INTERVAL_SECONDS`. Any thread may set it.
-        self.min_interval = 0.0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def ask(self, since: Any, body: Document) -> None:
-        """Wait for changes after `since`, and interrupt an earlier wait; `body` as in `Longpoll.wait`."""
-        with self._wake:
-            self._longpoll.interrupt()
-            self._request = (since, body)
-            self._wake.notify()
-
-    def pause(self) -> None:
-        """Interrupt the wait. The thread is idle until the next call of `ask`."""
-        with self._wake:
-            self._longpoll.interrupt()
-            self._request = None
-            self._wake.notify()
-
-    def close(self) -> None:
-        """Tell the thread to end. It ends at the server's next empty line at the latest."""
-        with self._wake:
-            self._closed = True
-            self._longpoll.interrupt()
-            self._wake.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._request is not None)
-                if self._closed or self._request is None:
-                    return
-                since, body = self._request
-                self._request = None
-                generation = self._longpoll.generation
-                seconds = self._last_start + max(_MIN_INTERVAL_SECONDS, self.min_interval) - time.monotonic()
-            try:
-                # Changes in quick succession share one response, and their messages one claim request.
-                self._sleep(seconds, generation)
-                self._last_start = time.monotonic()
-                found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
-            except CouchDBError as exc:
-                if generation == self._longpoll.generation:
-                    self._on_error(exc)
-            except Exception as exc:  # the owner must learn of any error, because it does not poll while the feed waits
-                logger.exception('the changes feed failed')
-                self._on_error(ServerUnavailable(f'{self._client.address.url}: the changes feed failed: {exc!r}'))
-            else:
-                if found is not None and generation == self._longpoll.generation:
-                    self._on_rows(found['results'], found['last_seq'])
-
-    def _sleep(self, seconds: float, generation: int) -> None:
-        """Wait before a longpoll; no longer if it is interrupted."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._closed or generation != self._longpoll.generation, max(0.0, seconds))
-
-
 class Changes(NamedTuple):
     """One report."""
 
@@ -234,14 +150,21 @@ class Follower:
     ) -> None:
         """`name` is the name of the thread, which calls `wake()` when there is a report.
 
-        The rows of reports contain the documents if `docs` is true. `heartbeat` as in `ContinuousFeed`.
+        The rows of reports contain the documents if `docs` is true. The server sends an empty line every `heartbeat`
+        seconds: a silent server is noticed after twice that time and two seconds.
         """
         self._client, self._name, self._wake = client, name, wake
-        self._docs, self._heartbeat, self._pause = docs, heartbeat, 0.0
-        self._feed: ContinuousFeed | None = None
-        self._reported = threading.Condition()
-        self._report: Changes | None = None
+        self._docs, self._heartbeat = docs, heartbeat
+        self._longpoll = Longpoll(client)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._last_start = float('-inf')
+        #: The least seconds between two longpolls, and after the last error.
+        self._interval = self._pause = 0.0
+        self._changed = threading.Condition()
+        self._request: tuple[Any, Document] | None = None  # for the thread
         self._asked: tuple[Any, Document] | None = None  # what the thread waits for
+        self._report: Changes | None = None
 
     @property
     def is_following(self) -> bool:
@@ -262,49 +185,77 @@ class Follower:
         apart, or more.
         """
         body: Document = {'selector': selector} if selector else {} if doc_ids is None else {'doc_ids': [*doc_ids]}
-        if self._asked == (since, body):
-            return
-        if self._feed is None:
-            self._feed = ContinuousFeed(
-                self._client, self._on_rows, self._on_error, self._name, docs=self._docs, heartbeat=self._heartbeat
-            )
-        self._feed.min_interval = max(interval, self._pause)
-        self._asked = since, body
-        self._feed.ask(since, body)
+        if self._asked != (since, body):
+            self._interval = max(_MIN_INTERVAL_SECONDS, interval, self._pause)
+            self._ask((since, body))
 
     def take(self, seconds: float = 0.0) -> Changes | None:
         """Return the last report, once; wait up to `seconds` for it. None if there is none."""
-        with self._reported:
-            self._reported.wait_for(lambda: self._report is not None, max(0.0, seconds))
+        with self._changed:
+            if seconds > 0:
+                self._changed.wait_for(lambda: self._report is not None, seconds)
             report, self._report = self._report, None
         return report
 
     def pause(self) -> None:
         """Report nothing until the next call of `follow`."""
-        self._asked = None
-        if self._feed is not None:
-            self._feed.pause()
+        self._ask(None)
         self.take()
 
     def close(self) -> None:
-        """End the thread."""
-        self._asked = None
-        if self._feed is not None:
-            self._feed.close()
+        """Tell the thread to end. It ends at the server's next empty line at the latest."""
+        self._closed = True
+        self._ask(None)
 
-    # -- in the thread of the feed
+    def _ask(self, request: tuple[Any, Document] | None) -> None:
+        """Let the thread wait for changes, instead of those that it waits for; None: for none."""
+        with self._changed:
+            self._longpoll.interrupt()
+            self._asked = self._request = request
+            if self._thread is None and request is not None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
 
-    def _on_rows(self, rows: Sequence[Row], last: Any) -> None:
-        self._pause = 0.0
-        self._note(Changes(rows, last))
+    # -- in the thread
 
-    def _on_error(self, exc: CouchDBError) -> None:
-        logger.debug('%s cannot be followed just now: %s', self._client.address.url, exc)
-        self._pause = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * self._pause))
-        self._note(Changes((), None, exc))
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._request is not None)
+                if self._closed or self._request is None:
+                    return
+                request, self._request = self._request, None
+                generation = self._longpoll.generation
+                # Changes in quick succession share one response, and their messages one claim request.
+                seconds = self._last_start + self._interval - time.monotonic()
+                self._sleep(seconds, generation)
+            self._last_start = time.monotonic()
+            report = self._wait(generation, *request)
+            if report is not None:
+                self._note(report, generation)
 
-    def _note(self, report: Changes) -> None:
-        with self._reported:
+    def _sleep(self, seconds: float, generation: int) -> None:
+        """Wait before a longpoll; no longer if it is interrupted."""
+        with self._changed:
+            self._changed.wait_for(lambda: generation != self._longpoll.generation, max(0.0, seconds))
+
+    def _wait(self, generation: int, since: Any, body: Document) -> Changes | None:
+        try:
+            found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
+        except CouchDBError as exc:
+            logger.debug('%s cannot be followed just now: %s', self._client.address.url, exc)
+            return Changes((), None, exc)
+        except Exception as exc:  # the owner must learn of any error, because it does not poll while the feed waits
+            logger.exception('the changes feed failed')
+            return Changes((), None, ServerUnavailable(f'{self._client.address.url}: the changes feed failed: {exc!r}'))
+        return None if found is None else Changes(found['results'], found['last_seq'])
+
+    def _note(self, report: Changes, generation: int) -> None:
+        with self._changed:
+            if generation != self._longpoll.generation:
+                return
+            self._pause = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * self._pause)) if report.error else 0.0
             self._asked, self._report = None, report
-            self._reported.notify()
+            self._changed.notify_all()
         self._wake()

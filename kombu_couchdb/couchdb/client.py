@@ -15,12 +15,11 @@ from .. import errors
 from . import shapes
 from .address import Address
 from .bounds import Bounds
-from .bulk import BulkWrite, RequestSize
+from .bulk import BulkWrite, RequestSize, Unusable
 from .clock import ServerClock
 from .failures import from_answer
 from .http import Http, decoded, path_of
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
-from .unusable import Unusable
 from .write_result import WriteResult
 
 __all__ = ['LAST', 'Client', 'Document', 'Row', 'chunks', 'path_of']
@@ -60,7 +59,7 @@ class Client:
         self.timeouts = (connect_timeout, request_timeout)
         self._clock = ServerClock.of(node.server for node in (address, *address.others))
         self.http = Http(address, self._clock, self.timeouts)
-        #: Documents that cannot be read or written.
+        #: Documents that cannot be written.
         self.unusable = Unusable()
         #: The size of the requests that write many documents.
         self.request_size = RequestSize()
@@ -186,13 +185,6 @@ class Client:
     def raw(self, doc_id: str) -> bytes:
         """Return a document as CouchDB's JSON text; *raises* `NotFound`."""
         return self.http.exchange('GET', path_of(doc_id), repeat=True)[0].strip()
-
-    def rev(self, doc_id: str) -> str | None:
-        """Return the revision of a document; None if it does not exist."""
-        body = {'keys': [doc_id]}
-        [row] = self.request('POST', '/_all_docs', body=body, repeat=True, shape=shapes.REVISION_ROW)['rows']
-        found = row.get('value')
-        return found['rev'] if found and not found.get('deleted') else None
 
     def get(self, doc_id: str, **params: Any) -> Document:
         """Return a document; *raises* `NotFound`. `params` are CouchDB's query parameters."""
@@ -450,7 +442,7 @@ class Client:
 
         An existing document stays unchanged, and a deleted one stays deleted, however late a request arrives. The first
         revision is computed from the id alone and written as replication writes it (`new_edits: false`). CouchDB
-        ignores a revision that the document has in its history: the newest 20 revisions, see `queues.database`, until
+        ignores a revision that the document has in its history: the newest 20 revisions, see `queues.databases`, until
         the document is purged (measured on CouchDB 3.5 and PouchDB 9). The result is "stored" in either case.
         """
         return BulkWrite(self, self.request_size).create(docs)

@@ -77,7 +77,7 @@ _NO_NUMBER = 'badarith'
 #: The reasons of CouchDB and PouchDB for a missing database; a missing document has other reasons.
 _NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})
 
-#: The errors of single documents in a bulk write; with any other the server has a problem.
+#: The errors of single documents in a bulk write, and of `write_result`; with any other the server has a problem.
 _DECISIONS: dict[str, type[CouchDBError]] = {
     'conflict': Conflict,
     'forbidden': AccessDenied,

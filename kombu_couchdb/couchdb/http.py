@@ -10,9 +10,11 @@ import os
 import re
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypedDict
 from urllib.parse import quote, urlencode
 
 import requests
@@ -27,7 +29,6 @@ from .auth import Auth, Headers
 from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds, seconds_left
 from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
-from .latency import LATENCY
 
 logger = get_logger(__name__)
 
@@ -48,7 +49,64 @@ TOO_DEEP = '\0nested too deeply\0'
 #: What begins or ends a level, and strings, which may contain the same characters.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]')
 
+#: The upper bounds of the buckets of `Latency`, in seconds. One more bucket has everything above.
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
 _HEADERS = {'Accept': 'application/json', 'Content-Type': 'application/json', 'User-Agent': 'celery-couchdb'}
+
+
+class Snapshot(TypedDict):
+    """The requests that were sent since the process started."""
+
+    #: Requests with a response, of any status.
+    count: int
+    #: The sum of their durations, from the first byte sent to the last byte received.
+    seconds: float
+    #: By upper bound in seconds, how many took at most that long.
+    buckets: dict[str, int]
+    #: Requests without a response, which are not counted above.
+    failed: int
+
+
+class Latency:
+    """A histogram of CouchDB's response times, as Prometheus has them. Thread-safe; a forked child begins with none."""
+
+    def __init__(self) -> None:
+        self.reset()
+        reset_in_child(self)
+
+    def reset(self) -> None:
+        """Begin anew, with a new lock."""
+        self._lock = threading.Lock()
+        self._counts = [0] * (len(_BUCKETS) + 1)
+        self._seconds, self._failed = 0.0, 0
+
+    def note(self, seconds: float) -> None:
+        """Add a request that got a response."""
+        with self._lock:
+            self._counts[bisect_left(_BUCKETS, seconds)] += 1
+            self._seconds += seconds
+
+    def note_failure(self) -> None:
+        """Add a request that got no response."""
+        with self._lock:
+            self._failed += 1
+
+    def snapshot(self) -> Snapshot:
+        """Return the numbers so far."""
+        with self._lock:
+            counts, seconds, failed = list(accumulate(self._counts)), self._seconds, self._failed
+        names = [*(f'{bound:g}' for bound in _BUCKETS), '+Inf']
+        return {
+            'count': counts[-1],
+            'seconds': round(seconds, 6),
+            'buckets': dict(zip(names, counts, strict=True)),
+            'failed': failed,
+        }
+
+
+#: Of all requests of this process, to any server and database, except waits for the changes feed.
+LATENCY = Latency()
 
 
 class Node:
@@ -201,16 +259,9 @@ class Node:
         return self._adapter, self._settings
 
 
-class _CurrentNode:
-    """The index of the current node in a list of nodes."""
-
-    def __init__(self) -> None:
-        self.index = 0
-
-
-#: By the servers of the list. All clients of a process share the current node, so that a new connection does not wait
-#: for a node that did not respond to another one.
-_current_nodes: Shared[tuple[str, ...], _CurrentNode] = Shared({})
+#: By the servers of a list of nodes, a list with the index of the current one. All clients of a process share it, so
+#: that a new connection does not wait for a node that did not respond to another one.
+_current_nodes: Shared[tuple[str, ...], list[int]] = Shared({})
 
 
 class Http:
@@ -221,17 +272,17 @@ class Http:
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self.nodes = [Node(node, clock, timeouts) for node in (address, *address.others)]
-        self._current = _current_nodes.of(tuple(node.address.server for node in self.nodes), _CurrentNode)
+        self._current = _current_nodes.of(tuple(node.address.server for node in self.nodes), lambda: [0])
 
     @property
     def current(self) -> Node:
         """The node that gets the next request; the same for all clients of this process with the same list."""
-        return self.nodes[self._current.index]
+        return self.nodes[self._current[0]]
 
     def switch_from(self, node: Node) -> None:
         """Make the next node the current one, unless another thread has switched from `node` already."""
         if len(self.nodes) > 1 and self.current is node:
-            self._current.index = (self.nodes.index(node) + 1) % len(self.nodes)
+            self._current[0] = (self.nodes.index(node) + 1) % len(self.nodes)
             logger.info('%s is unavailable; sending requests to %s', node.address.url, self.current.address.url)
 
     def send(

@@ -129,9 +129,6 @@ CHANGES = members(
 #: The shape of CouchDB's information about an index.
 INDEX = members(view_index=members(updater_running=flag, updates_pending=members(total=number)))
 
-#: The response to `_all_docs` for one id: its revision.
-REVISION_ROW = members(rows=exactly(members(value=maybe(members(rev=revision)))))
-
 _result = members(id=text, docs=items(members()))
 
 _row = members(id=text, value=members(rev=revision))

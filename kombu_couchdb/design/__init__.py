@@ -22,21 +22,6 @@ from urllib.parse import quote, unquote
 from ..documents.task_message import HIGHEST
 from ..rooms import offered
 
-__all__ = [
-    'CONFLICTED',
-    'JOBS',
-    'NAME',
-    'PARKED',
-    'PLANNED',
-    'conflicted',
-    'documents',
-    'key_of',
-    'load',
-    'planned_rows',
-    'queue_of',
-    'rows_of',
-]
-
 NAME, JOBS, CONFLICTED = 'celery-v6', 'celery-jobs-v2', 'celery-conflicted-v1'
 
 #: The rank of scheduled messages in the view `waiting`, after those of the priorities, and that of messages that wait

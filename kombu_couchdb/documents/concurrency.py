@@ -17,7 +17,6 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ..errors import ConfigurationError
 from ..values import is_whole
 from .ids import RATE, SLOT
 from .shared_documents import Slot
@@ -63,12 +62,6 @@ def flaw_of_key(header: str, key: Any) -> str | None:
     if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
         return f'the header {header} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}'
     return None
-
-
-def check(headers: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` if headers have a concurrency limit that is not valid."""
-    if reason := flaw(headers):
-        raise ConfigurationError(reason)
 
 
 def limit_of(doc: Mapping[str, Any]) -> Concurrency | None:

@@ -71,8 +71,8 @@ def flaw(headers: Mapping[str, Any]) -> str | None:
 
 
 def check(headers: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` if headers have a rate that is not valid."""
-    if reason := flaw(headers):
+    """Raise `ConfigurationError` if headers have a rate or a concurrency limit that is not valid."""
+    if reason := concurrency.flaw(headers) or flaw(headers):
         raise ConfigurationError(reason)
 
 

@@ -42,42 +42,11 @@ from typing import Any, cast
 
 from ..errors import ConfigurationError
 from ..values import is_number
-from . import concurrency, rates
+from . import rates
 from .body import attached, is_large
 from .ids import JOB, JOB_KEY, job_id
 from .task_message import HIGHEST, due_date, headers_of, lifetime, priority
 from .types import DONE, Document, Message, Tombstone, WorkItem
-
-__all__ = [
-    'HIGHEST',
-    'KEEP_DONE',
-    'acked',
-    'check_keep_done',
-    'claim',
-    'claimant',
-    'deleted',
-    'done',
-    'delivers_expired',
-    'dropped',
-    'has_expired',
-    'is_dead',
-    'is_done',
-    'is_due',
-    'is_unique',
-    'is_waiting',
-    'last_consumer',
-    'new',
-    'new_id',
-    'rank',
-    'ready_since',
-    'release',
-    'size',
-    'state',
-    'tag',
-    'task_id',
-    'task_name',
-    'without_room',
-]
 
 #: Blanks in a unique job with a large body. CouchDB may accept a document of exactly its maximum size when it is
 #: published, but later states of the job are larger (claimed, or with a reason) and must be accepted, too. They are
@@ -116,7 +85,6 @@ def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> Work
         'claimed': None,
         'message': cast(Message, message),
     }
-    concurrency.check(message.get('headers') or {})
     rates.check(message.get('headers') or {})
     if (seconds := lifetime(message)) is not None:
         doc['expires'] = now + seconds

@@ -22,6 +22,7 @@ from ..couchdb.clock import ServerClock
 from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..documents.rates import waits_for_slot
+from ..documents.task_message import HIGHEST
 from ..queues.waiting import BEGIN, HORIZON_SECONDS, Ask, Cursor, Page
 from .claim_order import ClaimOrder
 
@@ -320,7 +321,7 @@ class QueueCandidates:
         if due is not None and due > self._clock.now() + HORIZON_SECONDS:
             self.next_due = due if self.next_due is None else min(due, self.next_due)
             return
-        rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else workitem.HIGHEST
+        rank = workitem.rank(doc['priority']) if isinstance(doc.get('priority'), int) else HIGHEST
         key = date if date is not None else doc.get('published')
         self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc, own=own)
 

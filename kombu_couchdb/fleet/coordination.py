@@ -2,27 +2,25 @@
 
 A consumer that follows the changes feed of the broker's database learns of changes from the feed. All other consumers
 read the documents when a notice in the broadcasts database tells of a change, and at long intervals in any case.
-Without a broadcasts database, they read them four times a second, and the broadcasts with them.
+Without a broadcasts database, they read them three times a second, and the broadcasts with them.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import threading
 import time
 from collections.abc import Collection, Iterable
 
 from ..couchdb.client import Client, Document
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, PAUSE, QUEUE
-from ..leases.peers import Peers
 from ..queues.fanout import Listener
 from ..queues.routing import exchange_in, exchange_prefix
 from ..queues.topology import Topology
+from .attention import Peers
 
-#: How often the documents are read while a consumer does not follow the broadcasts database, in seconds; and how often
-#: the declarations of its queues are read with them, for changed limits.
-_ALONE_SECONDS, _QUEUES_SECONDS = 0.25, 1.0
+#: How often the documents are read while a consumer does not follow the broadcasts database, in seconds.
+_ALONE_SECONDS = 0.3
 
 #: How often they are read otherwise: the ids of other consumers, and everything. The least number of seconds, and, if
 #: that is more, the seconds for each consumer of the database: all together read ten times a second, and once in two.
@@ -49,7 +47,7 @@ class Coordination:
         self._revs: dict[str, str] = {}
         #: The exchanges whose bindings are in `_revs`.
         self._exchanges: set[str] = set()
-        self._read_at = self._read_all_at = self._read_queues_at = -math.inf
+        self._read_at = self._read_all_at = -math.inf
         self._again_at = math.inf
 
     def forget(self) -> None:
@@ -57,7 +55,7 @@ class Coordination:
         self._topology.routes.follow(0.0)
         self._revs.clear()
         self._exchanges.clear()
-        self._read_at = self._read_all_at = self._read_queues_at = -math.inf
+        self._read_at = self._read_all_at = -math.inf
 
     def due_at(self, *, is_announced: bool, counts_peers: bool) -> float:
         """Return the monotonic time at which to read again.
@@ -115,13 +113,9 @@ class Coordination:
                 self._exchanges.add(exchange)
         docs += [{'_id': name, '_deleted': True} for name in self._revs.keys() - revs.keys()]
         self._revs = revs
-        if is_announced or self._read_at - self._read_queues_at >= _QUEUES_SECONDS:
-            self._read_queues_at = self._read_at
-            names = [QUEUE + queue for queue in queues]
-            docs += [
-                doc or {'_id': name, '_deleted': True}
-                for name, doc in zip(names, self._client.find(names), strict=True)
-            ]
+        names = [QUEUE + queue for queue in queues]
+        declared = zip(names, self._client.find(names), strict=True)
+        docs += [doc or {'_id': name, '_deleted': True} for name, doc in declared]
         self._topology.routes.follow(math.inf if is_announced else _ALONE_SECONDS * 4, exchanges)
         return docs
 
@@ -131,7 +125,7 @@ class Coordination:
             self._topology.was_deleted(doc['_id'])
             exchange = exchange_in(doc['_id'])
             # The exchange may have been declared and bound again meanwhile.
-            if exchange is not None and self._listener.listens_to(exchange) and not self._topology.has_fanout(exchange):
+            if exchange and exchange in self._listener.exchanges and not self._topology.has_fanout(exchange):
                 self._listener.forget(exchange)
         if doc['_id'].startswith(BINDING):
             self._topology.routes.update(doc)
@@ -144,31 +138,3 @@ class Coordination:
 
     def _pause(self, least: float, for_each: float) -> float:
         return max(least, for_each * len(self.peers))
-
-
-class Announced:
-    """The queues that the stored heartbeat names. The I/O thread sets them, and kombu's thread can wait for one."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._queues: frozenset[str] = frozenset()
-        self._closed = False
-
-    def set(self, queues: frozenset[str]) -> None:
-        """Set the queues that the stored heartbeat names now."""
-        if queues != self._queues:
-            with self._changed:
-                self._queues = queues
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        """End all waits: no further heartbeat is written."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def wait_for(self, queue: str, timeout: float) -> bool:
-        """Wait up to `timeout` seconds until the heartbeat names a queue; tell whether it does."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or queue in self._queues, timeout)
-            return queue in self._queues

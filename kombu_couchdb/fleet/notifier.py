@@ -21,7 +21,7 @@ from ..documents.workitem import is_waiting
 from ..errors import CouchDBError, DatabaseMissing
 from ..log import get_logger
 from ..queues import waiting
-from ..queues.broadcasts_database import BroadcastsDatabase
+from ..queues.databases import BroadcastsDatabase
 from ..queues.fanout import Listener
 from ..queues.topology import Topology
 from .attention import Attention

@@ -1,6 +1,6 @@
 """The sweep: releases the messages of consumers whose leases expired, and does the housekeeping of the database.
 
-Each consumer sweeps. A sweeper that has seen a consumer silent for its whole lease (see `lease_expiry`) deletes the
+Each consumer sweeps. A sweeper that has seen a consumer silent for its whole lease (see `lease`) deletes the
 consumer's heartbeat document *by its revision*, and then releases its messages and frees its concurrency slots. If the
 consumer writes a heartbeat meanwhile, the deletion is in conflict, and the lease goes on. The sweep also deletes unused
 queues, enforces the limits of queues, decides about unproven claims, resolves conflicts, and cleans up.
@@ -22,14 +22,12 @@ from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import concurrency, conflict_rules, rates
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE
-from ..queues.queue_limits import limit_in
+from ..queues.routing import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from ..rooms import offered
-from .janitor import Janitor
-from .lease_expiry import GRACE_SECONDS, Watch, expires_of
-from .peers import queues_of
-from .queue_lifetimes import OverdueQueues, UnusedQueues
+from .housekeeping import Janitor, UnusedQueues
+from .lease import GRACE_SECONDS, Unchanged, Watch, expires_of, queues_of
 
 logger = get_logger(__name__)
 
@@ -94,7 +92,8 @@ class Sweeper:
         """Create a sweeper; `timeout` is the visibility timeout in seconds, and `sweep_limits` a part of each sweep."""
         self._store, self._topology, self._timeout, self._sweep_limits = store, topology, timeout, sweep_limits
         self._watch = Watch(store.client.clock, timeout)
-        self._overdue = OverdueQueues(timeout / HEARTBEATS_PER_LEASE)
+        #: Queues whose lifetime has passed by the server's time, by name, with the time at which it had.
+        self._overdue = Unchanged(timeout / HEARTBEATS_PER_LEASE)
         #: Deletes queues without consumers.
         self.unused = UnusedQueues(store, topology)
         #: Whether this consumer rests, and listeners sweep, too.
@@ -213,7 +212,7 @@ class Sweeper:
     def _delete_unused_queues(self, leases: LeaseStats, now: float, asked: float, until: float) -> int:
         """Delete unused queues; return the number of deleted messages."""
         ends = {name: stats['max'] for name, stats in leases['queue'].items()}
-        overdue = self._overdue.proven({name: end for name, end in ends.items() if end + GRACE_SECONDS < now}, asked)
+        overdue = self._overdue.observe({name: end for name, end in ends.items() if end + GRACE_SECONDS < now}, asked)
         return self.unused.delete(overdue, now, until) if overdue or self.unused else 0
 
     def _enforce_limits(self, leases: LeaseStats, now: float, until: float) -> int:
@@ -251,7 +250,7 @@ class Sweeper:
         If many consumers (`living`) rest, each sweeps more rarely: the listeners sweep in time. If one of them finds
         that a heartbeat is missing, the listeners do not.
         """
-        wait = max(min(self._watch.next_in(), self._overdue.next_in(), self._timeout), self._timeout / 10)
+        wait = max(min(self._watch.next_in(), *self._overdue.left(), self._timeout), self._timeout / 10)
         self._next = time.monotonic() + (wait + random.uniform(0.1, 1.0) if pause is None else pause)
         self._next_at_rest = self._next
         if pause is None and not self._watch.suspects:

@@ -26,8 +26,8 @@ from ..couchdb.conflicts import SYNC
 from ..couchdb.write_result import WriteResult
 from ..documents import concurrency, rates
 from ..documents.rates import RateLimit
+from ..fleet.attention import Peers
 from ..leases.lease import Lease
-from ..leases.peers import Peers
 from ..log import get_logger
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology

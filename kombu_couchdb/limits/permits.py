@@ -23,8 +23,8 @@ from ..couchdb.write_result import WriteResult
 from ..documents import concurrency, rates
 from ..documents.concurrency import Concurrency
 from ..documents.rates import BURST_SECONDS, RateLimit
+from ..fleet.attention import Peers
 from ..leases.lease import Lease
-from ..leases.peers import Peers
 from ..log import get_logger
 from ..queues.store import LeaseStats
 

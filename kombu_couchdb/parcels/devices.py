@@ -59,8 +59,9 @@ def device_plan(parcels: Client, own: Address, name: str) -> tuple[str, list[Ste
 def compact_devices(parcels: Client) -> list[str]:
     """Let CouchDB compact the databases of the devices of a database of parcels; return the names of the databases."""
     own = parcels.address.database
-    found = replications.read(_server(parcels), replications.beginning_with(_id_of(own, 'from', ''))) or {}
-    names = [doc_id.removeprefix(_id_of(own, 'from', '')) for doc_id in found]
+    prefix = _id_of(own, 'from', '')
+    found = replications.read(replications.server_of(parcels), replications.beginning_with(prefix)) or {}
+    names = [doc_id.removeprefix(prefix) for doc_id in found]
     databases = [
         database
         for name, doc in zip(names, found.values(), strict=True)
@@ -78,7 +79,7 @@ def compact_devices(parcels: Client) -> list[str]:
 
 def _replications(client: Client, own: Address, name: str) -> Iterator[Step]:
     """Yield the steps after which both replications are there; *raises* `ConfigurationError`, see `device_plan`."""
-    database, parcels, server = client.address.database, own.database, _server(client)
+    database, parcels, server = client.address.database, own.database, replications.server_of(client)
     # Where the name of the database of parcels ends, and that of the user begins, is not visible in the name.
     parts = database.split('-')
     rivals = {('-'.join(parts[:at]), '-'.join(parts[at:])) for at in range(1, len(parts))} - {(parcels, name)}
@@ -112,7 +113,3 @@ def _id_of(parcels: str, direction: str, name: str) -> str:
 def _ends(doc: Document) -> tuple[str, str]:
     """Return the names of the databases from and to which a replication copies documents."""
     return replications.database_in(doc, 'source'), replications.database_in(doc, 'target')
-
-
-def _server(client: Client) -> Client:
-    return Client(client.address.root, *reversed(client.timeouts))

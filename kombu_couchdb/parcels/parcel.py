@@ -1,6 +1,6 @@
-"""The Parcel: a message in a database of parcels, for publishers without rights on the broker's database.
+"""The documents in a database of parcels: the Parcel and the Receipt, and the views of both.
 
-A worker moves it into the broker's database.
+A *parcel* is a message from a publisher without rights on the broker's database. A worker moves it there.
 
 ::
 
@@ -12,20 +12,48 @@ A worker moves it into the broker's database.
 
 A program without Celery may write parcels, too: `{"task", "args", "kwargs"}`, and optionally `"id"`, `"queue"`,
 `"date"` (when the task is due), `"expires"` (both in seconds since the epoch) and `"priority"`. A parcel is deleted
-after it was moved, or becomes a receipt (see `receipt`) if a program without Celery wrote it. A refused parcel stays,
-with `"status": "fail"`, `"reason"` and `"failed"` (when). For each id only one parcel is moved: see `moved_id`.
+after it was moved, or becomes a receipt if a program without Celery wrote it. A refused parcel stays, with
+`"status": "fail"`, `"reason"` and `"failed"` (when). For each id only one parcel is moved: see `moved_id`.
+
+A *receipt* tells the outcome of a parcel that a program wrote without Celery. When such a parcel is moved, its document
+becomes the receipt, so that its publisher sees it in the document that it has written, by HTTP or in a replica::
+
+    {"_id": "order-17", "type": "Receipt",
+     "task": "shop.order", "args": [17], …,       as the publisher wrote it
+     "id": "…",                                   the id of the task
+     "moved": 1763709001.5,                       when the task was put into its queue
+     "state": "PENDING",                          then "SUCCESS", "FAILURE" or "REVOKED"
+     "done": 1763709002.5,                        when it ended
+     "result": 42,                                what it returned; or "error", or "left_out"
+     "kept_until": 1764313802.5}                  when the receipt is deleted
+
+The publisher creates the document. Afterwards only the process that moves parcels writes it. What a publisher writes
+into a receipt changes nothing that runs.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, Literal, TypedDict, cast, final
+from typing import Any, Literal, NamedTuple, TypedDict, cast, final
 
+from ..couchdb.client import Row
+from ..design import load
 from ..documents import dead_letter
 from ..documents.body import attached, is_large
 from ..documents.types import Document, Message, Stored
+from ..documents.validation import check_value
+from ..errors import Unstorable
+
+#: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
+#: that of the broker's design document, see `queues.databases`.
+PARCELS = 'parcels-v1'
+
+#: The design document for receipts in a database of parcels. Its index is updated when it is read: when a leader
+#: starts, and when a receipt is to be deleted.
+RECEIPTS = 'celery-receipts-v2'
 
 #: Two headers and a property of messages, see the room `regions`: the region in which a task was first sent, and that
 #: in which it is to run. Publishers of parcels can set none of them.
@@ -40,6 +68,18 @@ _RECEIPT = ('_id', '_rev', 'type', 'id', 'moved', 'state', 'done', 'result', 'er
 
 #: The maximum length of the name of a task in a document that is `shortened`.
 _MAX_NAME_CHARACTERS = 255
+
+#: The state of a task that has not ended, as Celery names it.
+_PENDING = 'PENDING'
+
+#: The members of a receipt that tell how its task ended.
+_OUTCOME = ('done', 'result', 'error', 'left_out')
+
+#: A larger result is left out: receipts are replicated to devices.
+MAX_RESULT_CHARACTERS = 64_000
+
+#: Longer texts of errors are cut.
+_MAX_ERROR_CHARACTERS = 2_000
 
 
 class _ParcelOptions(TypedDict, total=False):
@@ -130,3 +170,113 @@ def shortened(doc: Mapping[str, Any]) -> Document:
 def replayed(doc: Mapping[str, Any]) -> Document:
     """Return a refused parcel as one that waits."""
     return {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
+
+
+# -- receipts
+
+
+class _ReceiptOptions(TypedDict, total=False):
+    #: When the task ended. The members below are there only then, one of them.
+    done: float
+    result: Any
+    error: str
+    left_out: str
+
+
+class Receipt(_ReceiptOptions, Stored):
+    """A parcel of a program without Celery after it was moved, beside the members that the program wrote."""
+
+    _id: str
+    type: Literal['Receipt']
+    task: str
+    id: str
+    moved: float
+    state: str
+    #: When it is deleted.
+    kept_until: float
+
+
+def receipt_of(doc: Mapping[str, Any], task_id: str, due: float | None, now: float, keep: float) -> Document:
+    """Return the receipt for a parcel that was moved.
+
+    `due` is when the task may run, `keep` for how many seconds the receipt is kept then, both at least.
+    """
+    own = {name: value for name, value in doc.items() if name not in _OUTCOME}
+    receipt: Receipt = {
+        '_id': doc['_id'],
+        'type': 'Receipt',
+        'task': doc['task'],
+        'id': task_id,
+        'moved': now,
+        'state': _PENDING,
+        'kept_until': max(now, due or now) + keep,
+    }
+    return {**own, **receipt}
+
+
+def with_outcome(
+    doc: Mapping[str, Any], state: str, result: Any, error: str | None, date: float, now: float, keep: float
+) -> Document:
+    """Return a receipt of a task that has ended at `date` with this result, or, if it is not None, this error."""
+    if error is not None:
+        # CouchDB cannot store half of a surrogate pair, which a file name in the text may contain.
+        text = error[:_MAX_ERROR_CHARACTERS].encode('utf-8', 'backslashreplace').decode('utf-8')
+        outcome: Mapping[str, Any] = {'error': text}
+    else:
+        outcome = _value(result)
+    own = {name: value for name, value in doc.items() if name not in _OUTCOME}
+    return {**own, 'state': state, 'done': date, **outcome, 'kept_until': now + keep}
+
+
+def is_open(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a document is a receipt that does not tell how its task ended."""
+    return doc.get('type') == 'Receipt' and 'done' not in doc
+
+
+def outlasts(doc: Mapping[str, Any], date: float) -> bool:
+    """Tell whether a document is an open receipt that is kept longer than until `date`."""
+    until = doc.get('kept_until')
+    return is_open(doc) and isinstance(until, (int, float)) and until > date
+
+
+def _value(result: Any) -> dict[str, Any]:
+    """Return the member with a result as JSON; or the one that says why it is left out."""
+    try:
+        text = json.dumps(result, default=str, allow_nan=False, ensure_ascii=False)
+        value = json.loads(text.encode('utf-8'))
+    except (TypeError, ValueError, RecursionError):  # with half of a surrogate pair, too
+        return {'left_out': 'the result is not JSON'}
+    if len(text) > MAX_RESULT_CHARACTERS:
+        return {'left_out': f'the result has {len(text):,} characters, more than {MAX_RESULT_CHARACTERS:,}'}
+    try:
+        check_value('the result', value)
+    except Unstorable as exc:
+        return {'left_out': str(exc)}
+    return {'result': value}
+
+
+# -- views
+
+
+def design_documents() -> list[dict[str, Any]]:
+    """Return the design documents of a database of parcels, without revisions: `RECEIPTS` and `PARCELS`."""
+    receipts = {**load(__package__, RECEIPTS, {'receipts': ''}), 'autoupdate': False}
+    return [receipts, load(__package__, PARCELS, {'parcels': '_count'})]
+
+
+class ParcelRow(NamedTuple):
+    """`parcels`, and `traffic` of a database of regions: value `[revision, size]`.
+
+    The key in `parcels` is `[0, published]`, or `[1, failed]` of a refused parcel. In `traffic` it has the names of two
+    regions after the first number, that to which the parcel is sent and that from which.
+    """
+
+    id: str
+    rev: str
+    #: The length of the document in characters.
+    size: int
+
+    @classmethod
+    def of(cls, row: Row) -> ParcelRow:
+        """Read a row."""
+        return cls(row['id'], *row['value'])

@@ -17,7 +17,7 @@ from ..queues.store import Store
 from ..transport.channel import Channel, Declared
 from ..transport.exchanges import Direct, Fanout, check_exchange_type
 from . import parcel
-from .parcel_views import PARCELS
+from .parcel import PARCELS
 
 __all__ = ['PARCELS', 'ParcelChannel', 'store_parcels']
 

@@ -27,11 +27,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..admin.setup import Step
-from ..couchdb.address import Address
+from ..couchdb.address import Address, redacted
 from ..couchdb.auth import user_and_password
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import items, maybe, members, rows, text
-from ..couchdb.urls import redacted
 from ..errors import AccessDenied, ConfigurationError, Conflict, CouchDBError, DatabaseMissing, describe_user
 
 _PATH = '/_replicator'
@@ -61,6 +60,11 @@ def endpoint(address: Address, server: str | None = None) -> Document:
     user, password = user_and_password(address) or (None, '')
     url = f'{server or address.server}/{quote(address.database, safe="")}'
     return {'url': url, **({'auth': {'basic': {'username': user, 'password': password}}} if user else {})}
+
+
+def server_of(client: Client) -> Client:
+    """Return a client for the server of a database."""
+    return Client(client.address.root, *reversed(client.timeouts))
 
 
 def id_of(kind: str, own: str, other: str) -> str:
@@ -181,7 +185,7 @@ def nudge(client: Client, own: str, others: Mapping[str, Address]) -> dict[str, 
 
     *Raises* `ConfigurationError` if a region has no replications here.
     """
-    server = Client(client.address.root, *reversed(client.timeouts))
+    server = server_of(client)
     found = stored(server, own) or {}
     docs, urls = list[Document](), dict[str, str]()
     for other, address in others.items():

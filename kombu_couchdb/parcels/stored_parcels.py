@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kombu_couchdb.parcels import parcel_views
-
 from ..admin.jobs import paged
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.conflicts import delete_leaves
 from ..couchdb.shapes import exactly, items, members, number, revision
 from ..errors import DatabaseMissing, NotFound
 from . import parcel
-from .receipt import is_open
+from .parcel import is_open
 
 #: The states of parcels: those that were moved are receipts.
 STATES = ('waiting', 'refused', 'moved', 'done')
@@ -34,10 +32,10 @@ _RANKS = {'waiting': 0, 'refused': 1}
 class Parcels:
     """The parcels in the database of `client`. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
-    def __init__(self, client: Client, name: str = parcel_views.PARCELS, view: str = 'parcels') -> None:
+    def __init__(self, client: Client, name: str = parcel.PARCELS, view: str = 'parcels') -> None:
         """Use the view `view` of the design document `name`."""
         self.client, self._name, self._view = client, name, view
-        self._has_receipts = name == parcel_views.PARCELS
+        self._has_receipts = name == parcel.PARCELS
 
     def count(self, state: str) -> int:
         """Return the number of parcels that wait or that were refused; `state` is 'waiting' or 'refused'."""
@@ -58,7 +56,7 @@ class Parcels:
                         yield doc
         if self._has_receipts and {'moved', 'done'} & set(states):
             where = {'startkey': ['kept'], 'endkey': ['kept', {}], 'include_docs': True}
-            for row in paged(self.client, parcel_views.RECEIPTS, 'receipts', members(), **where):
+            for row in paged(self.client, parcel.RECEIPTS, 'receipts', members(), **where):
                 if (doc := row.get('doc')) and state_of(doc) in states:
                     yield doc
 

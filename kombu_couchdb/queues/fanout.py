@@ -22,7 +22,7 @@ from ..documents.ids import BROADCAST
 from ..documents.shared_documents import Broadcast
 from ..documents.types import Message
 from ..log import get_logger
-from .broadcasts_database import BroadcastsDatabase
+from .databases import BroadcastsDatabase
 
 logger = get_logger(__name__)
 
@@ -145,21 +145,10 @@ class Listener:
         with self._lock:
             return {name for name, queues in self._queues.items() if queues}
 
-    def listens_to(self, exchange: str) -> bool:
-        """Tell whether any queue is bound to this exchange."""
-        with self._lock:
-            return bool(self._queues.get(exchange))
-
     def receives(self, queue: str) -> bool:
         """Tell whether a queue is bound to a fanout exchange."""
         with self._lock:
             return any(queue in queues for queues in self._queues.values())
-
-    @property
-    def binds(self) -> bool:
-        """Whether any queue is bound to a fanout exchange."""
-        with self._lock:
-            return any(self._queues.values())
 
     def prime(self, docs: Iterable[Document]) -> None:
         """Note the stored broadcasts as received."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.http import encoded
-from ..couchdb.shapes import CHANGES
+from ..couchdb.shapes import CHANGES, DOCUMENT
 from ..documents import dead_letter
 from ..documents.dead_letter import malformed
 from ..documents.ids import BROKER
@@ -150,8 +150,9 @@ class Harmful:
     def _replace(self, doc_id: str, reason: str) -> None:
         now = self._client.clock.now()
         try:
-            rev = self._client.rev(doc_id)
-            members = None if doc_id.startswith(BROKER) else self._stub(self._client.raw(doc_id), reason, now)
+            text = self._client.raw(doc_id)
+            members = None if doc_id.startswith(BROKER) else self._stub(text, reason, now)
+            rev = self._client.decode(text, shape=DOCUMENT)['_rev']
             self._client.put({'_id': doc_id, '_rev': rev, **({'_deleted': True} if members is None else members)})
         except (Conflict, NotFound):
             return  # another worker was faster

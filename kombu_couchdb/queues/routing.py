@@ -1,8 +1,17 @@
-"""Routing: the bindings of a database as a table, and the matching of routing keys.
+"""Routes: the bindings of a database and the limits of its queues, as far as this process knows them.
 
 A Binding leads from an exchange to a queue. An Exchange document marks a fanout exchange. Bindings of topic exchanges
 have a pattern; all other exchanges are direct. The ids of both documents start with `BINDING` and the name of the
 exchange, so one range read returns everything that is stored about an exchange.
+
+Limits come from the arguments of a queue, with RabbitMQ's meanings:
+
+* `x-message-ttl` (milliseconds): a message is dropped when it has been ready for this long;
+* `x-max-length`: if a queue has more ready messages than this, the first ones are dropped;
+* `x-delivery-limit`: after this many deliveries a message becomes a dead letter. It overrides the transport option.
+
+A publisher that knows the limits of a queue drops the messages over its length. Consumers drop messages that are too
+old instead of delivering them. The sweep drops the rest. A queue without limits costs no request and no write.
 """
 
 from __future__ import annotations
@@ -10,11 +19,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared, reset_in_child
@@ -22,8 +30,8 @@ from ..couchdb.shapes import equal, maybe, members, number, text
 from ..documents.ids import BINDING
 from ..documents.shared_documents import FanoutExchange
 from ..documents.types import FANOUT
-from ..values import revision_parts
-from .queue_limits import Limits
+from ..errors import ConfigurationError
+from ..values import is_number, revision_parts
 
 #: For how many seconds the bindings of an exchange are trusted after they were read, if no changes feed keeps them up
 #: to date.
@@ -36,12 +44,42 @@ _MAX_REPLIES = 100
 _MEMORY_SECONDS = 60.0
 
 
+#: If a later declaration has one of these arguments, its arguments are merged into those of the stored queue. The first
+#: three are limits; `x-expires` is a lifetime.
+LIMITS = ('x-message-ttl', 'x-max-length', 'x-delivery-limit', 'x-expires')
+
+
 class TemporaryQueue(str):
     """The name of a queue that has a lifetime, and the seconds that a message may wait in it; None: no limit."""
 
     __slots__ = ('ttl',)
 
     ttl: float | None
+
+
+class Limit(NamedTuple):
+    """The limits of one queue; None means no limit."""
+
+    ttl: float | None = None  #: seconds
+    length: int | None = None  #: ready messages
+    deliveries: int | None = None
+
+
+class Limits:
+    """The limits of the queues of one database, as far as this process knows them; its connections share them."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, Limit] = {}
+
+    def seen(self, doc: Mapping[str, Any]) -> None:
+        """Take in a Queue document."""
+        self._queues.pop(str(doc.get('name')), None)
+        if (limit := limit_in(doc)) != Limit():
+            self._queues[str(doc.get('name'))] = limit
+
+    def of(self, queue: str) -> Limit:
+        """Return the limits of a queue."""
+        return self._queues.get(queue, Limit())
 
 
 class Routes:
@@ -63,8 +101,8 @@ class Routes:
         self._lock = threading.Lock()
         self._bindings: dict[str, Mapping[str, Any]] = {}
         self._read: dict[str, float] = {}
-        self._updated: dict[str, float] = {}  # the monotonic time of the last `update`, by id
-        self._gone: dict[str, int] = {}  # the generations of deleted revisions, by id
+        #: By id: the monotonic time of the last `update`, and the generation of the last deleted revision, or 0.
+        self._updated: dict[str, tuple[float, int]] = {}
         self._replies: dict[tuple[str, str], str] = {}
         #: The exchanges that were looked up.
         self.wanted: set[str] = set()
@@ -85,7 +123,7 @@ class Routes:
         `at` is the monotonic time when their read began. Documents that `update` has reported since are kept.
         """
         with self._lock:
-            newer = {k for k, when in self._updated.items() if when >= at}
+            newer = {k for k, (when, _) in self._updated.items() if when >= at}
             kept = {k: v for k, v in self._bindings.items() if k in newer or not k.startswith(prefix)}
             self._bindings = kept | {k: v for k, v in bindings.items() if k not in newer}
 
@@ -93,20 +131,15 @@ class Routes:
         """Take in a Binding or Exchange that was written or deleted; ignore a state older than a known deletion."""
         generation, _ = revision_parts(doc.get('_rev'))
         with self._lock:
-            now = time.monotonic()
+            now, (_, gone) = time.monotonic(), self._updated.pop(doc['_id'], (0.0, 0))
             if doc.get('_deleted'):
-                self._gone[doc['_id']] = max(generation, self._gone.get(doc['_id'], 0))
-            elif 0 < generation <= self._gone.get(doc['_id'], 0):
-                return
-            self._updated.pop(doc['_id'], None)
-            self._updated[doc['_id']] = now  # the newest is last
-            while self._updated[oldest := next(iter(self._updated))] < now - _MEMORY_SECONDS:
-                del self._updated[oldest]
-                self._gone.pop(oldest, None)
-            if doc.get('_deleted'):
+                gone = max(generation, gone)
                 self._bindings.pop(doc['_id'], None)
-            else:
+            elif not 0 < generation <= gone:
                 self._bindings[doc['_id']] = doc
+            self._updated[doc['_id']] = now, gone  # the newest is last
+            while self._updated[oldest := next(iter(self._updated))][0] < now - _MEMORY_SECONDS:
+                del self._updated[oldest]
 
     def known(self, exchange: str) -> bool:
         """Tell whether the table is up to date for this exchange."""
@@ -171,19 +204,11 @@ def routes_of(url: str) -> Routes:
     return _tables.of((os.getpid(), url), Routes)
 
 
-def topic_pattern(routing_key: str) -> str:
-    """Return the regular expression of a topic binding; it matches a dot and the message's routing key.
-
-    As in AMQP, `*` stands for one word and `#` for any number of words, including none.
-    """
-    wildcards = {'*': r'\.[^.]*', '#': r'(?:\.[^.]*)*'}
-    return '^' + ''.join(wildcards.get(word, r'\.' + re.escape(word)) for word in routing_key.split('.')) + '$'
-
-
 def topic_matches(binding: str, routing_key: str) -> bool:
     """Tell whether the routing key of a message matches a topic binding.
 
-    The result is that of `topic_pattern`, but the time is bounded: a regular expression with many `#` may never end.
+    As in AMQP, `*` stands for one word and `#` for any number of words, including none. The time is bounded: a regular
+    expression with many `#`, such as kombu has, may never end.
     """
     wanted = binding.split('.')
 
@@ -245,3 +270,29 @@ def fanout(exchange: str) -> FanoutExchange:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def check_limits(queue: str, arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` if a limit or lifetime in the arguments of a queue is not a number from 0 on."""
+    for name in LIMITS:
+        if arguments.get(name) is not None and _number(arguments[name]) is None:
+            raise ConfigurationError(
+                f'queue {queue!r}: the argument {name} must be a number from 0 on, not {arguments[name]!r}'
+            )
+
+
+def limit_in(doc: Mapping[str, Any]) -> Limit:
+    """Return the limits in a Queue document; a value that is not a number of at least 0 is ignored."""
+    arguments = doc.get('arguments')
+    ttl, length, deliveries = (
+        _number(arguments.get(name)) if isinstance(arguments, dict) else None for name in LIMITS[:3]
+    )
+    return Limit(
+        None if ttl is None else ttl / 1000,
+        None if length is None else int(length),
+        None if deliveries is None else int(deliveries),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return value if is_number(value) and value >= 0 else None

@@ -20,6 +20,7 @@ from ..couchdb.write_result import WriteResult
 from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
 from ..documents.ids import CONSUMER, JOB, ONCE, QUEUE
+from ..documents.task_message import HIGHEST
 from ..documents.types import WorkItem
 from ..errors import ServerUnavailable
 from ..log import get_logger
@@ -259,7 +260,7 @@ class Store:
         return waiting.count(
             self.client,
             [
-                {'startkey': [name], 'endkey': [name, workitem.HIGHEST, {}]},
+                {'startkey': [name], 'endkey': [name, HIGHEST, {}]},
                 {'startkey': [name, design.PLANNED], 'endkey': [name, design.PLANNED, self.client.clock.now()]},
                 {'startkey': [name, design.PARKED], 'endkey': [name, design.PARKED, {}]},
             ],

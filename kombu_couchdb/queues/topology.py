@@ -19,9 +19,10 @@ from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document, Row
 from ..documents.ids import BINDING, PAUSE, QUEUE
 from ..documents.shared_documents import Binding, FanoutExchange, Queue
-from .broadcasts_database import BroadcastsDatabase
-from .queue_limits import LIMITS, Limit, check_limits, limit_in
-from .routing import binding_id, exchange_id, exchange_in, exchange_prefix, fanout, is_binding, routes_of
+from ..values import is_number
+from . import routing
+from .databases import BroadcastsDatabase
+from .routing import LIMITS, Limit, binding_id, check_limits, exchange_prefix, fanout, is_binding, limit_in
 
 #: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.
 _TEMPORARY_SECONDS = 3600.0
@@ -37,31 +38,29 @@ class Topology:
     def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
         """`broadcasts` is where consumers learn of changes at once; without it they find them when they look."""
         self.client, self.broadcasts = client, broadcasts
-        self.routes = routes_of(client.address.url)
+        self.routes = routing.routes_of(client.address.url)
         self.limits = self.routes.limits
         self._declared: dict[str, Mapping[str, Any]] = {}  # what was declared here, by id
-        self._deleted: set[str] = set()  # ids of what was declared here and deleted by other processes
-        # What existed when the connection was established: revisions by id, whether they are all, and when.
-        self._seen: dict[str, str] = {}
-        self._seen_all, self._seen_at = False, float('-inf')
+        self._deleted = set[str]()  # queues that were, or had bindings, declared here and deleted by other processes
+        # The ids of what existed when the connection was established, whether they are all, and how long that counts.
+        self._seen, self._seen_all, self._seen_until = set[str](), False, float('-inf')
         #: The paused queues. The consumer of the connection keeps the set up to date, see `fleet.notifier`; without
         #: a consumer it is empty.
         self.paused: frozenset[str] = frozenset()
 
     def saw(self, rows: Collection[Row], at: float, limit: int) -> None:
         """Take in up to `limit` rows of `_all_docs` that were read from the monotonic time `at` on."""
-        self._seen = {row['id']: row['value']['rev'] for row in rows}
-        self._seen_all, self._seen_at = len(rows) < limit, at
-        for exchange in filter(None, (exchange_in(row['id']) for row in rows)):
+        # A binding is stored once: a later revision replaces one that was deleted or malformed, and is read again.
+        is_first = {row['id']: row['value']['rev'].startswith('1-') for row in rows}
+        self._seen = {doc_id for doc_id, first in is_first.items() if first or not doc_id.startswith(BINDING)}
+        self._seen_all, self._seen_until = len(rows) < limit, at + _FRESH_SECONDS
+        for exchange in filter(None, map(routing.exchange_in, is_first)):
             self.routes.update(fanout(exchange))
 
     @property
     def is_fresh(self) -> bool:
         """Whether what existed when the connection was established is still trusted."""
-        return time.monotonic() - self._seen_at < _FRESH_SECONDS
-
-    def _seen_rev(self, doc_id: str) -> str | None:
-        return self._seen.get(doc_id) if self.is_fresh else None
+        return time.monotonic() < self._seen_until
 
     # -- what this connection has declared
 
@@ -75,9 +74,8 @@ class Topology:
 
     def was_deleted(self, doc_id: str) -> None:
         """Note that another process deleted a document. Only temporary queues and their bindings are restored."""
-        if self.is_temporary(_queue_of(self._declared.get(doc_id, {}))):
-            self._deleted.add(doc_id)
-        self._seen.pop(doc_id, None)
+        self._deleted.add(_queue_of(self._declared.get(doc_id, {})))
+        self._seen.discard(doc_id)
 
     def redeclare(self) -> None:
         """Store again what was declared through this object: the database was deleted and created again."""
@@ -88,11 +86,10 @@ class Topology:
 
         Without `check` this makes no request unless `was_deleted` was called; with it the database is always read.
         """
-        if not (check or self._deleted):
-            return
-        docs = self._declared_for({queue for queue in queues if self.is_temporary(queue)})
-        if docs and (check or any(doc['_id'] in self._deleted for doc in docs)):
-            self._store_missing(docs)
+        names = {name for name in (queues if check else self._deleted.intersection(queues)) if self.is_temporary(name)}
+        if names:
+            self._store_missing(self._declared_for(names))
+            self._deleted -= names
 
     def _declared_for(self, queues: Collection[str]) -> list[Mapping[str, Any]]:
         return [doc for doc in list(self._declared.values()) if _queue_of(doc) in queues]
@@ -100,10 +97,9 @@ class Topology:
     def _declare(self, doc: Mapping[str, Any]) -> None:
         self._declared[doc['_id']] = {name: value for name, value in doc.items() if name != '_rev'}
 
-    def _take_back(self, doc_ids: Iterable[str]) -> None:
-        for doc_id in doc_ids:
-            self._declared.pop(doc_id, None)
-            self._deleted.discard(doc_id)
+    def _take_back(self, docs: Iterable[Mapping[str, Any]]) -> None:
+        for doc in docs:
+            self._declared.pop(doc['_id'], None)
 
     def _store_missing(self, docs: Sequence[Mapping[str, Any]]) -> None:
         found = self.client.find([doc['_id'] for doc in docs])
@@ -119,7 +115,6 @@ class Topology:
         for doc in missing:
             if doc['_id'].startswith(BINDING):
                 self.routes.update(doc)
-        self._deleted -= {doc['_id'] for doc in docs}
 
     # -- pauses
 
@@ -139,12 +134,12 @@ class Topology:
 
         A stored `auto_delete` never changes; a lifetime begins again. `x-expires` in `arguments` is the lifetime of an
         unused queue, in milliseconds as in AMQP. Return `auto_delete` as it is stored: whether the queue is deleted
-        with its last consumer. *Raises* `ConfigurationError` for a limit that is not a number of at least 0.
+        with its last consumer. *Raises* `ConfigurationError` for a limit or lifetime that is not a number from 0 on.
         """
         check_limits(name, arguments)
         doc = self._queue(name, dict(arguments), auto_delete)
         limited = bool(arguments.keys() & set(LIMITS))
-        if limited or doc['lifetime'] or not self._seen_rev(doc['_id']):
+        if limited or doc['lifetime'] or not (self.is_fresh and doc['_id'] in self._seen):
             doc = self._store_queue(doc, limited)
         self._declare(doc)
         if limited:
@@ -153,28 +148,29 @@ class Topology:
 
     def _store_queue(self, wanted: Queue, limited: bool) -> Queue:
         """Store a Queue, or change the stored one, see `declare_queue`; return the stored document."""
-        doc = wanted
-        found = self._declared_before(doc['_id'], is_new=bool(doc['lifetime']))
-        while not found or limited or wanted['lifetime']:
-            if found:
-                before = found['arguments'] if isinstance(found.get('arguments'), dict) else {}
-                arguments = {**before, **wanted['arguments']}
-                doc = {**self._queue(wanted['name'], arguments, bool(found.get('auto_delete'))), '_rev': found['_rev']}
-                if not doc['lifetime'] and doc['arguments'] == before:
-                    break  # nothing to change
-            else:
-                doc = wanted
+        found = self._declared_before(wanted['_id'], is_new=bool(wanted['lifetime']))
+        while True:
+            doc = self._merged(wanted, found) if found else wanted
+            if found and not wanted['lifetime']:
+                if not limited:
+                    return {**doc, 'arguments': wanted['arguments'], 'lifetime': found.get('lifetime')}
+                if not doc['lifetime'] and doc['arguments'] == found.get('arguments'):
+                    return doc
             if self.client.try_put(doc):
                 if limit_in(doc) != limit_in(found or {}):
                     self._changed([doc], others_use=bool(found))
-                break
+                return doc
             found = self.client.find([doc['_id']])[0]
-        else:
-            doc = {**wanted, 'auto_delete': bool(found.get('auto_delete')), 'lifetime': found.get('lifetime')}
-        return doc
+
+    def _merged(self, wanted: Queue, found: Document) -> Queue:
+        """Return the stored Queue `found` with the arguments of `wanted`, and a lifetime that begins again."""
+        before = found['arguments'] if isinstance(found.get('arguments'), dict) else {}
+        merged = self._queue(wanted['name'], {**before, **wanted['arguments']}, bool(found.get('auto_delete')))
+        return {**merged, '_rev': found['_rev']}
 
     def _queue(self, name: str, arguments: dict[str, Any], auto_delete: bool) -> Queue:
-        lifetime = _seconds(arguments.get('x-expires')) or (_TEMPORARY_SECONDS if auto_delete else None)
+        expires = arguments.get('x-expires')
+        lifetime = expires / 1000 if is_number(expires) and expires > 0 else _TEMPORARY_SECONDS if auto_delete else None
         return {
             '_id': QUEUE + name,
             'type': 'Queue',
@@ -198,7 +194,7 @@ class Topology:
 
     def has_queue(self, name: str) -> bool:
         """Tell whether a queue is declared."""
-        return self.client.find([QUEUE + name])[0] is not None
+        return bool(self.queues([name]))
 
     def queues(self, names: list[str]) -> list[Document]:
         """Return the Queue documents of those queues that are declared; a document with a wrong name is left out."""
@@ -207,7 +203,7 @@ class Topology:
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue and its bindings, not its messages: for those see `Store.purge`."""
-        self._take_back([doc['_id'] for doc in self._declared_for({name})])
+        self._take_back(self._declared_for({name}))
         self._delete(self._bindings_of(name) + self.queues([name]))
         self.limits.seen({'name': name})
 
@@ -240,7 +236,7 @@ class Topology:
 
     def has_fanout(self, exchange: str) -> bool:
         """Tell whether a fanout exchange is stored, in one request."""
-        return self.client.find([exchange_id(exchange)])[0] is not None
+        return self.client.find([routing.exchange_id(exchange)])[0] is not None
 
     def has_exchange(self, exchange: str) -> bool:
         """Tell whether an exchange is a stored fanout exchange or has a binding, in one request."""
@@ -249,7 +245,9 @@ class Topology:
     def delete_exchange(self, exchange: str) -> None:
         """Delete an exchange and its bindings; its queues are kept."""
         docs = [row['doc'] for row in self.client.id_range(exchange_prefix(exchange), docs=True)]
-        self._take_back([doc_id for doc_id in list(self._declared) if doc_id.startswith(exchange_prefix(exchange))])
+        self._take_back(
+            [doc for doc_id, doc in list(self._declared.items()) if doc_id.startswith(exchange_prefix(exchange))]
+        )
         self._delete(docs)
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
@@ -273,7 +271,7 @@ class Topology:
 
     def _store_once(self, doc: Binding | FanoutExchange, *, is_new: bool = False) -> None:
         """Store a Binding or an Exchange, if it is not stored; such a document never changes."""
-        if not (self._seen_rev(doc['_id']) or '').startswith('1-'):
+        if not (self.is_fresh and doc['_id'] in self._seen):
             found = self._declared_before(doc['_id'], is_new=is_new)
             if not found and not self.client.try_put(doc):
                 found = self.client.find([doc['_id']])[0]
@@ -288,8 +286,9 @@ class Topology:
 
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
         """Delete a binding."""
-        self._take_back([binding_id(exchange, routing_key, queue)])
-        self._delete([doc for doc in self.client.find([binding_id(exchange, routing_key, queue)]) if doc])
+        doc_id = binding_id(exchange, routing_key, queue)
+        self._declared.pop(doc_id, None)
+        self._delete([doc for doc in self.client.find([doc_id]) if doc])
 
     def is_broadcast(self, queue: str) -> bool:
         """Tell whether a message that names only a queue is for the fanout exchange of the same name.
@@ -337,7 +336,7 @@ class Topology:
             self.client.bulk([deletion(doc) for doc in docs])
             self._changed(docs)
         for doc in docs:
-            self._seen.pop(doc['_id'], None)
+            self._seen.discard(doc['_id'])
             self.routes.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
 
     def _changed(self, docs: Iterable[Mapping[str, Any]], *, others_use: bool = False) -> None:
@@ -355,10 +354,3 @@ class Topology:
 def _queue_of(doc: Mapping[str, Any]) -> Any:
     """Return the name of the queue that a Queue or a Binding is about; '' for an Exchange and an empty document."""
     return doc.get('queue') or (doc['name'] if doc.get('type') == 'Queue' else '')
-
-
-def _seconds(milliseconds: Any) -> float | None:
-    try:
-        return float(milliseconds) / 1000 if milliseconds is not None else None
-    except (TypeError, ValueError):
-        return None

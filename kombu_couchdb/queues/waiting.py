@@ -14,7 +14,7 @@ from .. import design
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
-from ..documents.workitem import HIGHEST
+from ..documents.task_message import HIGHEST
 
 #: Consumers read planned messages this many seconds before they are due, to have them in time.
 HORIZON_SECONDS = 5.0

@@ -16,9 +16,8 @@ from ..parcels import parcel
 from ..parcels.parcel import Parcel
 from ..parcels.parcel_channel import store_parcels
 from ..queues.store import Store
-from . import lent, region
-from .region import check_name, check_regions
-from .region_views import lending
+from . import region
+from .region import check_name, check_regions, lending_document
 
 __all__ = ['ITEM_TYPES', 'OtherRegions', 'check_name', 'check_regions', 'documents']
 
@@ -28,7 +27,7 @@ ITEM_TYPES = ('LentItem',)
 
 def documents() -> list[dict[str, Any]]:
     """Return the design documents of regions in the broker's database."""
-    return [lending()]
+    return [lending_document()]
 
 
 class OtherRegions:
@@ -48,7 +47,7 @@ class OtherRegions:
         if name is None or name == self.own:
             return plain, []
         if name == region.ANY and self.own:
-            if lent.may_be_lent(plain['headers']):
+            if region.may_be_lent(plain['headers']):
                 plain['properties']['region'] = region.ANY
             return plain, []
         if not isinstance(name, str) or name not in self._regions:

@@ -1,4 +1,4 @@
-"""Regions: names, and the ids of the documents in the database of regions.
+"""Regions: their names, documents and views.
 
 A *region* is a CouchDB, one server or a cluster, with a broker's database, workers and results of its own. Regions that
 work for each other replicate their databases of regions, and nothing else of the broker::
@@ -7,6 +7,17 @@ work for each other replicate their databases of regions, and nothing else of th
     region:<name>          the Region document, which only this region writes
 
 So each document has one writer at a time, and an id says between which regions it is replicated.
+
+A *LentItem* is a message while it is moved from its home to an idle region::
+
+    {"_id": "0000647…", "type": "LentItem", "status": "lent",
+     "region": "eu",                   where it will run
+     "lent": 1763709001.5,             when
+     …}                                the other members are those of the WorkItem that it was
+
+It replaces a WorkItem that no consumer has claimed, by revision: CouchDB accepts this or a claim, never both. It has
+another type, so that no view shows it as a message of a queue. When the parcel with the message is stored, it is
+deleted.
 """
 
 from __future__ import annotations
@@ -16,10 +27,22 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from ..documents.types import Stored
+from ..design import load
+from ..documents import concurrency, rates, validation, workitem
+from ..documents.body import stub
+from ..documents.ids import JOB_KEY
+from ..documents.types import DatedMessage, Document, Stored
 from ..errors import ConfigurationError
-from ..parcels.parcel import FROM_REGION, REGION_HEADER, REGION_PROPERTY
+from ..parcels import parcel
+from ..parcels.parcel import FROM_REGION, REGION_HEADER, REGION_PROPERTY, Parcel
 from ..values import is_number
+
+#: The design document of a database of regions.
+REGIONS = 'celery-regions-v1'
+
+#: The design document of the broker's database with the view `lendable`, the messages that may be lent to other
+#: regions. Its index is updated when it is read.
+LENDING = 'celery-lending-v1'
 
 #: The region of a task that may run anywhere: at home, or in a region that has nothing to do.
 ANY = 'any'
@@ -148,3 +171,86 @@ def origin(headers: Mapping[str, Any], own: str | None) -> str | None:
     """Return the region to which a result is returned, or None if the task was sent in this region, `own`."""
     home = headers.get(FROM_REGION)
     return home if own and isinstance(home, str) and _NAME.match(home) and home != own else None
+
+
+# -- messages that are lent
+
+
+class LentItem(DatedMessage, Stored):
+    """A message that is moved to another region."""
+
+    _id: str
+    type: Literal['LentItem']
+    status: Literal['lent']
+    queue: str
+    attempts: int
+    claimed: None
+    #: The region to which it is moved, and when that began.
+    region: str
+    lent: float
+
+
+def may_be_lent(headers: Mapping[str, Any]) -> bool:
+    """Tell whether a message with these headers may run in another region: keys of jobs, limits and rates may not."""
+    return not {JOB_KEY, concurrency.CONCURRENCY_KEY, rates.RATE_KEY} & {
+        name for name, value in headers.items() if value is not None
+    }
+
+
+def is_lendable(doc: Mapping[str, Any], before: float) -> bool:
+    """Tell whether an item may be lent: it may run in any region, and is ready since the time `before` at least.
+
+    An item that was delivered before stays at home, where its deliveries are counted.
+    """
+    return (
+        doc.get('type') == 'WorkItem'
+        and validation.flaw(doc) is None
+        and workitem.is_waiting(doc)
+        and not doc.get('parked')
+        and not doc['attempts']
+        and 'key' not in doc
+        and doc['message']['properties'].get('region') == ANY
+        and workitem.ready_since(doc) <= before
+    )
+
+
+def lent(doc: Mapping[str, Any], to: str, now: float) -> Document:
+    """Return the document that replaces an item that is lent to the region `to`."""
+    return {**doc, 'type': 'LentItem', 'status': 'lent', 'region': to, 'lent': now}
+
+
+def returned(doc: Mapping[str, Any]) -> Document:
+    """Return the WorkItem that a LentItem was. Its message names no region any more, so no leader lends it again."""
+    message = route(doc['message'])[1]
+    kept = {name: value for name, value in doc.items() if name not in ('status', 'region', 'lent')}
+    return {**kept, 'type': 'WorkItem', 'message': message}
+
+
+def lent_parcel(doc: Mapping[str, Any], own: str, to: str, body: bytes | None, now: float) -> Parcel:
+    """Return the parcel from region `own` to region `to` with the message of an item.
+
+    `body` is the attached body, or None. *Raises* `ValueError` if the body is not text although the message says so.
+    """
+    message: Any = route(doc['message'])[1]
+    message['headers'].setdefault(FROM_REGION, own)
+    if isinstance(expires := doc.get('expires'), (int, float)):
+        message['properties']['expiration'] = str(max(0, int((expires - now) * 1000)))
+    found = parcel.with_body(message, body) if stub(doc) else message
+    return {
+        **parcel.new(found, '', doc['queue'], doc['published']),
+        '_id': parcel_id(to, own, doc['_id']),
+        'lent': True,
+    }
+
+
+# -- views
+
+
+def design_document() -> dict[str, Any]:
+    """Return the design document of a database of regions, without a revision."""
+    return load(__package__, REGIONS, {'traffic': '_count', 'fallbacks': ''})
+
+
+def lending_document() -> dict[str, Any]:
+    """Return the design document `LENDING`, without a revision."""
+    return {**load(__package__, LENDING, {'lendable': ''}), 'autoupdate': False}

@@ -11,15 +11,13 @@ from dataclasses import replace
 from typing import Any, TypedDict
 from urllib.parse import quote
 
-from ..couchdb.address import Address
+from ..couchdb.address import Address, parse_list
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import exactly, items, maybe, members, number, text
-from ..couchdb.urls import parse_list
 from ..errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
 from ..options import Options
-from ..parcels.replications import id_of, replication
-from . import region_views
-from .region import region_id
+from ..parcels.replications import id_of, replication, server_of
+from .region import REGIONS, region_id
 
 #: The shapes of the rows of the view `traffic`, reduced and not.
 _COUNT = members(value=number)
@@ -65,8 +63,6 @@ class RegionStatus(TypedDict):
     arrived: RegionTraffic
     #: Parcels from or to the region that the other side has refused.
     refused: RegionTraffic
-    #: The age of the region's own document; None if there is none.
-    seen: float | None
     #: Up to which change of the other region's database the parcels are here; None if unknown.
     through: Any
 
@@ -125,7 +121,7 @@ def unready(client: Client, name: str) -> str | None:
     *Raises* `AccessDenied` for a wrong password. Regions are set up one after the other, and the replicator may reach
     what this machine does not: what else can go wrong is no error.
     """
-    server = Client(client.address.root, *reversed(client.timeouts))
+    server = server_of(client)
     try:
         server.request('GET', '/_session', repeat=True, shape=members())
         client.info()
@@ -147,7 +143,7 @@ def region(client: Client, own: str, other: str, kinds: Iterable[str], reached: 
     `client` is for the own database of regions; `kinds` are those of the replications; `reached` is the result of
     `replications.reached`. *Raises* `DatabaseMissing`.
     """
-    server = Client(client.address.root, *reversed(client.timeouts))
+    server = server_of(client)
     through, replications = None, {}
     for kind in kinds:
         doc_id = id_of(kind, own, other)
@@ -156,14 +152,11 @@ def region(client: Client, own: str, other: str, kinds: Iterable[str], reached: 
             found['state'] = 'starting'
         replications[kind] = found
         through = seq if kind == 'regions' else through
-    doc = client.find([region_id(other)])[0] or {}
-    now = client.clock.now()
     return {
         'replications': replications,
         'leaving': _parcels(client, 0, other, own),
         'arrived': _parcels(client, 0, own, other),
         'refused': _together(_parcels(client, 1, other, own), _parcels(client, 1, own, other)),
-        'seen': max(0.0, now - doc['date']) if number(doc.get('date')) else None,
         'through': through,
     }
 
@@ -191,9 +184,7 @@ def _missing(client: Client, here: Client, own: str, other: str) -> int:
     """Return how many of the oldest parcels from region `other` do not arrive `here` within two seconds."""
     until = time.monotonic() + _HOP_SECONDS
     keys: dict[str, Any] = {'startkey': [0, own, other], 'endkey': [0, own, other, {}], 'limit': _MAX_PARCELS}
-    missing = {
-        row['id'] for row in client.view(region_views.REGIONS, 'traffic', members(id=text), reduce=False, **keys)
-    }
+    missing = {row['id'] for row in client.view(REGIONS, 'traffic', members(id=text), reduce=False, **keys)}
     while (missing := missing - here.known(sorted(missing))) and time.monotonic() < until:
         time.sleep(_HOP_SECONDS / 10)
     return len(missing)
@@ -202,13 +193,13 @@ def _missing(client: Client, here: Client, own: str, other: str) -> int:
 def _parcels(client: Client, kind: int, to: str, sender: str) -> RegionTraffic:
     keys: dict[str, Any] = {'startkey': [kind, to, sender], 'endkey': [kind, to, sender, {}]}
     try:
-        counted = client.view(region_views.REGIONS, 'traffic', _COUNT, **keys)
+        counted = client.view(REGIONS, 'traffic', _COUNT, **keys)
     except NotFound:
         return {'count': 0, 'oldest': None}
     if not counted:
         return {'count': 0, 'oldest': None}
     keys['startkey'] += [1]  # malformed parcels without a date have 0
-    first = client.view(region_views.REGIONS, 'traffic', _ROW, reduce=False, limit=1, **keys)
+    first = client.view(REGIONS, 'traffic', _ROW, reduce=False, limit=1, **keys)
     oldest = max(0.0, client.clock.now() - first[0]['key'][3]) if first else None
     return {'count': int(counted[0]['value']), 'oldest': oldest}
 

@@ -64,6 +64,16 @@ class Channel(virtual.Channel):
         self._subscriptions: dict[str, Subscription] = {}  # by consumer tag
         self._transient: TransientMessages | None = None
 
+    @property
+    def _open_connection(self) -> Any:
+        """The connection; *raises* `ServerUnavailable` if it was closed.
+
+        If kombu reconnects while it declares queues, it continues with the channel of the lost connection.
+        """
+        if self.connection is None:
+            raise ServerUnavailable('the channel was closed, because its connection was lost')
+        return self.connection
+
     # -- publish
 
     def basic_publish(self, message: Document, exchange: str, routing_key: str, **kwargs: Any) -> None:
@@ -76,12 +86,10 @@ class Channel(virtual.Channel):
         `ServerUnavailable`, call this with the same `message` to retry.
         """
         check_names(exchange=exchange, routing_key=routing_key)
-        if self.connection is None:
-            # If kombu reconnects while it declares queues, it continues with the channel of the lost connection.
-            raise _closed()
-        if not exchange and self.connection.topology.is_broadcast(routing_key):
+        connection = self._open_connection
+        if not exchange and connection.topology.is_broadcast(routing_key):
             exchange = routing_key
-        couchdb, regions = self.connection.couchdb, self.connection.regions
+        couchdb, regions = connection.couchdb, connection.regions
         with attempt(couchdb.address.url, message, exchange, routing_key, couchdb.clock.now()):
             prepared = self._prepared(message, exchange, routing_key)
             docs: Sequence[Any] | None = None
@@ -230,9 +238,7 @@ class Channel(virtual.Channel):
     @property
     def unacked(self) -> Unacked:
         """The unacknowledged messages of the connection; *raises* `ServerUnavailable` if the connection was closed."""
-        if self.connection is None:
-            raise _closed()
-        found: Unacked = self.connection.unacked
+        found: Unacked = self._open_connection.unacked
         return found
 
     def basic_consume(
@@ -244,8 +250,7 @@ class Channel(virtual.Channel):
         acknowledged when it is delivered. *Raises* `amqp.NotAllowed` if the channel already uses this tag.
         """
         check_names(queue=queue)
-        if self.connection is None:
-            raise _closed()
+        connection = self._open_connection
         consumer_tag = consumer_tag or f'amq.ctag-{uuid()}'
         if consumer_tag in self._subscriptions:
             raise amqp.NotAllowed(
@@ -260,8 +265,8 @@ class Channel(virtual.Channel):
         self._subscriptions[consumer_tag] = Subscription(queue, self.credit)
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
-        self.connection.subscribe(self._subscriptions[consumer_tag], receive)
-        self.connection.temporary_queues.subscription_added(queue)
+        connection.subscribe(self._subscriptions[consumer_tag], receive)
+        connection.temporary_queues.subscription_added(queue)
         return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -416,10 +421,6 @@ class Channel(virtual.Channel):
         if queue in self.connection.temporary_queues:
             self.queue_delete(queue)
 
-    def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
-        """Return the bindings of an exchange as `(routing key, pattern, queue)`."""
-        return [(b['routing_key'], b['pattern'], b['queue']) for b in self.connection.topology.bindings(exchange)]
-
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return bool(self.connection.topology.has_queue(queue))
 
@@ -438,11 +439,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(member) for key, member in value.items()}
     return [_copied(element) for element in value] if isinstance(value, (list, tuple)) else value
-
-
-def _closed() -> ServerUnavailable:
-    """Return the error for a channel whose connection was lost."""
-    return ServerUnavailable('the channel was closed, because its connection was lost')
 
 
 class Declared(queue_declare_ok_t):
@@ -472,15 +468,4 @@ class Declared(queue_declare_ok_t):
         return iter((self.queue, count, 0))
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self)[index]
-        return self.message_count if index in (1, -2) else super().__getitem__(index)
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == (tuple(other) if isinstance(other, Declared) else other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        counted = self.__dict__.get('message_count', '…')
-        return f'{type(self).__name__}(queue={self.queue!r}, message_count={counted}, consumer_count=0)'
+        return super().__getitem__(index) if index == 0 else tuple(self)[index]

@@ -26,19 +26,17 @@ from ..consumer.delivery import Delivery, Pull
 from ..consumer.io_thread import IOThread
 from ..consumer.mailbox import Mailbox
 from ..consumer.unacked import Unacked
-from ..couchdb.address import Address
+from ..couchdb.address import MASK, Address, joined, parse, redacted
 from ..couchdb.client import Client
-from ..couchdb.urls import MASK, joined, parse, redacted
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
 from ..errors import CouchDBError
-from ..leases.peers import queues_of
-from ..leases.queue_lifetimes import Lifetimes
+from ..leases.housekeeping import Lifetimes
+from ..leases.lease import queues_of
 from ..log import get_logger
 from ..options import Options
-from ..queues.broadcasts_database import BroadcastsDatabase
-from ..queues.database import MAX_SEEN_ROWS, ensure
+from ..queues.databases import MAX_SEEN_ROWS, BroadcastsDatabase, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology

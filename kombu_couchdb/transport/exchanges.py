@@ -12,7 +12,6 @@ from typing import Any
 from kombu.transport.virtual import exchange as virtual
 
 from ..errors import ConfigurationError
-from ..queues.routing import topic_pattern
 from ..queues.topology import Topology
 
 
@@ -52,10 +51,6 @@ class Topic(_Routed, virtual.TopicExchange):
 
     #: Celery publishes events to topic exchanges all the time, and usually no queue is bound to them.
     rechecks = False
-
-    def key_to_pattern(self, rkey: str) -> str:
-        """Return the pattern that is stored with a binding."""
-        return topic_pattern(rkey)
 
 
 class Fanout(virtual.FanoutExchange):

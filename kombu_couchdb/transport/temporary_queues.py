@@ -3,7 +3,7 @@
 An exclusive queue is deleted when its connection is closed, also if nothing has subscribed to it.
 
 If several connections have subscribed to such a queue, or if a process is killed, a sweep deletes the queue (see
-`leases.queue_lifetimes`).
+`leases.housekeeping`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class TemporaryQueues:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._queues: set[str] = set()
-        #: Those that no other connection may use: they are deleted when this one is closed.
-        self._exclusive: set[str] = set()
+        #: By name: whether no other connection may use it. Then it is deleted when this one is closed.
+        self._queues: dict[str, bool] = {}
         self._pid = os.getpid()
         self._outage_until = -inf  # a monotonic time
 
@@ -50,17 +49,15 @@ class TemporaryQueues:
         """Record whether a queue that this connection has declared is temporary, and exclusive."""
         self.forget(queue)
         if temporary:
-            self._queues.add(queue)
-            self._exclusive |= {queue} if exclusive else set()
+            self._queues[queue] = exclusive
 
     def forget(self, queue: str) -> None:
         """Record that a queue was deleted."""
-        self._queues.discard(queue)
-        self._exclusive.discard(queue)
+        self._queues.pop(queue, None)
 
     def close(self) -> None:
         """Delete the exclusive queues that are left: nothing has subscribed to them."""
-        for queue in sorted(self._exclusive):
+        for queue in sorted(queue for queue, is_exclusive in self._queues.items() if is_exclusive):
             self.subscription_cancelled(queue)
 
     def subscription_added(self, queue: str) -> None:

@@ -18,7 +18,7 @@ from chaos.proxy import Proxy
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.queues.broadcasts_database import broadcasts_of
+from kombu_couchdb.queues.databases import broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER
 from tests.parcels import database_of_parcels
 from tests.support import end

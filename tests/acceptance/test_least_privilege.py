@@ -20,11 +20,10 @@ from .test_jobs import (
     test_jobs_are_listed_and_shown,
     test_running_job_is_terminated_on_request,
 )
-from .test_paused_queues import test_pause_outlives_workers, test_purge_and_delete
+from .test_paused_queues import test_patterns_and_all, test_purge_and_delete
 from .test_remote_control import test_control, test_inspect, test_revoke
 from .test_results_command import test_failed_tasks_are_sent_again
-from .test_tasks import test_tasks
-from .test_unique import test_job_sent_while_it_runs, test_many_publishers_and_workers
+from .test_unique import test_job_sent_while_it_runs
 
 __all__ = [
     'test_canvas',
@@ -34,14 +33,12 @@ __all__ = [
     'test_inspect',
     'test_job_sent_while_it_runs',
     'test_jobs_are_listed_and_shown',
-    'test_many_publishers_and_workers',
-    'test_pause_outlives_workers',
+    'test_patterns_and_all',
     'test_purge_and_delete',
     'test_refused_tasks_are_listed_shown_replayed_and_dropped',
     'test_revoke',
     'test_running_job_is_terminated_on_request',
     'test_task_that_kills_its_worker_becomes_a_dead_letter',
-    'test_tasks',
 ]
 
 

@@ -16,7 +16,7 @@ import requests
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels import parcel
 from tests.browser import Page
 from tests.chaos.link import Link
 from tests.conftest import PATIENCE, wait_for
@@ -116,7 +116,7 @@ def test_orders_that_were_put_offline(
     pages.server_close()  # the page itself cannot be loaded any more
     page.reload()
     wait_for(lambda: len(orders(page)) == 3, 'the page, offline')
-    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False) == []
+    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
     stack.enter_context(Link(site.server.host, site.server.port, 1e9, port))
     wait_for(lambda: all('delivered' in text for text in orders(page)), 'the delivery')
     example = Example(site, 'offline')

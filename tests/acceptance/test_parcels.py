@@ -16,7 +16,7 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
-from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels import parcel
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.parcels import receipt_of
 from tests.support import end, items
@@ -51,12 +51,12 @@ def publisher(site: Site, parcels: Client, stack: ExitStack) -> Celery:
 
 def reasons(parcels: Client) -> list[str]:
     """Return the reasons of refused parcels."""
-    rows = parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, startkey=[1], include_docs=True)
+    rows = parcels.view(parcel.PARCELS, 'parcels', reduce=False, startkey=[1], include_docs=True)
     return [row['doc']['reason'] for row in rows]
 
 
 def is_empty(parcels: Client) -> bool:
-    return not parcels.view(parcel_views.PARCELS, 'parcels', reduce=False)
+    return not parcels.view(parcel.PARCELS, 'parcels', reduce=False)
 
 
 def test_publisher_needs_only_celery(start: Callable[..., Any], publisher: Celery, parcels: Client) -> None:
@@ -118,34 +118,36 @@ def test_receipts_say_how_tasks_end(start: Callable[..., Any], site: Site, parce
     site.app.control.revoke(planned['id'])
 
 
-@pytest.mark.parametrize(
-    ('document', 'reason'),
-    [
-        ({'task': 'fail', 'args': ['a']}, "task 'fail' is not in parcels_accept"),
-        ({'task': 'add', 'args': 5}, 'args must be a list and kwargs an object'),
-        ({'task': 'add', 'date': 'tomorrow'}, 'date must be a number of seconds since 1970'),
-        ({'task': 'add', 'published': 1.7e308, 'args': 5}, 'args must be a list and kwargs an object'),
-        ({'task': 'add', 'date': 1e305}, 'date must be a number of seconds since 1970'),
-        ({'task': 'add', 'queue': 'elsewhere'}, "queue 'elsewhere' is not in task_queues"),
-        ({'task': 'add', 'priority': 11}, 'priority must be a whole number from 0 to 9'),
-        ({'task': 'celery.map', 'args': ['fail', ['a']]}, "task 'celery.map' is not in parcels_accept"),
-        ({'task': 'add', 'id': 'a\n[forged]'}, 'id must be printable text of at most 255 characters'),
-        ({'tusk': 'add'}, 'it has neither a message nor the name of a task'),
-        ({'task': 'add', 'message': {'body': 5}}, 'malformed: message.properties is missing'),
-        ({'task': 'add', 'id': 7}, 'id must be printable text of at most 255 characters'),
-    ],
-)
-def test_refused_parcel_has_a_reason_and_blocks_no_other(
-    start: Callable[..., Any], site: Site, parcels: Client, document: dict[str, Any], reason: str
+#: Refused parcels, and the beginnings of the reasons.
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({'task': 'fail', 'args': ['a']}, "task 'fail' is not in parcels_accept"),
+    ({'task': 'add', 'args': 5}, 'args must be a list and kwargs an object'),
+    ({'task': 'add', 'date': 'tomorrow'}, 'date must be a number of seconds since 1970'),
+    ({'task': 'add', 'published': 1.7e308, 'args': 5}, 'args must be a list and kwargs an object'),
+    ({'task': 'add', 'date': 1e305}, 'date must be a number of seconds since 1970'),
+    ({'task': 'add', 'queue': 'elsewhere'}, "queue 'elsewhere' is not in task_queues"),
+    ({'task': 'add', 'priority': 11}, 'priority must be a whole number from 0 to 9'),
+    ({'task': 'celery.map', 'args': ['fail', ['a']]}, "task 'celery.map' is not in parcels_accept"),
+    ({'task': 'add', 'id': 'a\n[forged]'}, 'id must be printable text of at most 255 characters'),
+    ({'tusk': 'add'}, 'it has neither a message nor the name of a task'),
+    ({'task': 'add', 'message': {'body': 5}}, 'malformed: message.properties is missing'),
+    ({'task': 'add', 'id': 7}, 'id must be printable text of at most 255 characters'),
+]
+
+
+def test_refused_parcels_have_a_reason_and_block_no_other(
+    start: Callable[..., Any], site: Site, parcels: Client
 ) -> None:
-    parcels.bulk([{'_id': 'bad', **document}])
+    parcels.bulk([{'_id': f'bad-{number}', **document} for number, (document, _) in enumerate(REFUSED)])
     parcels.bulk([{'_id': 'good', 'task': 'add', 'args': [1, 2], 'id': 'good'}])
     worker = start()
     assert site.app.AsyncResult('good').get(timeout=PATIENCE) == 3
-    [said] = wait_for(lambda: reasons(parcels), 'the refusal')
-    assert said.startswith(reason)
-    assert 'parcel bad is refused: ' in worker.logs()
-    assert parcels.get('bad')['status'] == 'fail'
+    wait_for(lambda: len(reasons(parcels)) == len(REFUSED), 'the refusals')
+    for number, (_, reason) in enumerate(REFUSED):
+        doc = parcels.get(f'bad-{number}')
+        assert doc['status'] == 'fail'
+        assert doc['reason'].startswith(reason)
+        assert f'parcel bad-{number} is refused: ' in worker.logs()
 
 
 def test_callbacks_and_chains_are_checked_too(start: Callable[..., Any], publisher: Celery, parcels: Client) -> None:
@@ -181,7 +183,7 @@ def test_publisher_without_rights_on_the_broker(
     site: Site, start: Callable[..., Any], parcels: Client, member: dict[str, str], stack: ExitStack
 ) -> None:
     for client, documents, members in (
-        (parcels, [parcel_views.receipts(), parcel_views.parcels()], [member['user']]),
+        (parcels, parcel.design_documents(), [member['user']]),
         (site.client, design.documents(), []),
     ):
         for step in plan(Wanted(client, documents, members)):

@@ -67,20 +67,6 @@ def test_running_tasks_finish_and_others_wait(site: Site, pool: str) -> None:
     assert listed(site)['celery']['paused'] is None
 
 
-def test_pause_outlives_workers(site: Site) -> None:
-    first = site.worker('-Q', 'celery,mail')
-    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-    pause(site)
-    end_worker(first)
-    site.worker('-Q', 'celery,mail')
-    result = site.send('add', 3, 4)
-    assert site.send('add', 5, 6, queue='mail').get(timeout=PATIENCE) == 11
-    wait_for(lambda: len(items(site.client)) == 1, 'the acknowledgement')
-    assert items(site.client)[0]['_rev'].startswith('1-'), 'no worker has claimed the message'
-    resume(site)
-    assert result.get(timeout=PATIENCE) == 7
-
-
 def test_patterns_and_all(site: Site) -> None:
     for queue in ('celery', 'mail.fast', 'mail.slow'):
         site.send('add', 1, 2, queue=queue)

@@ -138,13 +138,6 @@ def test_body_of_a_chord_knows_its_parent(site: Site) -> None:
     assert priority == 7
 
 
-def test_chord_of_tasks_that_store_no_result(site: Site) -> None:
-    site.worker(pool='prefork', task_ignore_result=True)
-    header = [site.app.signature('add', (number, 1)) for number in range(8)]
-    body = chord(header, app=site.app)(site.app.signature('total').set(ignore_result=False))
-    assert body.get(timeout=PATIENCE) == 36
-
-
 @pytest.mark.parametrize('processes', [2, 8])
 def test_confirmed_results_are_stored_when_a_task_ends(site: Site, proxy: Proxy, processes: int) -> None:
     site.worker(pool='prefork', concurrency=processes, result_backend_transport_options={'confirm_results': True})

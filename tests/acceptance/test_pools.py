@@ -9,7 +9,6 @@ import pytest
 
 from chaos.proxy import Proxy
 from tests.conftest import PATIENCE
-from tests.worker_process import WorkerProcess
 
 from .conftest import Site
 
@@ -32,42 +31,17 @@ def test_pool(site: Site, pool: str) -> None:
 
 
 def test_children_of_a_large_pool_store_results_through_the_main_process(
-    site: Site, proxy: Proxy, tmp_path: Path
+    site: Site, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They use sockets without files, so that a killed worker leaves none."""
+    folder = tmp_path / 'temporary'
+    folder.mkdir()
+    monkeypatch.setenv('TMPDIR', str(folder))
     site.reroute(proxy, 'RESULT_URL')  # only results: otherwise each of the eight children would open a connection
     worker = site.worker(pool='prefork', concurrency=8)
     results = [site.send('nap', str(tmp_path / 'naps'), str(number), 0.2) for number in range(40)]
     assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(40)]
     assert proxy.accepted < 8
-    assert worker.container.terminate() == 0
-    assert 'Traceback' not in worker.logs()
-
-
-#: An app whose worker logs that it stores results for its children.
-APP = b"""
-from tests.acceptance.app import app
-from celery_couchdb.results.result_queue import ResultQueue
-taken = ResultQueue._accept
-
-def noted(self, received):
-    print('the parent stores', flush=True)
-    return taken(self, received)
-ResultQueue._accept = noted
-"""
-
-
-def test_killed_worker_with_many_children_leaves_no_files(site: Site, tmp_path: Path) -> None:
-    """The children store their results through the main process, over sockets without files."""
-    folder = tmp_path / 'temporary'
-    folder.mkdir()
-    worker = site.run(
-        WorkerProcess.command('--pool', 'prefork', '--concurrency', '6'),
-        {**site.environment, 'SETTINGS': '{}', 'TMPDIR': str(folder)},
-        {'app.py': APP},
-    )
-    worker.ready()
-    results = [site.send('add', number, 1) for number in range(20)]
-    assert [result.get(timeout=PATIENCE) for result in results] == list(range(1, 21))
-    assert 'the parent stores' in worker.logs()
     worker.kill()
     assert [path.name for path in folder.iterdir() if 'couchdb' in path.name] == []
+    assert 'Traceback' not in worker.logs()

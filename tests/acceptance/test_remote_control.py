@@ -54,11 +54,3 @@ def test_revoke(site: Site) -> None:
     with pytest.raises(TaskRevokedError):
         revoked.get(timeout=PATIENCE)
     assert site.journalled() == ['start a', 'end a']
-
-
-def test_revoke_a_scheduled_task(site: Site) -> None:
-    site.worker()
-    revoked = site.send('add', 1, 1, countdown=8)
-    site.app.control.revoke(revoked.id)
-    with pytest.raises(TaskRevokedError):
-        revoked.get(timeout=PATIENCE)

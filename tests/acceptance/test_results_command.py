@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_couchdb.stored_results import NotSent, StoredResults
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE
 from tests.support import items
 
 from .conftest import Site
@@ -75,17 +75,6 @@ def test_failed_tasks_are_sent_again(site: Site) -> None:
         1,
         f'{first}: its state is SUCCESS: only failed tasks can be sent again\n',
     )
-
-
-def test_task_that_fails_again_can_be_sent_again(site: Site) -> None:
-    site.worker(result_extended=True)
-    [task_id] = failed(site, 'first')
-    date = listed(site)[0]['date']
-    assert succeeded(couchdb(site, 'results', 'retry', '--all', '--yes')) == '1 sent again.\n'
-    wait_for(lambda: [each['date'] > date for each in listed(site)] == [True], 'the next failure')
-    site.journal.with_name('may pass').touch()
-    assert succeeded(couchdb(site, 'results', 'retry', task_id, '--yes')) == '1 sent again.\n'
-    assert site.app.AsyncResult(task_id).get(timeout=PATIENCE) == 'first'
 
 
 def test_failure_is_sent_once_and_waits_with_the_state_retry(site: Site) -> None:

@@ -33,21 +33,6 @@ def test_warm_shutdown_releases_tasks_that_have_not_started(site: Site, pool: st
     assert Counter(site.journalled()) == Counter(f'{what} {number}' for what in ('start', 'end') for number in range(8))
 
 
-@pytest.mark.parametrize('pool', ['prefork', 'threads'])
-def test_killed_worker_loses_no_late_acknowledged_task(site: Site, pool: str) -> None:
-    first = site.worker(pool=pool, **LEASE)
-    long = [
-        site.send('late_nap', str(site.journal), f'long {number}', None if number < 2 else 0) for number in range(4)
-    ]
-    wait_for(lambda: len(site.journalled()) == 2, 'two tasks to start')
-    first.kill()
-    second = site.worker(pool=pool, concurrency=4, **LEASE)
-    wait_for(lambda: Counter(site.journalled())['start long 0'] == 2, 'the first task to start again')
-    wait_for(lambda: Counter(site.journalled())['start long 1'] == 2, 'the second task to start again')
-    assert [result.get(timeout=PATIENCE) for result in long[2:]] == ['long 2', 'long 3']
-    second.kill()
-
-
 def test_task_may_run_longer_than_the_lease(site: Site) -> None:
     for _ in range(2):
         site.start(

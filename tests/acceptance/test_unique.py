@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from typing import Any
 
 from celery_couchdb.unique import UniqueTask
@@ -32,33 +30,6 @@ def test_job_sent_while_it_runs(site: Site) -> None:
     assert {result.get(timeout=PATIENCE) for result in [first, *others]} == {'first', 'other 0'}
     wait_for(lambda: not items(site.client), 'the job to be completed')
     assert site.journalled() == ['start first', 'end first', 'start other 0', 'end other 0']
-
-
-def test_many_publishers_and_workers(site: Site) -> None:
-    """There are never two runs at the same time, and after each publish another run starts."""
-    report = task_of(site)
-    for _ in range(2):
-        site.start(concurrency=2)
-    for worker in site.workers:
-        worker.ready()
-    results: list[Any] = []
-
-    def publisher(number: int) -> None:
-        for turn in range(10):
-            results.append(report.apply_async((str(site.journal), f'{number}.{turn}'), job_key='k'))
-
-    threads = [threading.Thread(target=publisher, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert len(results) == 40
-    for result in results:
-        result.get(timeout=PATIENCE)
-    lines = site.journalled()
-    assert [line.split()[0] for line in lines] == ['start', 'end'] * (len(lines) // 2)
-    assert max(Counter(lines).values()) == 1
-    assert len(lines) == 2 * len({result.id for result in results})
 
 
 def test_retry_of_a_unique_job_is_the_same_job(site: Site) -> None:

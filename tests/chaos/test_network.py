@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,7 @@ from kombu.exceptions import OperationalError
 from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
-from tests.support import Inbox, items, publish, publish_many, record_requests
+from tests.support import Inbox, items, publish, record_requests
 
 #: Time limits in seconds for consumers that should notice an unresponsive server soon. A refused connection is noticed
 #: at once.
@@ -217,39 +216,6 @@ def test_publisher_recreates_a_deleted_database(connect: Callable[..., Connectio
     client.delete()
     publish(connection, 'after', retry=True, retry_policy={'max_retries': 5, 'interval_start': 0.1})
     assert [item['message']['body'] for item in items(client)] == ['"after"']
-
-
-def test_all_consumers_resume_after_an_outage_longer_than_their_leases(
-    connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level('WARNING')
-    inboxes = [Inbox(connect(through_proxy=True, visibility_timeout=2.5, **QUICK), prefetch=1) for _ in range(2)]
-    publisher = connect()
-    publish_many(publisher, range(10))
-    wait_for(
-        lambda: {body for inbox in inboxes for body in inbox.drain(0.05).bodies} == set(range(10)),
-        'the first ten messages',
-    )
-    proxy.hang()
-    silent = time.monotonic() + 5.0  # longer than the leases and the tolerance for clocks
-    while time.monotonic() < silent:
-        for inbox in inboxes:
-            inbox.drain(0.1)
-    before = [len(inbox.messages) for inbox in inboxes]
-    proxy.go_on()
-    for number in range(10, 40):
-        publish(publisher, number)
-    wait_for(
-        lambda: {body for inbox in inboxes for body in inbox.drain(0.05).bodies} == set(range(40)),
-        'all other messages',
-    )
-    for number in range(40, 400):
-        if all(len(inbox.messages) > count for inbox, count in zip(inboxes, before, strict=True)):
-            break
-        publish(publisher, number)
-        for inbox in inboxes:
-            inbox.drain(0.1)
-    assert all(len(inbox.messages) > count for inbox, count in zip(inboxes, before, strict=True))
 
 
 def test_consumer_that_closes_during_an_outage_does_not_say_that_the_server_responds(

@@ -99,16 +99,6 @@ def test_message_that_a_node_does_not_confirm_is_published_once(
     assert [json.loads(doc['message']['body']) for doc in items(client)] == ['before', 'meanwhile']
 
 
-def test_failover_between_two_nodes_in_turn(connect_to_all: Callable[[], Connection], nodes: list[Proxy]) -> None:
-    inbox, publisher = Inbox(connect_to_all()), connect_to_all()
-    for number in range(4):
-        nodes[number % 2].refuse()
-        publish(publisher, number, retry=True)
-        inbox.wait(number + 1)
-        nodes[number % 2].restore()
-    assert sorted(set(inbox.bodies)) == [0, 1, 2, 3]
-
-
 def test_producer_replaces_a_closed_channel(connect_to_all: Callable[[], Connection]) -> None:
     connection = connect_to_all()
     producer = connection.Producer()

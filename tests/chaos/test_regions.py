@@ -30,10 +30,3 @@ def test_nothing_is_lost_and_nothing_runs_twice_between_regions(server: Server, 
     assert verdict.holds, complaints(verdict)
     assert verdict.tasks == 60
     assert verdict.faults == {kind.name: 1 for kind in (LinkCut, LinkHangs, WorkerKilled)}
-
-
-def test_plan_depends_on_the_seed_only() -> None:
-    one = planned(5, links=30, workers=6, servers=3, longest=60.0)
-    assert one == planned(5, links=30, workers=6, servers=3, longest=60.0) != planned(6, 30, 6, 3, 60.0)
-    assert len(one) == 39
-    assert all(kind.span[0] <= seconds <= 60 for kind, _, seconds in one)

@@ -57,7 +57,7 @@ class Waiting(threading.Thread):
 
     def run(self) -> None:
         self.values = {
-            name: meta['result'] for name, meta in self.app.backend.get_many(self.names, timeout=2 * PATIENCE)
+            name: meta['result'] for name, meta in self.app.backend.await_results(self.names, timeout=2 * PATIENCE)
         }
 
     def waits(self) -> bool:

@@ -14,7 +14,7 @@ from kombu import Connection, Exchange, Queue
 
 from celery_couchdb.worker.expiry import sweep
 from kombu_couchdb.couchdb.client import Client, chunks
-from kombu_couchdb.leases.janitor import Janitor
+from kombu_couchdb.leases.housekeeping import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
@@ -137,7 +137,7 @@ def test_janitor_and_sweeper_continue(
         for name in ('limited', 'bound'):
             channel.queue_delete(name)
         for name in ('direct', 'topic'):
-            channel.get_table(name)
+            channel.connection.topology.bindings(name)
             channel.exchange_delete(name)
     assert client.get('invoice')['total'] == 5
     nothing_failed(caplog)

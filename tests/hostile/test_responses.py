@@ -26,10 +26,9 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import Node
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.fleet.candidates import QueueCandidates
-from kombu_couchdb.leases.janitor import Janitor
+from kombu_couchdb.leases.housekeeping import Janitor
 from kombu_couchdb.leases.sweeper import Sweeper
-from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
-from kombu_couchdb.queues.database import ensure
+from kombu_couchdb.queues.databases import BroadcastsDatabase, ensure
 from kombu_couchdb.queues.fanout import Broadcaster, Listener
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology

@@ -18,9 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from celery_couchdb.parcels.accept import Accept
-from celery_couchdb.parcels.parcel_checks import ParcelRefused, checked
-from celery_couchdb.regions.message_checks import message_of
+from celery_couchdb.parcels.parcel_checks import Accept, ParcelRefused, checked, message_of
 from kombu_couchdb.consumer.credit import Credit
 from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.documents import task_message, validation, workitem

@@ -20,7 +20,7 @@ from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 from kombu_couchdb.leases import leader
-from kombu_couchdb.queues.broadcasts_database import broadcasts_name, broadcasts_of
+from kombu_couchdb.queues.databases import broadcasts_name, broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, Request, end, record_requests, release_all

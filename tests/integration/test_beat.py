@@ -44,8 +44,12 @@ def states(client: Client) -> list[dict[str, Any]]:
     return [row['doc'] for row in client.id_range('beat:state:', docs=True)]
 
 
-def test_crash_between_sending_and_noting(beat: Beat, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize('protocol', [1, 2])
+def test_crash_between_sending_and_noting(
+    beat: Beat, app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
     """A task that was sent is not sent again, neither while it waits nor after it was completed and deleted."""
+    app.conf.task_protocol = protocol
     code = {name: entry_of() for name in 'abc'}
     first = beat(**code)
     until(first, lambda: len(states(client)) == 3)
@@ -65,7 +69,7 @@ def test_crash_between_sending_and_noting(beat: Beat, client: Client, monkeypatc
             crashing = beat(**code)
             with pytest.raises(KeyboardInterrupt):
                 until(crashing, lambda: False)
-            assert {doc['message']['headers']['id'] for doc in items(client)} == wanted
+            assert {doc['message']['properties']['correlation_id'] for doc in items(client)} == wanted
             crashing.close()
     client.bulk([{'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True} for doc in items(client)])
     last = beat(**code)
@@ -111,11 +115,9 @@ def test_entries_that_are_due_together_are_sent_together(beat: Beat, client: Cli
     assert len(publishing) == len(noting) == 1
 
 
-@pytest.mark.parametrize('count', [10, 2500])
-def test_idle_leader_makes_no_requests(
-    beat: Beat, client: Client, machine: Machine, sent: list[Request], count: int
-) -> None:
+def test_idle_leader_makes_no_requests(beat: Beat, client: Client, machine: Machine, sent: list[Request]) -> None:
     """In a minute in which nothing is due, but for the renewals of its lease."""
+    count = 2500
     docs = [
         {'_id': f'beat:entry:{n}', 'type': 'Schedule', 'task': 'add', 'schedule': {'every': 3600}} for n in range(count)
     ]

@@ -19,8 +19,8 @@ from kombu import Connection
 import celery_couchdb.design
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
-from kombu_couchdb.errors import AccessDenied, DocumentTooLarge, ServerUnavailable
+from kombu_couchdb.couchdb.write_result import WriteStatus
+from kombu_couchdb.errors import DocumentTooLarge, ServerUnavailable
 from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, items
 from tests.support import end as end_app
@@ -113,52 +113,25 @@ def sweep(worker: CouchDBBackend) -> None:
     )
 
 
-def test_body_has_the_results_in_the_order_of_the_header(site: Site) -> None:
+@pytest.mark.parametrize('ordered', [True, False])
+def test_order_of_the_results(site: Site, ordered: bool) -> None:
     parts = site.send('a', 'b', 'c')
-    workers = [site.backend() for _ in parts]
-    for worker, part in reversed(list(zip(workers, parts, strict=True))):
-        assert site.bodies() == []
-        end(worker, part)
-    assert site.bodies() == [[[0, 1, 2]]]
-    assert site.left() == []
-
-
-def test_results_are_in_order_of_arrival_without_result_chord_ordered(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = site.send('a', 'b', 'c')
-    worker = site.backend()
-    object.__setattr__(worker.options, 'result_chord_ordered', False)
     for part in reversed(parts):
+        assert site.bodies() == []
+        worker = site.backend()
+        object.__setattr__(worker.options, 'result_chord_ordered', ordered)
         end(worker, part)
-    assert site.bodies() == [[[2, 1, 0]]]
-
-
-def test_part_that_is_delivered_twice_counts_once(site: Site) -> None:
-    parts = site.send('a', 'b')
-    for _ in range(3):
-        end(site.backend(), parts[0])
-    assert site.bodies() == []
-    end(site.backend(), parts[1])
-    assert site.bodies() == [[[0, 1]]]
-
-
-def test_duplicate_after_the_chord_was_completed_has_no_effect(site: Site) -> None:
-    parts = site.send('a', 'b')
-    for part in [*parts, *parts]:
-        end(site.backend(), part)
-    assert site.bodies() == [[[0, 1]]]
+    assert site.bodies() == [[[0, 1, 2] if ordered else [2, 1, 0]]]
     assert site.left() == []
 
 
-def test_duplicate_at_a_worker_that_has_the_chord_cached(site: Site) -> None:
-    parts = site.send('a', 'b', 'c')
+@pytest.mark.parametrize('same_worker', [False, True], ids=['other workers', 'a worker that has it cached'])
+def test_duplicates_count_once_and_have_no_effect_later(site: Site, same_worker: bool) -> None:
+    first, second = site.send('a', 'b')
     worker = site.backend()
-    end(worker, parts[0])
-    for part in parts[1:]:
-        end(site.backend(), part)
-    end(worker, parts[1])
-    assert site.bodies() == [[[0, 1, 2]]]
+    for part in (first, first, second, second, first):
+        end(worker if same_worker or part is first else site.backend(), part)
+    assert site.bodies() == [[[0, 1]]]
     assert site.left() == []
 
 
@@ -221,30 +194,6 @@ def test_last_parts_that_end_concurrently(site: Site, count: int) -> None:
     assert site.left() == []
 
 
-def test_large_bodies_are_not_cached(site: Site) -> None:
-    parts = site.send('a', 'b', body=site.app.signature('body', headers={'more': 'x' * 100_000}))
-    worker = site.backend()
-    end(worker, parts[0])
-    assert len(str(worker.chords._known)) < 50_000
-    end(worker, parts[1])
-    [body] = [doc for doc in items(site.client) if doc['message']['headers']['task'] == 'body']
-    assert site.args_of(body) == [[0, 1]]
-
-
-def test_parts_may_end_before_all_parts_are_sent(site: Site) -> None:
-    parts = site.send('a', 'b')
-    chord_id = f'chord-unlock-{parts[0].group}'
-    sent = site.client.get(chord_id)
-    site.client.put({**sent, 'size': None})
-    for part in parts:
-        end(site.backend(), part)
-    assert site.bodies() == []
-    site.app.backend.chords._known.clear()
-    site.app.backend.set_chord_size(parts[0].group, 2)
-    sweep(site.backend())  # or the last part, if it ended just now
-    assert site.bodies() == [[[0, 1]]]
-
-
 def test_chord_of_many_parts_is_counted_rarely(site: Site, sent: list[Request], client: Client) -> None:
     if client.is_cluster():
         pytest.skip('each node of a cluster numbers its own writes, so that each part is counted')
@@ -300,22 +249,6 @@ def test_part_too_large_to_be_counted_fails_the_chord(site: Site, monkeypatch: p
     assert site.left() == []
 
 
-def test_part_that_the_server_refuses_is_reported(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    [part] = site.send('a')
-    worker = site.backend()
-    bulk = worker.client.bulk
-
-    def forbid_parts(docs: Any, **options: Any) -> Any:
-        return [
-            WriteResult.refused(doc['_id'], 'forbidden', 'no parts here') if ':part:' in doc['_id'] else bulk([doc])[0]
-            for doc in docs
-        ]
-
-    monkeypatch.setattr(worker.client, 'bulk', forbid_parts)
-    with pytest.raises(AccessDenied, match='no parts here'):
-        end(worker, part)
-
-
 @pytest.mark.parametrize('always', [False, True])
 def test_part_without_a_stored_result_is_retried_after_an_outage(
     site: Site, monkeypatch: pytest.MonkeyPatch, always: bool
@@ -338,11 +271,12 @@ def test_part_without_a_stored_result_is_retried_after_an_outage(
 
 
 def test_failed_part_fails_the_chord(site: Site) -> None:
-    parts = site.send('a', 'b', 'c')
+    rescue = site.app.signature('rescue', queue='rescues')
+    parts = site.send('a', 'b', 'c', body=site.app.signature('body', task_id='the body', link_error=[rescue]))
     site.backend().mark_as_failure(parts[1].id, KeyError('no'), request=parts[1])
     for part in (parts[0], parts[2]):
         end(site.backend(), part)
-    assert site.bodies() == []
+    assert [doc['message']['headers']['task'] for doc in items(site.client)] == ['rescue']
     with pytest.raises(ChordError, match=rf"Dependency {parts[1].id} raised KeyError\('no'\)"):
         site.app.AsyncResult('the body').get(timeout=PATIENCE)
     assert site.left() == []
@@ -359,19 +293,17 @@ def test_error_of_the_part_is_raised_where_it_is_known(site: Site) -> None:
     waiting.join()
 
 
-def test_error_callback_of_a_failed_chord(site: Site) -> None:
-    parts = site.send('a', body=site.app.signature('body', link_error=[site.app.signature('rescue', queue='rescues')]))
-    site.backend().mark_as_failure(parts[0].id, KeyError('no'), request=parts[0])
-    assert [doc['message']['headers']['task'] for doc in items(site.client)] == ['rescue']
-
-
-def test_missing_result_fails_the_chord(site: Site) -> None:
+@pytest.mark.parametrize('value', ['small', 'large' * 1000], ids=['in the part', 'not in the part'])
+def test_result_that_was_deleted(site: Site, value: str) -> None:
     parts = site.send('a', 'b')
-    end(site.backend(), parts[0], 'large' * 1000)
+    end(site.backend(), parts[0], value)
     site.app.backend.forget(parts[0].id)
-    end(site.backend(), parts[1])
-    with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} was deleted'):
-        site.app.AsyncResult('the body').get(timeout=PATIENCE)
+    end(site.backend(), parts[1], 'large' * 1000)
+    if value == 'small':
+        assert site.bodies() == [[['small', 'large' * 1000]]]
+    else:
+        with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} was deleted'):
+            site.app.AsyncResult('the body').get(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize('earlier', [None, states.RETRY])
@@ -409,19 +341,12 @@ def test_result_visible_shortly_after_its_part(site: Site, monkeypatch: pytest.M
     assert site.bodies() == [[['large' * 1000, 1]]]
 
 
-def test_small_results_are_stored_with_the_parts(site: Site) -> None:
-    parts = site.send('a', 'b')
-    end(site.backend(), parts[0], 'small')
-    site.app.backend.forget(parts[0].id)
-    end(site.backend(), parts[1], 'large' * 1000)
-    assert site.bodies() == [[['small', 'large' * 1000]]]
-
-
 def nested(site: Site, name: str) -> list[Context]:
-    """Send a chord with a group of two in its header, and return the requests of its three parts."""
+    """Send a chord with a group in a group in its header, and return the requests of its three parts."""
     app, body = site.app, site.app.signature('body', task_id=f'body of {name}')
     ids = [f'{name} {index}' for index in range(3)]
-    group = app.GroupResult(f'{name} group', [app.AsyncResult(ids[0]), app.AsyncResult(ids[1])])
+    inner = app.GroupResult(f'{name} inner', [app.AsyncResult(ids[1])])
+    group = app.GroupResult(f'{name} group', [app.AsyncResult(ids[0]), inner])
     app.backend.apply_chord((name, [group, app.AsyncResult(ids[2])]), body)
     app.backend.set_chord_size(name, 3)
     return [
@@ -430,33 +355,13 @@ def nested(site: Site, name: str) -> list[Context]:
     ]
 
 
-def test_groups_in_the_header_keep_their_structure(site: Site) -> None:
+@pytest.mark.parametrize('ignored', [False, True], ids=['stored results', 'no results'])
+def test_groups_in_the_header_keep_their_structure(site: Site, ignored: bool) -> None:
     for part in nested(site, 'chord'):
+        part.ignore_result = ignored
         end(site.backend(), part)
-    assert site.bodies() == [[[[0, 1], 2]]]
+    assert site.bodies() == [[[[0, [1]], 2]]]
     assert site.left() == []
-
-
-def test_groups_within_groups_keep_their_structure(site: Site) -> None:
-    app, backend, body = site.app, site.app.backend, site.app.signature('body', task_id='the body')
-    inner = app.GroupResult('inner', [app.AsyncResult('b'), app.AsyncResult('c')])
-    outer = app.GroupResult('outer', [app.AsyncResult('a'), inner])
-    backend.apply_chord(('chord', [outer, app.AsyncResult('d')]), body)
-    backend.set_chord_size('chord', 4)
-    for index, name in enumerate('abcd'):
-        end(
-            site.backend(),
-            Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'}),
-            name,
-        )
-    assert site.bodies() == [[[['a', ['b', 'c']], 'd']]]
-
-
-def test_groups_in_the_header_need_no_stored_results(site: Site) -> None:
-    for part in nested(site, 'chord'):
-        part.ignore_result = True
-        end(site.backend(), part)
-    assert site.bodies() == [[[[0, 1], 2]]]
 
 
 def test_part_of_a_group_in_the_header_that_was_not_counted(site: Site) -> None:
@@ -466,7 +371,7 @@ def test_part_of_a_group_in_the_header_that_was_not_counted(site: Site) -> None:
     end(site.backend(), parts[0])
     site.backend().store_result(parts[1].id, 1, states.SUCCESS)
     end(site.backend(), parts[2])
-    assert site.bodies() == [[[[0, 1], 2]]]
+    assert site.bodies() == [[[[0, [1]], 2]]]
 
 
 def test_chord_that_is_sent_again_counts_from_zero(site: Site) -> None:
@@ -556,23 +461,15 @@ def test_worker_killed_between_two_deletions(site: Site, monkeypatch: pytest.Mon
 
 
 def test_nested_chord_is_completed_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, backend = site.app, site.app.backend
-    results = [app.GroupResult('g', [app.AsyncResult('a'), app.AsyncResult('b')]), app.AsyncResult('c')]
-    body = app.signature('body', task_id='the body')
-    backend.apply_chord(('chord', results), body)
-    backend.set_chord_size('chord', 3)
-    parts = [
-        Context({'id': name, 'group': 'chord', 'group_index': index, 'chord': body, 'task': 'part'})
-        for index, name in enumerate('abc')
-    ]
-    for part in parts[:2]:
-        end(site.backend(), part, part.id)
+    *parts, last = nested(site, 'chord')
+    for part in parts:
+        end(site.backend(), part)
     worker = site.backend()
     monkeypatch.setattr(worker.app, 'send_task', die)
     with pytest.raises(Killed):
-        end(worker, parts[2], 'c')
+        end(worker, last)
     sweep(site.backend())
-    assert site.bodies() == [[[['a', 'b'], 'c']]]
+    assert site.bodies() == [[[[0, [1]], 2]]]
     assert site.left() == []
 
 
@@ -596,7 +493,7 @@ def test_slow_worker_leaves_the_structure_to_its_successor(
         site.app.backend.mark_as_done('body of chord', 'result')
     monkeypatch.setattr(successor.chords, 'claim_unfinished', lambda ids: claimed)
     successor.complete_unfinished_chords([])
-    assert site.bodies() == [[[[0, 1], 2]]]
+    assert site.bodies() == [[[[0, [1]], 2]]]
     assert site.app.backend.get_state('body of chord') == (states.SUCCESS if ended else states.PENDING)
     assert site.left() == []
 
@@ -616,7 +513,7 @@ def test_slow_worker_does_not_fail_a_chord_that_its_successor_completed(
 
     monkeypatch.setattr(slow, 'restore_group', late)
     end(slow, parts[2])
-    assert site.bodies() == [[[[0, 1], 2]]]
+    assert site.bodies() == [[[[0, [1]], 2]]]
     assert site.app.backend.get_state('body of chord') == states.PENDING
     assert site.left() == []
 
@@ -681,31 +578,6 @@ def test_consumed_body_is_not_sent_again(site: Site, monkeypatch: pytest.MonkeyP
     assert site.left() == []
 
 
-def test_part_redelivered_after_its_worker_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = site.send('a', 'b')
-    end(site.backend(), parts[0])
-    worker = site.backend()
-    monkeypatch.setattr(worker.chords, 'claim', die)
-    with pytest.raises(Killed):
-        end(worker, parts[1])
-    end(site.backend(), parts[1])
-    assert site.bodies() == [[[0, 1]]]
-
-
-def test_concurrent_sweeps_send_the_body_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = site.send('a', 'b')
-    for part in parts:
-        worker = site.backend()
-        monkeypatch.setattr(worker.chords, 'claim', lambda *_: None)
-        end(worker, part)
-    threads = [threading.Thread(target=sweep, args=(site.backend(),)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert site.bodies() == [[[0, 1]]]
-
-
 def test_sweep_ignores_chords_in_progress(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = site.send('a', 'b')
     end(site.backend(), parts[0])
@@ -719,31 +591,21 @@ def test_sweep_ignores_chords_in_progress(site: Site, monkeypatch: pytest.Monkey
     assert site.bodies() == []
 
 
-def test_broker_outage_while_the_body_is_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    [part] = site.send('a')
-    worker = site.backend()
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise ServerUnavailable('no')
-
-    monkeypatch.setattr(worker.app, 'send_task', refuse)
-    end(worker, part)
-    assert worker.get_state('the body') == states.PENDING
-    sweep(site.backend())
-    assert site.bodies() == [[[0]]]
-
-
-def test_soft_time_limit_right_after_the_body_was_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize('is_sent', [False, True], ids=['broker outage', 'soft time limit after sending'])
+def test_error_while_the_body_is_sent(site: Site, monkeypatch: pytest.MonkeyPatch, is_sent: bool) -> None:
     [part] = site.send('a')
     worker = site.backend()
     send = worker.app.send_task
 
     def struck(*args: Any, **options: Any) -> Any:
-        send(*args, **options)
-        raise SoftTimeLimitExceeded
+        if is_sent:
+            send(*args, **options)
+            raise SoftTimeLimitExceeded
+        raise ServerUnavailable('no')
 
     monkeypatch.setattr(worker.app, 'send_task', struck)
     end(worker, part)
+    assert worker.get_state('the body') == states.PENDING
     sweep(site.backend())
     assert site.bodies() == [[[0]]]
     assert worker.get_state('the body') == states.PENDING

@@ -146,7 +146,7 @@ def test_ambiguous_prefix_lists_at_most_ten_jobs(run: Run, queue: Callable[..., 
 
 
 def test_malformed_dead_letters_are_shown_and_dropped(run: Run, client: Client, apache_couchdb: bool) -> None:
-    """One item has a queue that is not text; the other, a dead letter already, is nested too deeply to be read."""
+    """One item has a queue that is not text; the other, a dead letter already, is nested in 1,500 levels."""
     client.bulk([{'_id': 'odd', 'type': 'WorkItem', 'queue': ['celery']}])
     ids = ['odd']
     if apache_couchdb:  # the embedded server does not store such documents

@@ -15,7 +15,7 @@ from celery_couchdb.testing.server import fresh_name
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.devices import compact_devices, device_plan
 from tests.conftest import wait_for
 
@@ -103,7 +103,7 @@ def test_device_exchanges_only_documents_with_its_own_name(server: Server, name:
         assert foreign == {f'malice:{number}', f'x alice:{number}', f'alice-2:{number}'}
 
 
-@pytest.mark.parametrize('document', [design.documents()[0], parcel_views.parcels()])
+@pytest.mark.parametrize('document', [design.documents()[0], parcel.design_documents()[1]])
 def test_database_of_the_app_is_not_given_to_a_device(server: Server, name: str, document: dict[str, Any]) -> None:
     client = server.client(f'{name}-broker')
     client.create()

@@ -22,10 +22,10 @@ from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.options import Options
-from kombu_couchdb.parcels import parcel_views, receipt
+from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.parcel import refused
-from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
-from kombu_couchdb.regions import lent, region, region_views
+from kombu_couchdb.queues.databases import BroadcastsDatabase
+from kombu_couchdb.regions import region
 from kombu_couchdb.regions.other_regions import OtherRegions
 from kombu_couchdb.unique import collect_outcomes
 from tests.conftest import wait_for
@@ -103,7 +103,7 @@ def test_all_types_of_documents_are_documented() -> None:
 
 def test_rows_of_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
-    own = [*design.documents(), parcel_views.receipts(), parcel_views.parcels(), region_views.regions()]
+    own = [*design.documents(), *parcel.design_documents(), region.design_document()]
     documents = [*own, results_design.document()]
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
@@ -214,7 +214,7 @@ def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: li
 
 
 def test_documents_of_parcels(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
-    client.put(parcel_views.parcels())
+    client.put(parcel.design_documents()[1])
     for task_id, body in (('a', 'small'), ('b', 'x' * 150_000)):
         publish(connect(), body, headers={'id': task_id, 'task': 'report'})
     docs = written(sent)['Parcel']
@@ -222,22 +222,22 @@ def test_documents_of_parcels(connect: Callable[..., Connection], client: Client
     message['properties'].update(region='eu', fallback='us')
     options = Options.of({'region': 'us', 'regions': dict.fromkeys(('eu', 'us'), 'couchdb://host/regions')})
     _, abroad = OtherRegions(options, client).parcels_of(message, '', 'q')
-    given = lent.parcel_of(workitem.new('a', 'q', message, 5.0), 'us', 'eu', None, 6.0)
+    given = region.lent_parcel(workitem.new('a', 'q', message, 5.0), 'us', 'eu', None, 6.0)
     compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0), *abroad, given])
     compare(
         'LentItem',
         [
-            lent.made_of(workitem.new('a', 'q', {**message, 'properties': {'expiration': '5'}}, 5.0), 'eu', 6.0),
-            lent.made_of(workitem.new('a', 'q', message, 5.0), 'eu', 6.0),
+            region.lent(workitem.new('a', 'q', {**message, 'properties': {'expiration': '5'}}, 5.0), 'eu', 6.0),
+            region.lent(workitem.new('a', 'q', message, 5.0), 'eu', 6.0),
         ],
     )
     compare('Region', [region.new('eu', {'q': 1}, 5.0)])
 
 
 def test_documents_of_receipts() -> None:
-    first = receipt.opened({'_id': 'a', 'task': 'add'}, 'b', None, 1.0, 2.0)
+    first = parcel.receipt_of({'_id': 'a', 'task': 'add'}, 'b', None, 1.0, 2.0)
     ends: list[tuple[Any, str | None]] = [(5, None), (None, 'ValueError'), ('x' * 100_000, None)]
-    compare('Receipt', [first, *(receipt.closed(first, 'SUCCESS', *end, 3.0, 4.0, 5.0) for end in ends)])
+    compare('Receipt', [first, *(parcel.with_outcome(first, 'SUCCESS', *end, 3.0, 4.0, 5.0) for end in ends)])
 
 
 @pytest.fixture

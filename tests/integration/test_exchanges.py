@@ -61,18 +61,15 @@ with Connection(os.environ['URL']) as connection:
     assert [item['queue'] for item in items(client)] == ['q']
 
 
-def test_unbound_queue_gets_no_more_messages(connection: Connection, client: Client) -> None:
+@pytest.mark.parametrize(
+    'change', [lambda queue: queue.unbind_from(DIRECT, 'a'), lambda queue: queue.exchange.delete()]
+)
+def test_queue_that_is_not_bound_any_more_gets_nothing(
+    connection: Connection, client: Client, change: Callable[[Queue], object]
+) -> None:
     queue = Queue('q', DIRECT, routing_key='a')(connection.channel())
     queue.declare()
-    queue.unbind_from(DIRECT, 'a')
-    send(connection, DIRECT, 'a')
-    assert not items(client)
-
-
-def test_deleted_exchange_routes_nothing(connection: Connection, client: Client) -> None:
-    channel = connection.channel()
-    Queue('q', DIRECT, routing_key='a')(channel).declare()
-    DIRECT(channel).delete()
+    change(queue)
     send(connection, DIRECT, 'a')
     assert not items(client)
 

@@ -136,15 +136,3 @@ def test_wrong_fallback_is_an_error_when_the_task_is_sent(
 def test_fallback_needs_a_region(regions: Regions, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match='fallback needs the name of a region in region'):
         regions['us'].app.send_task('add', (1, 2), fallback='eu', **options)
-
-
-def test_malformed_fallback_is_refused_and_stops_nobody(regions: Regions, ferry: Ferries) -> None:
-    us = regions['us']
-    bad = {'type': 'Parcel', 'fallback_at': 1, 'message': {'headers': {}, 'properties': {}, 'body': ''}}
-    us.regions.bulk([{**bad, '_id': f'p:eu:us:{name}', 'fallback': name} for name in ('us', 'asia', 'mars')])
-    send(regions, 'one', fallback='us', fallback_after=0.1)
-    sender = ferry(us.app)
-    wait_for(lambda: sender.step() >= 0 and tasks(us.broker) == ['one'], 'the fallback')
-    assert {doc['_id']: doc['status'] for doc in parcels(us.regions)} == {
-        f'p:eu:us:{name}': 'fail' for name in ('us', 'asia', 'mars')
-    }

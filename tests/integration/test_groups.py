@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -49,23 +49,23 @@ def task_ids(client: Client) -> set[str]:
     return {item['message']['headers']['id'] for item in items(client)}
 
 
-def test_group_is_stored_in_one_request(add: Any, client: Client, sent: list[Request]) -> None:
+@pytest.mark.parametrize(
+    ('publish', 'messages'),
+    [
+        (lambda add: group(add.s(number, 1) for number in range(50)).apply_async(), 50),
+        (lambda add: chord([add.s(number, 1) for number in range(20)])(add.si(1, 1)).parent, 20),
+        (lambda add: add.chunks([(number, 1) for number in range(40)], 10).apply_async(), 4),
+    ],
+    ids=['group', 'header of a chord', 'chunks'],
+)
+def test_messages_are_stored_in_one_request_and_in_order(
+    add: Any, client: Client, sent: list[Request], publish: Callable[[Any], Any], messages: int
+) -> None:
     sent.clear()
-    result = group(add.s(number, 1) for number in range(50)).apply_async()
-    assert writes(sent) == [50]
-    assert {child.id for child in result.results} <= task_ids(client)
-
-
-def test_messages_of_a_group_keep_their_order(add: Any, app: Celery, client: Client) -> None:
-    result = group(add.s(number, 1) for number in range(20)).apply_async()
+    result = publish(add)
+    assert writes(sent) == [messages]
     stored = [item['message']['headers']['id'] for item in sorted(items(client), key=lambda item: item['_id'])]
     assert stored[1:] == [child.id for child in result.results]
-
-
-def test_header_of_a_chord_is_stored_in_one_request(add: Any, client: Client, sent: list[Request]) -> None:
-    sent.clear()
-    chord([add.s(number, 1) for number in range(20)])(add.si(1, 1))
-    assert writes(sent) == [20]
 
 
 def test_chains_and_groups_within_a_group_share_its_request(add: Any, client: Client, sent: list[Request]) -> None:
@@ -94,12 +94,6 @@ def test_chord_within_a_group_is_stored_with_its_size(
         if row['doc'].get('type') == 'Chord'
     ]
     assert found['size'] == 3
-
-
-def test_chunks_share_one_request(add: Any, client: Client, sent: list[Request]) -> None:
-    sent.clear()
-    add.chunks([(number, 1) for number in range(40)], 10).apply_async()
-    assert writes(sent) == [4]
 
 
 def test_generator_is_stored_in_parts(

@@ -15,7 +15,7 @@ from celery_couchdb.parcels.mover import Mover
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ViewFailed
-from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels import parcel
 from kombu_couchdb.queues import quarantine
 from kombu_couchdb.queues.quarantine import Harmful
 from tests.parcels import store_nested
@@ -68,7 +68,7 @@ def test_mover_refuses_a_parcel(
     one.step()
     refused = parcels.get('b')
     assert (refused['status'], refused['reason']) == ('fail', TOO_DEEP)
-    assert [row['id'] for row in parcels.view(parcel_views.PARCELS, 'parcels', reduce=False)] == ['b']
+    assert [row['id'] for row in parcels.view(parcel.PARCELS, 'parcels', reduce=False)] == ['b']
 
 
 def test_worker_deletes_a_result(app: Celery, put: Callable[..., None]) -> None:

@@ -10,9 +10,9 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.leases import janitor, lease_expiry
-from kombu_couchdb.leases.janitor import Janitor
-from kombu_couchdb.queues.database import ensure
+from kombu_couchdb.leases import housekeeping, lease
+from kombu_couchdb.leases.housekeeping import Janitor
+from kombu_couchdb.queues.databases import ensure
 from kombu_couchdb.queues.topology import Topology
 from tests.support import Inbox, Request, publish
 
@@ -30,7 +30,7 @@ def topology(client: Client) -> Topology:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the second look prove that a binding is an orphan, without a pause."""
-    monkeypatch.setattr(janitor, '_ORPHAN_SECONDS', 0.0)
+    monkeypatch.setattr(housekeeping, '_PROVEN_SECONDS', 0.0)
 
 
 def bindings(client: Client) -> list[str]:
@@ -45,8 +45,8 @@ def ids(client: Client, prefix: str) -> list[str]:
 def seconds_ahead(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds by which the monotonic clock is ahead; tests append to the list."""
     ahead = [0.0]
-    monkeypatch.setattr(lease_expiry, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
-    monkeypatch.setattr(janitor, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
+    monkeypatch.setattr(lease, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
+    monkeypatch.setattr(housekeeping, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
     return ahead
 
 
@@ -80,13 +80,13 @@ def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, to
     assert bindings(client) == ['q']
 
 
-def test_binding_that_was_made_again_is_kept(client: Client, topology: Topology) -> None:
+def test_binding_that_was_made_again_is_kept(client: Client, topology: Topology, seconds_ahead: list[float]) -> None:
     topology.bind('x', 'key', None, 'q')
     tidier = Janitor(client)
     tidier.clean_up(100)
     topology.unbind('x', 'key', 'q')
     topology.bind('x', 'key', None, 'q')
-    tidier._orphans = {doc_id: (rev, since - HOUR) for doc_id, (rev, since) in tidier._orphans.items()}
+    seconds_ahead.append(HOUR)
     assert tidier.clean_up(100) == NOTHING
     assert bindings(client) == ['q']
 

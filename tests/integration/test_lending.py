@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.regions.polling import _SELECTOR
+from celery_couchdb.regions.lending import _SELECTOR
 from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import validation, workitem
-from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import wait_for
-from tests.regions import Region, Regions, await_death, regions_on
+from tests.regions import Region, Regions, regions_on
 from tests.support import items
 
 from .test_regions import ferry, parcels, tasks
@@ -64,10 +63,6 @@ def arrive(regions: Regions, ferry: Ferries) -> list[str]:
     return tasks(regions['eu'].broker)
 
 
-def raw(client: Client) -> list[dict[str, Any]]:
-    return [doc for row in client.id_range('0', docs=True) if (doc := row['doc'])['_id'][0] != '_']
-
-
 def test_idle_region_gets_as_many_as_it_wants(regions: Regions, ferry: Ferries) -> None:
     us = regions['us']
     send(us, '1', '2', '3')
@@ -105,85 +100,6 @@ def test_what_is_not_lent(regions: Regions, ferry: Ferries) -> None:
     )
     want(regions, 10)
     lend(ferry(us.app), us, 'unique', 'limited', 'rated', 'planned', 'delivered', 'claimed')
-
-
-def test_message_that_is_claimed_meanwhile_is_not_lent(
-    regions: Regions, ferry: Ferries, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    us = regions['us']
-    send(us, '1', '2')
-    want(regions, 2)
-    home = ferry(us.app)
-    lender: Any = home._lender
-    move = lender._move
-
-    def late(prepared: Any) -> None:
-        [first] = [doc for doc in items(us.broker) if doc['message']['headers']['id'] == '1']
-        us.broker.bulk([workitem.claim(validation.checked(first), 'broker:consumer:x', time.time())])
-        move(prepared)
-
-    monkeypatch.setattr(lender, '_move', late)
-    lend(home, us, '1')
-    assert arrive(regions, ferry) == ['2']
-    [doc] = items(us.broker)
-    assert workitem.claimant(doc) == 'broker:consumer:x'
-
-
-@pytest.mark.parametrize('stored', [True, False])
-@pytest.mark.parametrize('request_number', [1, 2, 3])
-def test_ferry_killed_while_it_lends(
-    regions: Regions, ferry: Ferries, monkeypatch: pytest.MonkeyPatch, request_number: int, stored: bool
-) -> None:
-    """The first request marks the items, the second one stores the parcels, the third one deletes the items."""
-    us = regions['us']
-    want(regions, 2)
-    home = ferry(us.app)
-    home.step()
-    send(us, '1', '2')
-    lender: Any = home._lender
-    count = 0
-
-    def killed(write: Callable[..., Any]) -> Callable[..., Any]:
-        def writes(*args: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count < request_number:
-                return write(*args)
-            if stored and count == request_number:
-                write(*args)
-            raise ServerUnavailable('killed')
-
-        return writes
-
-    monkeypatch.setattr(lender._regions, 'create_once', killed(lender._regions.create_once))
-    sent, send_parcels, move = list[Any](), lender._send, lender._move
-
-    def sends(lending: Any) -> None:
-        sent.append(lending)
-        send_parcels(lending)
-
-    monkeypatch.setattr(lender, '_send', sends)
-
-    def moves(prepared: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(lender._broker, 'bulk', killed(lender._broker.bulk))
-            move(prepared)
-
-    monkeypatch.setattr(lender, '_move', moves)
-
-    await_death(home.step)
-    home._leader.release()
-    want(regions, 0)
-    if request_number == 1 and not stored:
-        assert tasks(us.broker) == ['1', '2']
-        return
-    lend(ferry(us.app), us)
-    assert arrive(regions, ferry) == ['1', '2']
-    assert raw(us.broker) == []
-    monkeypatch.undo()
-    for lending in sent:  # the process was not killed but paused
-        lender._send(lending)
-    assert arrive(regions, ferry) == ['1', '2']
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from celery import Celery
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels import parcel
 from tests.conftest import wait_for
 from tests.parcels import kill_between_writes, store_nested
 from tests.patience import PatientConnection
@@ -38,7 +37,7 @@ def test_each_parcel_is_moved_once(mover: Callable[[], Mover], client: Client, p
     put(parcels, *(f'{n:03}' for n in range(250)))
     mover().step()
     assert bodies(client) == [f'{n:03}' for n in range(250)]
-    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False) == []
+    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
 
 
 def test_mover_killed_between_its_two_writes(
@@ -55,7 +54,7 @@ def test_mover_killed_between_its_two_writes(
     put(parcels, 'c')
     mover().step()
     assert bodies(client) == ['c']
-    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False) == []
+    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
 
 
 def test_mover_paused_before_its_write(
@@ -93,7 +92,7 @@ def test_parcel_with_a_reused_id_is_not_moved_again(
     one._stale = True
     one.step()
     assert bodies(client) == ['a', 'b']
-    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False) == []
+    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
 
 
 def test_arguments_cannot_forge_lines_of_the_log(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
@@ -104,19 +103,6 @@ def test_arguments_cannot_forge_lines_of_the_log(mover: Callable[[], Mover], cli
     headers = item['message']['headers']
     assert (headers['argsrepr'], headers['kwargsrepr']) == ("['a\\n[forged]']", "{'y': '\\x1b[2J'}")
     assert json.loads(item['message']['body'])[:2] == [['a\n[forged]'], {'y': '\x1b[2J'}]
-
-
-def test_moved_and_refused_parcels_are_logged_with_their_ids(
-    mover: Callable[[], Mover], client: Client, parcels: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    put(parcels, 'a')
-    parcels.put({'_id': 'b', 'task': 'not accepted', 'args': []})
-    with caplog.at_level(logging.DEBUG, 'celery_couchdb.parcels'):
-        mover().step()
-    [message] = items(client)
-    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
-    assert f'parcel a was moved: {message["_id"]}; its document was updated' in lines
-    assert 'parcel b was refused; its document was updated' in lines
 
 
 @pytest.mark.parametrize('levels', [700, 1_500])
@@ -130,19 +116,7 @@ def test_deeply_nested_parcel_is_refused(
     mover().step()
     assert bodies(client) == ['a']
     assert parcels.raw('deep').count(b'"reason"') == 1
-    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, key=[0, 0]) == []
-
-
-def test_changes_wake_the_mover(app: Celery, client: Client, parcels: Client) -> None:
-    woken: list[bool] = []
-    with app.connection_for_write() as connection:
-        one = Mover(app, connection.connection, lambda: woken.append(True))
-        one.step()
-        put(parcels, 'a')
-        wait_for(lambda: woken, 'the notification')
-        one.step()
-        one.close()
-    assert bodies(client) == ['a']
+    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False, key=[0, 0]) == []
 
 
 def test_hostile_parcels_stop_no_others(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
@@ -160,8 +134,8 @@ def test_hostile_parcels_stop_no_others(mover: Callable[[], Mover], client: Clie
     put(parcels, 'good')
     mover().step()
     assert {'good', 'huge'} <= set(bodies(client))
-    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
-    refused = {row['id'] for row in parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, startkey=[1])}
+    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
+    refused = {row['id'] for row in parcels.view(parcel.PARCELS, 'parcels', reduce=False, startkey=[1])}
     assert refused == {'0', '1', '3', '4', '5'}
 
 
@@ -174,7 +148,7 @@ def test_parcel_of_the_maximum_size_stops_no_others(
     put(parcels, 'good')
     mover().step()
     assert 'good' in bodies(client)
-    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
+    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
     doc = parcels.get('largest')
     assert (doc.get('type'), doc.get('status')) == (('Receipt', None) if task == 'add' else (None, 'fail'))
 

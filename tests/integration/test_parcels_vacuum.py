@@ -69,21 +69,6 @@ def test_replicated_parcels_are_not_purged(
     device.close()
 
 
-def test_purge_would_bring_parcels_back(
-    mover_app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, device: Device
-) -> None:
-    """Without the check, the same steps run the task a second time."""
-    one = mover()
-    send_and_finish(mover_app, one, client, device, parcels)
-    for database in (client, parcels):
-        assert vacuum(database, quiet, age=0).purged > 0
-    device.call('push', {'since': 0, 'checkpoint': False})
-    one._stale = True
-    one.step()
-    assert len(items(client)) == 1
-    device.close()
-
-
 def test_message_whose_parcel_still_waits_is_not_forgotten(
     mover_app: Celery,
     mover: Callable[[], Mover],

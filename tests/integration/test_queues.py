@@ -19,9 +19,10 @@ def queues(client: Client) -> set[str]:
     return {row['doc']['name'] for row in client.id_range('broker:queue:', docs=True)}
 
 
-def test_declare(connection: Connection, client: Client) -> None:
-    declared = connection.channel().queue_declare('q')
-    assert (declared.queue, declared.message_count, declared.consumer_count) == ('q', 0, 0)
+def test_declare(connect: Callable[..., Connection], client: Client) -> None:
+    for passive in (False, False, True):
+        declared = connect().channel().queue_declare('q', passive=passive)
+        assert (declared.queue, declared.message_count, declared.consumer_count) == ('q', 0, 0)
     assert queues(client) == {'q'}
 
 
@@ -32,23 +33,12 @@ def test_declare_without_a_name(connection: Connection) -> None:
     assert all(names)
 
 
-def test_declare_twice(connect: Callable[..., Connection], client: Client) -> None:
-    for _ in range(2):
-        connect().channel().queue_declare('q')
-    assert queues(client) == {'q'}
-
-
 def test_passive_declaration_of_an_unknown_queue(connection: Connection) -> None:
     channel = connection.channel()
     with pytest.raises(ChannelError) as caught:
         channel.queue_declare('unknown', passive=True)
     assert int(caught.value.reply_code) == 404
     assert 'unknown' in str(caught.value)
-
-
-def test_passive_declaration_of_an_empty_queue(connect: Callable[..., Connection], client: Client) -> None:
-    connect().channel().queue_declare('q')
-    assert connect().channel().queue_declare('q', passive=True).message_count == 0
 
 
 def test_size_counts_ready_messages(connect: Callable[..., Connection], client: Client) -> None:

@@ -9,14 +9,14 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
+from celery_couchdb.parcels import PARCEL
 from celery_couchdb.parcels.mover import Mover
-from celery_couchdb.parcels.origin_headers import PARCEL
 from celery_couchdb.parcels.receipts import Receipts
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.documents.dead_letter import rejected
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.parcels import parcel_views
+from kombu_couchdb.parcels import parcel
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.parcels import kill_between_writes, receipt_of
@@ -305,7 +305,7 @@ def test_open_receipts_are_read_in_pages_and_forged_ones_are_ignored(
     other = mover()
     receipts_of(other)._load()
     assert set(receipts_of(other)._open) == set('abcde')
-    rows = parcels.view(parcel_views.RECEIPTS, 'receipts', key=['open', 'bb'])
+    rows = parcels.view(parcel.RECEIPTS, 'receipts', key=['open', 'bb'])
     assert [row['value'] for row in rows] == [None]
 
 
@@ -332,5 +332,5 @@ def test_expired_receipts_are_deleted_with_their_conflicts(
     one._stale = True
     one.step()
     assert len(items(client)) == 2
-    assert parcels.view(parcel_views.PARCELS, 'parcels', reduce=False) == []
+    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
     assert receipts_of(one)._open == {}

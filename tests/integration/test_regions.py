@@ -14,7 +14,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
-from tests.parcels import kill_between_writes, movers
+from tests.parcels import movers
 from tests.regions import Regions, regions_on
 from tests.support import items
 
@@ -77,21 +77,6 @@ def test_unknown_region_is_an_error_when_the_task_is_sent(regions: Regions, name
     assert parcels(regions['us'].regions) == []
 
 
-def test_ferry_killed_between_its_two_writes(
-    regions: Regions, ferry: Callable[[Celery], RegionMover], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    eu = regions['eu']
-    regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu')
-    regions.replicate()
-    first = ferry(eu.app)
-    kill_between_writes(first, monkeypatch)
-    [item] = items(eu.broker)
-    eu.broker.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True}])  # the task is done
-    first._leader.release()
-    ferry(eu.app).step()
-    assert items(eu.broker) == [] == parcels(eu.regions)
-
-
 def test_publisher_that_retries_stores_one_parcel(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     us = regions['us']
     publish, calls = Store.publish, list[Any]()
@@ -122,29 +107,3 @@ def test_malformed_parcel_is_refused_while_the_leader_waits(
         return bool(eu.regions.get('p:eu:us:1').get('status') == 'fail')
 
     wait_for(is_refused, 'the refusal')
-
-
-def test_malformed_parcels_are_refused_with_the_reason_and_stop_nobody(
-    regions: Regions, ferry: Callable[[Celery], RegionMover]
-) -> None:
-    eu = regions['eu']
-    regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu')
-    regions.replicate()
-    eu.regions.bulk(
-        [
-            {'_id': 'p:eu:us:1'},
-            {'_id': 'p:eu:us:2', 'type': 'Parcel', 'message': {'headers': {}, 'properties': {}, 'body': ''}},
-            {'_id': 'p:eu:us:3', 'type': ['Parcel'], 'message': 7},
-            {'_id': 'p:us:eu:4', 'type': 'Parcel'},  # of another region
-        ]
-    )
-    ferry(eu.app).step()
-    assert tasks(eu.broker) == ['one']
-    refused = {doc['_id']: doc.get('reason') for doc in parcels(eu.regions)}
-    assert refused == {
-        'p:eu:us:1': 'it has no message',
-        'p:eu:us:2': refused['p:eu:us:2'],
-        'p:eu:us:3': refused['p:eu:us:3'],
-        'p:us:eu:4': None,
-    }
-    assert all(isinstance(refused[f'p:eu:us:{n}'], str) for n in (1, 2, 3))

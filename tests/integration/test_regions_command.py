@@ -332,18 +332,6 @@ def test_app_without_regions_and_the_embedded_server_are_told_so(
         assert 'this app has no regions' in done.output
 
 
-def test_check_succeeds_only_when_the_parcels_are_here(regions: Regions) -> None:
-    eu, us = regions.all
-    us.regions.delete()
-    succeeded(run(eu, 'setup'))
-    wait_for(lambda: state(eu) == 'crashing', 'the replication to fail')
-    succeeded(run(us, 'setup'))
-    us.regions.put({'_id': (doc_id := f'p:{eu.name}:{us.name}:1'), 'type': 'Parcel', 'published': 1.0})
-    succeeded(run(eu, 'nudge'))
-    wait_for(lambda: run(eu, 'status', '--check').exit_code == 0, 'the check to pass')
-    assert eu.regions.get_or_none(doc_id)
-
-
 def test_check_fails_while_a_parcel_is_missing(regions: Regions, users: Users, member: dict[str, str]) -> None:
     eu, us = regions.all
     succeeded(run(eu, 'setup', '--member', member['user']))

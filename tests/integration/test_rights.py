@@ -23,7 +23,6 @@ from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from tests.conftest import PATIENCE
 from tests.support import items, publish
@@ -199,32 +198,6 @@ def replicate(server: Server, member: dict[str, str]) -> Callable[..., tuple[int
 Replicate = Callable[..., tuple[int, str]]
 
 
-def test_any_user_can_make_couchdb_send_requests(replicate: Replicate, internal: Internal) -> None:
-    replicate({'url': f'{internal.url}/page', 'headers': {'X-Token': 'of the user'}})
-    assert internal.seen[0] == ('GET', '/page/', 'of the user')
-    internal.seen.clear()
-    replicate({'url': f'{internal.url}/json'}, f'{internal.url}/made', create_target=True)
-    assert ('PUT', '/made/', None) in internal.seen
-
-
-@pytest.mark.parametrize(
-    ('path', 'told'),
-    [('/page', 'invalid_json'), ('/forbidden/json', '"error":"forbidden"'), ('/json', '"key":"of the house"')],
-)
-def test_replication_error_reveals_what_an_internal_service_returns(
-    replicate: Replicate, internal: Internal, path: str, told: str
-) -> None:
-    text = replicate(f'{internal.url}{path}', f'{internal.url}/json')[1]
-    assert told in text
-    assert '<html>' not in text
-
-
-def test_replication_error_reveals_a_closed_port(replicate: Replicate) -> None:
-    with socket.socket() as closed:
-        closed.bind(('127.0.0.1', 0))
-        assert 'econnrefused' in replicate(f'http://127.0.0.1:{closed.getsockname()[1]}/x', retries_per_request=5)[1]
-
-
 def test_replication_without_an_account_is_refused(
     replicate: Replicate, internal: Internal, server: Server, member: dict[str, str]
 ) -> None:
@@ -262,25 +235,3 @@ def test_administrator_can_forbid_replication(
         else:
             requests.delete(server.url + setting, timeout=PATIENCE)
     assert internal.seen == []
-
-
-#: This function seems to let users without the role `worker` only add documents.
-ADD_ONLY = """function (newDoc, oldDoc, userCtx) {
-    var may = userCtx.roles.indexOf('worker') >= 0 || userCtx.roles.indexOf('_admin') >= 0;
-    if (!may && oldDoc && !oldDoc._deleted) {
-        throw({forbidden: 'only workers change what is there'});
-    }
-}"""
-
-
-def test_validate_doc_update_does_not_protect_existing_documents(
-    own: Client, client: Client, connect: Callable[..., Connection]
-) -> None:
-    client.put({'_id': '_design/publishers', 'validate_doc_update': ADD_ONLY})
-    publish(connect(), 'the arguments')
-    [item] = items(own)
-    [result] = own.bulk([{**item, 'queue': 'mine'}])
-    assert result == WriteResult.refused(item['_id'], 'forbidden', 'only workers change what is there')
-    forged = {**item, 'queue': 'mine', '_rev': f'9-{"a" * 32}'}
-    own.request('POST', '/_bulk_docs', body={'new_edits': False, 'docs': [forged]})
-    assert [item['queue'] for item in items(own)] == ['mine']

@@ -17,7 +17,7 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
-from kombu_couchdb.queues.database import REVS_LIMIT
+from kombu_couchdb.queues.databases import REVS_LIMIT
 from tests.conftest import wait_for
 from tests.support import ROOT, Inbox, publish
 

@@ -13,8 +13,8 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.leases import queue_lifetimes
-from kombu_couchdb.leases.queue_lifetimes import OverdueQueues
+from kombu_couchdb.leases import housekeeping
+from kombu_couchdb.leases.lease import Unchanged
 from kombu_couchdb.transport import temporary_queues
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, replace_in_clients, run_python
@@ -269,8 +269,8 @@ def test_sweeper_checks_for_new_consumers_before_it_deletes_a_queue(
     sweeper, late = connect(), list[Inbox]()
     Inbox(sweeper, 'other')
     Queue('expiring', expires=0.001)(connect().channel()).declare()
-    monkeypatch.setattr(queue_lifetimes, 'GRACE_SECONDS', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', OverdueQueues(0.0))
+    monkeypatch.setattr(housekeeping, 'GRACE_SECONDS', 0.0)
+    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', Unchanged(0.0))
     store = sweeper.transport.consumer._cycle._store
     leases = store.leases
 
@@ -417,8 +417,8 @@ def test_queue_used_during_a_sweep_is_kept(
     queue(connect().channel()).declare()
     for number in range(7):
         publish(getter, number, 'expiring')
-    monkeypatch.setattr(queue_lifetimes, 'GRACE_SECONDS', 0.0)
-    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', OverdueQueues(0.0))
+    monkeypatch.setattr(housekeeping, 'GRACE_SECONDS', 0.0)
+    monkeypatch.setattr(sweeper.transport.consumer._cycle.sweeper, '_overdue', Unchanged(0.0))
     topology, got = sweeper.transport.topology, list[Any]()
     delete = topology.delete_unused
 

@@ -78,19 +78,6 @@ print(kombu.serialization.dumps([1], 'json')[2])
     assert done.stdout.strip() == '[1]'
 
 
-def test_hook_adds_no_serializer() -> None:
-    done = run_python("""
-import kombu.serialization
-try:
-    kombu.serialization.dumps([1], 'couchdb')
-except Exception as exc:
-    print(type(exc).__name__)
-from kombu.serialization import registry
-print('application/x-celery-couchdb' in registry._decoders)
-""")
-    assert done.stdout.split()[0] in ('SerializerNotInstalled', 'EncodeError')
-
-
 def test_default_database() -> None:
     assert Connection('couchdb://127.0.0.1').transport.address.database == 'celery'
 

@@ -21,7 +21,7 @@ from kombu_couchdb.admin.vacuum import DeletedDocument, Progress, Report, Tombst
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied
-from kombu_couchdb.queues.database import ensure
+from kombu_couchdb.queues.databases import ensure
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish
 

@@ -18,11 +18,12 @@ import requests
 from celery import Celery, states
 from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, GroupResult
+from kombu.exceptions import DecodeError
 
 from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.waiting.watched import ResultMailbox
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import CouchDBError, RequestRefused, ServerUnavailable
+from kombu_couchdb.errors import AccessDenied, RequestRefused, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Request
 
@@ -129,14 +130,6 @@ def test_ready_result_costs_one_request_and_no_thread(app: Celery, worker: Couch
     assert app.AsyncResult(task_id).get(timeout=0) == 1
     assert len(sent) == 1
     assert threads_named(READER) == 0
-
-
-def test_failure_is_raised(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    [task_id] = ids(1)
-    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
-    worker.mark_as_failure(task_id, KeyError('no'))
-    assert isinstance(waiting.value(), KeyError)
 
 
 def test_on_message_gets_each_state_and_get_returns_the_last(
@@ -303,12 +296,12 @@ def test_response_that_python_cannot_parse(
     )
     if answer.status_code != 201:
         pytest.skip('the server does not store it')
-    assert isinstance(waits[0].value(), CouchDBError)
+    assert isinstance(waits[0].value(), DecodeError)
     worker.mark_as_done(good, 'fine')
     assert waits[1].value() == 'fine'
 
 
-def test_outage_while_the_bad_document_is_searched(
+def test_response_that_cannot_be_read_and_an_outage_after_it(
     app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [task_id] = ids(1)
@@ -326,11 +319,27 @@ def test_outage_while_the_bad_document_is_searched(
         monkeypatch.setattr(owner, name, fail)
 
     fail_once(subscriber._longpoll, 'wait', RequestRefused('odd'))
-    fail_once(subscriber.store, 'read', ServerUnavailable('no response'))
+    fail_once(subscriber.store, 'read_many', ServerUnavailable('no response'))
     waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
-    wait_for(lambda: failed == ['wait', 'read'], 'both failures')
+    wait_for(lambda: failed == ['wait', 'read_many'], 'both failures')
     worker.mark_as_done(task_id, 1)
     assert waiting.value() == 1
+
+
+@pytest.mark.parametrize('count', [1, 20])
+def test_error_that_stays_is_raised(app: Celery, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    subscriber = app.backend.subscriber
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        if threading.current_thread().name == READER:
+            raise AccessDenied('no')
+        return read_many(*args, **options)
+
+    read_many = subscriber.store.read_many
+    monkeypatch.setattr(subscriber._longpoll, 'wait', refuse)
+    monkeypatch.setattr(subscriber.store, 'read_many', refuse)
+    waiting = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in ids(count)]
+    assert {type(thread.value()) for thread in waiting} == {AccessDenied}
 
 
 def test_response_for_results_that_nothing_waits_for_cannot_be_read(
@@ -370,7 +379,7 @@ def test_thread_that_cannot_be_started(app: Celery, worker: CouchDBBackend, monk
 def test_abandoned_iteration_frees_all_resources(app: Celery, worker: CouchDBBackend) -> None:
     first, second = ids(2)
     worker.mark_as_done(first, 1)
-    iteration = app.backend.get_many([first, second], timeout=PATIENCE)
+    iteration = app.backend.await_results([first, second], timeout=PATIENCE)
     assert next(iteration)[0] == first
     del iteration
     gc.collect()
@@ -395,7 +404,7 @@ def test_number_of_awaited_results_grows_and_shrinks(app: Celery, worker: CouchD
     many, few = ids(120), ids(3)
     one = Waiting(lambda: app.AsyncResult(few[0]).get(timeout=PATIENCE))
     wait_for(lambda: is_listening(sent, few[0]), 'the first longpoll')
-    group = Waiting(lambda: dict(app.backend.get_many(many, timeout=PATIENCE)))
+    group = Waiting(lambda: dict(app.backend.await_results(many, timeout=PATIENCE)))
     wait_for(
         lambda: any(request.path == '/_changes' and not request.body for request in sent),
         'the longpoll for all results',
@@ -440,23 +449,15 @@ def test_groups_within_a_group(app: Celery, worker: CouchDBBackend, sent: list[R
     assert len(sent) == 2  # one request per process asks whether the server is a cluster
 
 
-def test_join_and_iteration_of_a_result_set(app: Celery, worker: CouchDBBackend) -> None:
-    names = ids(3)
-    results = app.ResultSet([app.AsyncResult(name) for name in names])
-    for name in names:
-        worker.mark_as_done(name, name)
-    assert results.join(timeout=PATIENCE) == names
-    assert sorted(name for name, _meta in results.iter_native(timeout=PATIENCE)) == sorted(names)
-
-
-def test_failure_in_a_group(app: Celery, worker: CouchDBBackend) -> None:
+def test_join_iteration_and_failure_of_a_result_set(app: Celery, worker: CouchDBBackend) -> None:
     names = ids(2)
+    results = app.ResultSet([app.AsyncResult(name) for name in names])
     worker.mark_as_done(names[0], 1)
     worker.mark_as_failure(names[1], LookupError('no'))
-    results = app.ResultSet([app.AsyncResult(name) for name in names])
     with pytest.raises(LookupError):
         results.get(timeout=PATIENCE)
-    assert [type(value) for value in results.get(timeout=PATIENCE, propagate=False)] == [int, LookupError]
+    assert [type(value) for value in results.join(timeout=PATIENCE, propagate=False)] == [int, LookupError]
+    assert sorted(name for name, _meta in results.iter_native(timeout=PATIENCE)) == sorted(names)
 
 
 # -- groups that are never sent
@@ -609,8 +610,11 @@ def test_odd_ids_do_not_stop_the_callbacks(app: Celery, worker: CouchDBBackend, 
     kept.forget()
 
 
-def test_callback_is_called_once_if_its_result_is_polled(app: Celery, worker: CouchDBBackend) -> None:
-    for name in ids(20):
+@pytest.mark.parametrize('how', ['polled', 'awaited'])
+def test_callback_is_called_once_if_its_result_is_known_otherwise(
+    app: Celery, worker: CouchDBBackend, how: str
+) -> None:
+    for name in ids(10):
         called: list[int] = []
         result = app.AsyncResult(name)
 
@@ -619,22 +623,14 @@ def test_callback_is_called_once_if_its_result_is_polled(app: Celery, worker: Co
             called.append(1)
 
         result.then(slow)
+        waiting = Waiting(partial(result.get, timeout=PATIENCE)) if how == 'awaited' else None
         worker.mark_as_done(name, 1)
-        wait_for(result.ready, 'the result')
+        if waiting is None:
+            wait_for(result.ready, 'the result')
+        else:
+            assert waiting.value() == 1
         wait_for(partial(len, called), 'the callback')
         time.sleep(0.02)  # a second call would have ended by now
-        assert called == [1]
-
-
-def test_callback_is_called_once_if_a_thread_waits_too(app: Celery, worker: CouchDBBackend) -> None:
-    for name in ids(10):
-        called: list[Any] = []
-        result = app.AsyncResult(name)
-        result.then(lambda _, called=called: called.append(1))
-        waiting = Waiting(partial(result.get, timeout=PATIENCE))
-        worker.mark_as_done(name, 1)
-        assert waiting.value() == 1
-        wait_for(partial(len, called), 'the callback')
         assert called == [1]
 
 
@@ -674,14 +670,6 @@ def test_consecutive_state_queries_return_current_states(app: Celery, worker: Co
         assert group.completed_count() == count
         worker.mark_as_done(name, 1)
     assert group.completed_count() == 10
-
-
-def test_state_of_a_result_needs_no_subscriber(app: Celery, worker: CouchDBBackend) -> None:
-    [task_id] = ids(1)
-    worker.mark_as_started(task_id)
-    result: AsyncResult = app.AsyncResult(task_id)
-    assert (result.state, result.ready()) == (states.STARTED, False)
-    assert threads_named(READER) == 0
 
 
 # -- results that are watched before the program asks for them
@@ -845,19 +833,6 @@ def test_results_are_asked_for_if_the_database_is_busy(
         own = [request.at for request in sent if request.path == f'/celery-task-meta-{name}']
         assert len(own) <= 12 + 2 * (own[-1] - own[0])
     assert not [request for request in sent if request.path == '/_changes']
-
-
-def test_result_is_found_if_the_expected_time_is_wrong(
-    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
-) -> None:
-    for _ in range(20):
-        app.backend.subscriber._watched.expectation.learn(3600.0, 3600.0)
-    [name] = ids(1)
-    app.backend.on_task_call(None, name)
-    waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
-    wait_for(lambda: is_watched(app, name), 'the wait')
-    worker.mark_as_done(name, 'early')
-    assert waiting.value() == 'early'
 
 
 def test_many_results_are_asked_for_together(

@@ -26,20 +26,20 @@ from kombu_couchdb.consumer import io_thread, unacked
 from kombu_couchdb.consumer.credit import Credit, Subscription
 from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.consumer.mailbox import Mailbox
-from kombu_couchdb.couchdb import changes, conflicts
+from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.changes import LIMIT
+from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import BROADCAST, CONSUMER
-from kombu_couchdb.fleet import attention, claim_order
+from kombu_couchdb.fleet import attention, claim_order, notifier
+from kombu_couchdb.fleet.attention import Peers
 from kombu_couchdb.leases import lease, sweeper
-from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.limits import permits
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues import quarantine
-from kombu_couchdb.queues.broadcasts_database import BroadcastsDatabase
+from kombu_couchdb.queues.databases import BroadcastsDatabase
 from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
 
@@ -127,31 +127,30 @@ def _has(doc: Document, name: str, wanted: Any) -> bool:
     return all(operators[operator](doc.get(name), to) for operator, to in wanted.items())
 
 
-class Feed:
-    """A changes feed, as `ContinuousFeed` has it; nothing is silent, so the heartbeat does not matter."""
+class Feed(Follower):
+    """A follower of a database of the model; nothing is silent, so the heartbeat does not matter."""
 
-    def __init__(
-        self, client: FleetClient, on_rows: Any, on_error: Any, name: str, *, docs: bool, heartbeat: float
-    ) -> None:
+    def __init__(self, client: FleetClient, *arguments: Any, **settings: Any) -> None:
+        super().__init__(client, *arguments, **settings)
         self._member, self._database = client.member, client.database
         self._fleet, self._is_secondary = client.member.fleet, client.is_secondary
-        self._on_rows, self._on_error = on_rows, on_error
-        self.min_interval = 0.0
         self._since: int | None = None
         self._selector: Document | None = None
         self._not_before = -inf
         self._database.feeds.append(self)
 
-    def ask(self, since: Any, body: Document) -> None:
+    def _ask(self, request: tuple[Any, Document] | None) -> None:
+        self._asked = request
+        if request is None:
+            self._since = None
+            return
+        since, body = request
         self._since, self._selector = int(since), body.get('selector')
         self._not_before = max(self._not_before, self._fleet.elapsed + _LATENCY)
         self._fleet.after(self._not_before - self._fleet.elapsed, self.check)
 
-    def pause(self) -> None:
-        self._since = None
-
     def close(self) -> None:
-        self._since = None
+        super().close()
         if self in self._database.feeds:
             self._database.feeds.remove(self)
 
@@ -164,16 +163,21 @@ class Feed:
             return
         if self._is_secondary and (error := self._member.refused()):
             self._since = None
-            self._on_error(error)
+            self._note(Changes((), None, error), self._longpoll.generation)
             return
         rows, last = self._database.changes(self._since, self._selector)
         if self._fleet.loses_bells:
             rows = [row for row in rows if row['doc'].get('type') != 'Bell']
         if rows:
             self._since = None
-            self._not_before = self._fleet.elapsed + max(_LONGPOLL, self.min_interval)
+            self._not_before = self._fleet.elapsed + max(_LONGPOLL, self._interval)
             late = self._fleet.feed_delay if self._is_secondary else 0.0
-            self._fleet.after(late, lambda: self._member.alive and self._on_rows(rows, last))
+            report = Changes(rows, last)
+            self._fleet.after(late, lambda: self._arrive(report))
+
+    def _arrive(self, report: Changes) -> None:
+        if self._member.alive:
+            self._note(report, self._longpoll.generation)
 
 
 class FleetClient(Client):
@@ -287,7 +291,7 @@ class Member:
     def _hear(self, queue: str, message: Document) -> None:
         self.heard.add(message['body'])
 
-    def refused(self) -> Exception | None:
+    def refused(self) -> errors.CouchDBError | None:
         """Return the error of a request to the broadcasts database; None if the server carries it out."""
         return errors.AccessDenied('locked') if self.is_cut_off or self.fleet.is_locked else None
 
@@ -532,7 +536,7 @@ class Fleet:
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
             (unacked, 'Wakeup', lambda: Wakeup(self)),
-            (changes, 'ContinuousFeed', Feed),
+            (notifier, 'Follower', Feed),
             (attention, '_FLEET_SECONDS', attention._FLEET_SECONDS * self._scale),
             (attention, '_WAKE_SECONDS', attention._WAKE_SECONDS * self._scale),
             (attention, '_FREE_SHARE', attention._FREE_SHARE / self._scale),

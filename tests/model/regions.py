@@ -13,10 +13,8 @@ from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import Any, cast
 
-from celery_couchdb.regions.fallbacks import Fallbacks
-from celery_couchdb.regions.lending import Lender
-from celery_couchdb.regions.polling import Looks
-from celery_couchdb.regions.region_mover import RegionMover
+from celery_couchdb.regions.lending import Lender, Looks
+from celery_couchdb.regions.region_mover import Fallbacks, RegionMover
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.types import Document

@@ -15,7 +15,7 @@ from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.queues import waiting
-from kombu_couchdb.queues.database import ensure
+from kombu_couchdb.queues.databases import ensure
 from kombu_couchdb.queues.store import Store
 
 from .couchdb import CouchDB

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kombu_couchdb.consumer.cycle import Cycle
-from kombu_couchdb.fleet.attention import Attention, BellRinger
+from kombu_couchdb.fleet.attention import Attention, BellRinger, Peers
 from kombu_couchdb.fleet.notifier import BroadcastFeed, Notifier
-from kombu_couchdb.leases.peers import Peers
 
 from .fleet import LEASE, MAX_SECONDS, Fleet, Member
 from .test_mutations import MOST as MOST_EXAMPLES

@@ -17,7 +17,7 @@ from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.worker_hooks import Suspects
 from kombu_couchdb.consumer.write_order import WriteOrder
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.leases.lease_expiry import Watch
+from kombu_couchdb.leases.lease import Watch
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.limits.permits import Slots
 

@@ -39,9 +39,8 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.fleet.attention import Attention
+from kombu_couchdb.fleet.attention import Attention, Peers
 from kombu_couchdb.leases import lease, sweeper
-from kombu_couchdb.leases.peers import Peers
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
@@ -71,10 +70,9 @@ TIMED = {
     'credit',
     'cycle',
     'delivery',
+    'housekeeping',
     'io_thread',
-    'janitor',
     'lease',
-    'lease_expiry',
     'limits_gate',
     'pace',
     'permits',

@@ -155,7 +155,7 @@ def test_every_folder_has_a_rule_and_a_docstring() -> None:
 def test_documents_and_errors_do_no_input_or_output() -> None:
     """These modules read no socket, file or state of a thread, so that tests just call their functions."""
     pure = {module for module in FILES if folder_of(module) == 'kombu_couchdb.documents'}
-    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'values', 'couchdb.address', 'leases.peers')}
+    pure |= {f'kombu_couchdb.{name}' for name in ('options', 'values', 'fleet.attention')}
     for module in pure - {'kombu_couchdb.documents.body'}:  # this module uses the codecs of kombu
         assert not tops(module) & OUTSIDE, module
     assert not tops('kombu_couchdb.errors') & OUTSIDE
@@ -243,7 +243,7 @@ def test_one_module_prints_and_one_creates_loggers() -> None:
     assert {module for module, text in sources.items() if re.search(making, text)} <= {
         'kombu_couchdb.log',
         'kombu_couchdb.embedded',
-        'celery_couchdb.patches.error_output',
+        'celery_couchdb.patches.output',
     }  # the last two log no text of documents
 
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import requests
-from click.testing import CliRunner
 from requests.adapters import HTTPAdapter
 
-from benchmarks.__main__ import main
 from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
 from benchmarks.counting import Count, counting, written
-from benchmarks.report import Run, inserted, page, write
+from benchmarks.report import Run, write
 from benchmarks.run import run
 from benchmarks.systems import reachable
 from kombu_couchdb.couchdb.bounds import Upload
@@ -49,28 +47,6 @@ def a_run(**changes: Any) -> Run:
     return Run(**given)
 
 
-def test_the_page_names_versions_and_missing_measures() -> None:
-    report = page(a_run(), Results(VALUES, {('delay', 'raw'): 'its loop waits for nothing'}))
-    assert 'on 2026-11-21' in report
-    assert 'Python 3.11, CouchDB 3.5' in report
-    assert 'Not measured: rabbitmq: not reached; raw: its loop waits for nothing.' in report
-    delays = report.partition('Delay\n-----')[2]
-    assert 'redis' in delays
-    assert 'raw ' not in delays.partition('Not measured')[0]  # no empty column
-    assert '1 round,' in delays
-
-
-def test_a_page_keeps_what_its_author_wrote(tmp_path: Path) -> None:
-    text, image = write(a_run(), Results(VALUES), tmp_path)
-    written_first = text.read_text('utf-8')
-    assert written_first.startswith('===========\nPerformance\n===========\n')
-    text.write_text('Before\n\n' + written_first + '\nAfter\n', 'utf-8')
-    write(a_run(size='full'), Results(VALUES), tmp_path)
-    again = text.read_text('utf-8')
-    assert again == 'Before\n\n' + written_first.replace('*quick*', '*full*') + '\nAfter\n'
-    assert '<svg' in image.read_text('utf-8')
-
-
 def test_a_run_keeps_the_measures_that_it_lacks(tmp_path: Path) -> None:
     both = {'titles': {'publish': 'Publish', 'delay': 'Delay'}}
     [text, _] = write(a_run(**both), Results(VALUES), tmp_path)
@@ -82,22 +58,6 @@ def test_a_run_keeps_the_measures_that_it_lacks(tmp_path: Path) -> None:
     assert 'on 2026-12-01' in delay
     assert '99' in delay
     assert after.count('.. image') == after.count('benchmark ends') == 1
-
-
-def test_a_readme_with_markers_gets_the_headlines(tmp_path: Path) -> None:
-    headline = Row('publish', 'one thread', 'messages/s', True, headline=True)
-    results = Results({headline: VALUES[SPEED], DELAY: VALUES[DELAY]})
-    readme = tmp_path / 'README.rst'
-    readme.write_text('Before\n\n' + inserted('', 'old').partition('\n\n')[2] + '\nAfter\n')
-    assert write(a_run(), results, tmp_path / 'docs')[-1] == readme
-    text = readme.read_text()
-    assert text.startswith('Before')
-    assert text.endswith('After\n')
-    assert 'Publish: one thread' in text
-    assert 'idle, p50' not in text
-    assert '.. image:: docs/performance.svg' in text
-    assert 'idle, p50' in (tmp_path / 'docs' / 'performance.rst').read_text()
-    assert 'idle, p50' not in (tmp_path / 'docs' / 'performance.svg').read_text()
 
 
 def test_systems_take_turns_in_each_round() -> None:
@@ -148,16 +108,6 @@ def test_an_unreachable_server_is_reported_without_its_password(
     assert not found
     assert absent['rabbitmq'].startswith('not reached; set RABBITMQ_URL')
     assert 'secret' not in absent['rabbitmq']
-
-
-def test_without_any_server_there_is_one_sentence_and_no_report(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv('RABBITMQ_URL', 'amqp://guest:secret@127.0.0.1:1//')
-    done = CliRunner().invoke(main, ['-s', 'rabbitmq', '--output', str(tmp_path)])
-    assert done.exit_code == 1
-    assert done.output.splitlines()[-1].startswith('Error: no system can be reached; set COUCHDB_URL')
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

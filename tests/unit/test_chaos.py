@@ -5,34 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from click import UsageError
 
-from chaos.__main__ import changed
 from chaos.ledger import Event
-from chaos.plan import plan
 from chaos.report import complaints
-from chaos.verdict import Verdict, judge
-
-SPANS = {'kill': (1.0, 2.0), 'cut': (0.0, 0.0), 'pause': (5.0, 6.0)}
-
+from chaos.verdict import judge
 
 # -- the plan
-
-
-def test_same_seed_same_plan() -> None:
-    assert plan(7, 500, 20, SPANS) == plan(7, 500, 20, SPANS)
-    assert plan(7, 500, 20, SPANS) != plan(8, 500, 20, SPANS)
-
-
-def test_options_become_settings_of_celery() -> None:
-    assert changed('mixed', False, None, []) == changed('late', False, None, []) == {}
-    assert changed('early', True, 32, [('result_backend_transport_options', '{"request_timeout": 1}')]) == {
-        'task_acks_late': False,
-        'worker_prefetch_multiplier': 32,
-        'result_backend_transport_options': {'request_timeout': 1, 'confirm_results': True},
-    }
-    with pytest.raises(UsageError, match='--set task_acks_late is not JSON'):
-        changed('late', False, None, [('task_acks_late', 'yes')])
 
 
 # -- the verdict
@@ -228,11 +206,6 @@ def test_second_run_needs_a_reason(faults: list[Event], explained: bool) -> None
     assert verdict.holds == explained
 
 
-def test_each_further_run_needs_a_reason() -> None:
-    runs = [*run_of('a', 1.0), *run_of('a', 5.0, delivery=2), *run_of('a', 9.0, delivery=3)]
-    assert judge([accepted('a'), *runs, fault(2.0, 2.0, None)]).twice == ['a']
-
-
 def test_tries_are_not_doubles_and_doubles_are_inherited() -> None:
     tries = [*run_of('a', 1.0), *run_of('a', 2.0, try_=1)]
     assert judge([accepted('a', tries=2), *tries]).holds
@@ -255,10 +228,6 @@ def test_run_that_began_too_early(at: float, astray: bool, early: bool) -> None:
     verdict = judge([accepted('a', kind='planned'), due('a', 10.0), *run_of('a', at, astray=astray)])
     assert bool(verdict.too_early) == early
     assert verdict.holds != early
-
-
-def test_leftovers_break_the_promise() -> None:
-    assert not Verdict(remains=['1 messages are running in queue celery']).holds
 
 
 # -- the server's clock

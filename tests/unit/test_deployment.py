@@ -12,29 +12,15 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import celery.app.utils
 import click
 import pytest
 import yaml
 from celery.bin.celery import celery as program
 
-from celery_couchdb.cli import couchdb, databases, status
-from kombu_couchdb.couchdb import auth
+from celery_couchdb.cli import couchdb, status
 
 FOLDER = Path(__file__).parents[2] / 'examples/deployment'
-
-
-#: Where each variable of the workers, and of the programs that prepare the databases, is read.
-READ_IN = {
-    'CELERY_BROKER_URL': celery.app.utils,
-    'CELERY_RESULT_BACKEND': celery.app.utils,
-    'COUCHDB_USER': auth,
-    'COUCHDB_PASSWORD_FILE': auth,
-    'COUCHDB_ADMIN_PASSWORD': databases,
-}
-BY_CREATE_USER = {'COUCHDB_URL', 'COUCHDB_ADMIN', 'COUCHDB_ADMIN_PASSWORD', 'COUCHDB_USER', 'COUCHDB_PASSWORD_FILE'}
 
 
 def text(name: str) -> str:
@@ -83,22 +69,6 @@ def probes() -> list[list[str]]:
     return [words, CONTAINERS['Deployment']['containers'][0]['readinessProbe']['exec']['command']]
 
 
-def environments() -> dict[str, dict[str, Any]]:
-    """Return the variables of each place that runs our code."""
-    config = KUBERNETES['ConfigMap']['data']
-    extra = {one['name']: one for one in CONTAINERS['Job']['containers'][0]['env']}
-    services = COMPOSE['services']
-    return {
-        'systemd': env('worker.env'),
-        'cluster': env('cluster.env'),
-        'compose worker': services['worker']['environment'],
-        'compose metrics': services['metrics']['environment'],
-        'compose prepare': services['prepare']['environment'],
-        'kubernetes worker': config,
-        'kubernetes prepare': {**config, **extra},
-    }
-
-
 @pytest.mark.parametrize('words', list(commands()), ids=' '.join)
 def test_commands_have_only_options_that_exist(words: list[str]) -> None:
     assert Path(words[0]).name == 'celery'
@@ -116,21 +86,6 @@ def test_commands_have_only_options_that_exist(words: list[str]) -> None:
             command = couchdb
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in rest if word.startswith('-')} <= known
-
-
-@pytest.mark.parametrize('place', environments())
-def test_variables_are_read_by_something(place: str) -> None:
-    variables = environments()[place]
-    assert set(READ_IN) - {'COUCHDB_ADMIN_PASSWORD'} <= set(variables)
-    for name in variables:
-        if name in READ_IN:
-            assert f"'{name}'" in Path(str(READ_IN[name].__file__)).read_text('utf-8')
-        else:
-            assert place.endswith('prepare')
-            assert name in BY_CREATE_USER
-    if place.endswith('prepare'):
-        assert set(variables) >= BY_CREATE_USER
-        assert set(re.findall(r"environ\['(\w+)'\]", text('create_user.py'))) == BY_CREATE_USER
 
 
 def test_probes_name_the_worker_and_wait_longer_than_the_check() -> None:
@@ -165,16 +120,6 @@ def test_docker_reads_the_compose_file() -> None:
 def test_kubernetes_reads_the_manifests(name: str) -> None:
     tool = shutil.which('kubernetes-validate') or pytest.skip('needs kubernetes-validate')
     subprocess.run([tool, '--strict', str(FOLDER / name)], check=True)
-
-
-@pytest.mark.parametrize('place', environments())
-def test_urls_are_read_and_have_no_password(place: str) -> None:
-    nodes = 3 if place in ('cluster', 'kubernetes worker', 'kubernetes prepare') else 1
-    for name, database in (('CELERY_BROKER_URL', 'celery'), ('CELERY_RESULT_BACKEND', 'celery_results')):
-        urls = environments()[place][name]
-        assert '@' not in urls
-        assert len(urls.split(';')) == nodes
-        assert re.fullmatch(rf'(couchdb://[\w.-]+:5984/{database};?)+', urls)
 
 
 def test_app_takes_all_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

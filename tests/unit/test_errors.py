@@ -16,7 +16,7 @@ from kombu_couchdb import errors
 from kombu_couchdb.couchdb import failures
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.queues.database import ensure
+from kombu_couchdb.queues.databases import ensure
 
 WHERE = 'http://db.example:5984/celery'
 SECRET = 'tell-nobody'
@@ -45,10 +45,6 @@ def test_exactly_the_retried_errors_are_oserrors() -> None:
         kind = getattr(errors, name)
         # kombu and Celery retry on OSError by themselves.
         assert issubclass(kind, OSError) == issubclass(kind, errors.RETRIED)
-
-
-def test_wrong_option_is_a_value_error() -> None:
-    assert issubclass(errors.ConfigurationError, ValueError)
 
 
 # -- responses

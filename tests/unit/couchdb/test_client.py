@@ -245,20 +245,6 @@ def test_a_server_error_does_not_mean_that_a_document_is_missing(peer: Peer, cli
         client.fetch(['x'])
 
 
-def test_timeouts_and_certificates_are_passed_to_requests(sends: list[dict[str, Any]]) -> None:
-    sends[0]['raises'] = requests.ReadTimeout()
-    address = Address(host='127.0.0.1', tls=True, verify='ca.pem', cert=('me.pem', 'me.key'))
-    client = Client(address, request_timeout=7.0, connect_timeout=3.0)
-    with pytest.raises(errors.ServerUnavailable):
-        client.request('GET', '')
-    with pytest.raises(errors.ServerUnavailable):
-        client.open_changes(0, {}, 10, 4.0)
-    assert [(s['timeout'], s['stream'], s['verify'], s['cert']) for s in sends[1:]] == [
-        ((3.0, 7.0), False, 'ca.pem', ('me.pem', 'me.key')),
-        ((3.0, 10.0), True, 'ca.pem', ('me.pem', 'me.key')),
-    ]
-
-
 # -- connections
 
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kombu_couchdb.fleet import attention as module
-from kombu_couchdb.fleet.attention import Attention, BellRinger
-from kombu_couchdb.leases.peers import Peers
+from kombu_couchdb.fleet.attention import Attention, BellRinger, Peers
 
 
 class World:
@@ -72,26 +71,17 @@ def test_two_of_ten_consumers_listen(world: World) -> None:
     assert sorted(listen) == sorted(world.ranked)
 
 
-def test_lone_consumer_listens(world: World) -> None:
+def test_who_has_a_queue_alone_or_no_broadcasts_database_listens(world: World) -> None:
+    world.update(world.other, 'qr', queues='qr')
+    assert world.attention.listens
     attention = Attention(Peers())
     attention.update('me', ['q'], {'q'}, may_rest=True)
     assert (attention.listens, attention.rank, attention.followed) == (True, 0, {'q'})
-
-
-def test_consumer_of_a_queue_of_its_own_listens(world: World) -> None:
-    world.update(world.other, 'qr', queues='qr')
-    assert world.attention.listens
-
-
-def test_without_a_broadcasts_database_all_listen(world: World) -> None:
-    world.update(world.other, may_rest=False)
-    assert world.attention.listens
-    world.update(world.other, '', may_rest=False)
-    assert world.attention.listens
-
-
-def test_consumer_without_queues_rests(world: World) -> None:
-    assert world.update('new', '', queues='') == set()
+    world.rest()
+    for credit in ('q', ''):
+        world.update(world.other, credit, may_rest=False)
+        assert world.attention.listens
+    assert world.update(world.other, '', queues='') == set()
     assert not world.attention.listens
 
 
@@ -142,13 +132,6 @@ def test_consumer_without_credit_does_not_look(world: World) -> None:
     assert world.update(world.other, '') == set()
 
 
-def test_regained_credit_makes_it_look(world: World) -> None:
-    world.rest('')
-    world.now += 0.1
-    assert world.update(world.other) == {'q'}
-    assert world.update(world.other) == set()
-
-
 def test_regained_credit_for_one_queue_makes_it_look_there(world: World) -> None:
     for name in ('m0', 'm1', 'm2'):
         world.peers.seen({'_id': name, 'queues': ['q', 'r']})
@@ -186,7 +169,7 @@ def test_bell_makes_it_look_soon(world: World) -> None:
     assert attention.look_at > world.now + 0.5
 
 
-def test_bell_of_a_queue_without_credit_changes_nothing(world: World) -> None:
+def test_bell_changes_nothing_for_a_listener_and_without_credit(world: World) -> None:
     attention = world.rest()
     before = attention.look_at
     attention.heard('r')
@@ -196,13 +179,10 @@ def test_bell_of_a_queue_without_credit_changes_nothing(world: World) -> None:
     attention.heard('q')
     assert attention.look_at == inf
     assert not attention.hurries('q')
-
-
-def test_bell_changes_nothing_for_a_listener(world: World) -> None:
     world.update(world.ranked[0])
-    world.attention.heard('q')
+    attention.heard('q')
     assert world.update(world.ranked[0]) == set()
-    assert not world.attention.hurries('q')
+    assert not attention.hurries('q')  # it listens
 
 
 # -- consumers that listen because they found work
@@ -256,22 +236,11 @@ def test_consumer_stops_listening_after_losses(world: World) -> None:
     attention.lost()
     assert world.update(world.other) == {'q'}  # the last look
     assert not attention.listens
-
-
-def test_listeners_by_rank_do_not_stop_after_losses(world: World) -> None:
-    for _ in range(5):
-        world.attention.lost()
     world.update(world.ranked[1])
-    assert world.attention.listens
+    assert attention.listens  # by its rank
 
 
 # -- without credit
-
-
-def test_listener_without_credit_follows_to_ring_for_others(world: World) -> None:
-    world.update(world.ranked[0], '')
-    assert world.attention.listens
-    assert world.attention.followed == {'q'}
 
 
 def test_listener_does_not_follow_while_it_knows_that_messages_wait(world: World) -> None:
@@ -286,6 +255,8 @@ def test_listener_does_not_follow_while_it_knows_that_messages_wait(world: World
 
 
 def test_listener_follows_its_other_queues_while_messages_wait_in_one(world: World) -> None:
+    world.update(world.ranked[0], '')
+    assert world.attention.followed == {'q'}  # to ring for others
     world.peers.set_own(world.ranked[0], 'qr')
     world.update(world.ranked[0], 'r', queues='qr')
     world.attention.bell.waits('q', 0, ['a'])
@@ -311,13 +282,9 @@ def test_other_consumer_without_credit_follows_for_a_second_only(world: World) -
 # -- a queue for broadcasts
 
 
-def test_worker_rests_although_its_queue_for_broadcasts_has_no_other_consumer(world: World) -> None:
-    assert world.update_worker('q') == {'q', 'p'}
-    assert not world.attention.listens
-
-
 def test_most_looks_leave_out_the_queue_for_broadcasts(world: World) -> None:
-    world.update_worker('q')
+    assert world.update_worker('q') == {'q', 'p'}
+    assert not world.attention.listens  # although its queue for broadcasts has no other consumer
     looks = []
     for _ in range(12):
         world.now = world.attention.look_at
@@ -356,9 +323,38 @@ def rings(bell: BellRinger, world: World, seconds: float, head: str = 'abc') -> 
     return rang
 
 
-def test_nothing_is_due_while_no_messages_wait(world: World) -> None:
+@pytest.mark.parametrize(('head', 'rang'), [('', []), ('cd', []), ('bc', [0.1])], ids=repr)
+def test_bell_rings_if_some_of_the_messages_are_left(world: World, head: str, rang: list[float]) -> None:
     bell = BellRinger()
     assert (bell.due, bell.due_at, bell.knows('q')) == ([], inf, False)
+    bell.waits('q', 0, ['a', 'b'])
+    assert rings(bell, world, 0.5, head) == rang
+    assert bell.knows('q') == bool(rang)
+
+
+def test_bell_rings_for_queues_that_the_consumer_serves_and_cannot_take_from(world: World) -> None:
+    bell = BellRinger()
+    for queue in 'qrs':
+        bell.waits(queue, 0, ['a'])
+    world.now += 0.09
+    bell.waits('r', 0, ['a', 'b'])  # the time counts from the first message
+    bell.forget('q')
+    bell.forget('q')
+    bell.keep({'q', 'r'})
+    assert bell.due_at == pytest.approx(world.now + 0.01)
+    world.now += 10.0
+    assert bell.due == ['r']
+
+
+@pytest.mark.parametrize(
+    ('rank', 'expected'), [(None, [2.2, 4.4, 8.8, 17.6, 33.0, 33.0]), (0, [4.0, 6.0, 10.0, 18.0, 34.0, 34.0])]
+)
+def test_pauses_double_while_the_same_messages_wait(world: World, rank: int | None, expected: list[float]) -> None:
+    """A listener rings only when it reads, every two seconds."""
+    bell = BellRinger()
+    bell.waits('q', rank, ['a'])
+    pauses = [after - before for before, after in pairwise(rings(bell, world, 200.0))]
+    assert pauses[:6] == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize(('rank', 'seconds'), [(0, 0.1), (1, 0.2), (2, 0.3), (None, 1.5)])
@@ -372,69 +368,6 @@ def test_the_listener_of_the_first_rank_rings_first(world: World, rank: int | No
     world.now += seconds
     assert bell.due == ['q']
     assert bell.check('q', ['a'])
-
-
-def test_bell_does_not_ring_if_others_take_the_messages(world: World) -> None:
-    bell = BellRinger()
-    bell.waits('q', 0, ['a', 'b'])
-    assert rings(bell, world, 10.0, 'cd') == []
-    assert not bell.knows('q')
-    assert bell.due_at == inf
-
-
-@pytest.mark.parametrize('head', ['', 'c'])
-def test_bell_does_not_ring_for_other_messages(world: World, head: str) -> None:
-    bell = BellRinger()
-    bell.waits('q', 0, ['a'])
-    world.now += 0.1
-    assert not bell.check('q', [*head])
-    assert not bell.knows('q')
-
-
-def test_bell_rings_if_some_of_the_messages_are_left(world: World) -> None:
-    bell = BellRinger()
-    bell.waits('q', 0, ['a', 'b'])
-    assert rings(bell, world, 0.5, 'bc') == [0.1]
-
-
-def test_time_counts_from_the_first_message(world: World) -> None:
-    bell = BellRinger()
-    bell.waits('q', 0, ['a'])
-    world.now += 0.09
-    bell.waits('q', 0, ['a', 'b'])
-    assert bell.due_at == pytest.approx(world.now + 0.01)
-
-
-def test_consumer_that_can_take_the_messages_does_not_ring(world: World) -> None:
-    bell = BellRinger()
-    bell.waits('q', 0, ['a'])
-    bell.forget('q')
-    bell.forget('q')
-    assert rings(bell, world, 10.0) == []
-
-
-def test_queues_that_are_not_served_any_more_are_forgotten(world: World) -> None:
-    bell = BellRinger()
-    bell.waits('q', 0, ['a'])
-    bell.waits('r', 0, ['b'])
-    bell.keep({'r'})
-    world.now += 10.0
-    assert bell.due == ['r']
-
-
-def test_pauses_double_while_the_same_messages_wait(world: World) -> None:
-    bell = BellRinger()
-    bell.waits('q', None, ['a'])
-    pauses = [after - before for before, after in pairwise(rings(bell, world, 200.0))]
-    assert pauses[:6] == pytest.approx([2.2, 4.4, 8.8, 17.6, 33.0, 33.0], abs=0.01)
-
-
-def test_listener_rings_when_it_reads(world: World) -> None:
-    """It reads the queue every two seconds."""
-    bell = BellRinger()
-    bell.waits('q', 0, ['a'])
-    pauses = [after - before for before, after in pairwise(rings(bell, world, 200.0))]
-    assert pauses[:6] == pytest.approx([4.0, 6.0, 10.0, 18.0, 34.0, 34.0], abs=0.01)
 
 
 def test_pauses_begin_anew_with_other_messages(world: World) -> None:
@@ -476,24 +409,3 @@ def test_listener_notices_within_two_seconds_that_the_messages_are_gone(world: W
     gone = world.now
     rings(bell, world, 2.01, 'new')
     assert not bell.knows('q'), gone
-
-
-def test_consumer_that_is_no_listener_reads_only_to_ring(world: World) -> None:
-    bell = BellRinger()
-    bell.waits('q', None, ['a'])
-    bell.heard('q')
-    assert bell.due_at == pytest.approx(world.now + 2.2)
-    bell.heard('q')
-    assert bell.due_at == pytest.approx(world.now + 4.4)
-    bell.heard('q')
-    assert bell.due_at == pytest.approx(world.now + 8.8)
-
-
-def test_bell_that_was_not_stored_rings_again(world: World) -> None:
-    bell = BellRinger()
-    bell.waits('q', 0, ['a'])
-    world.now += 0.1
-    assert bell.check('q', ['a'])  # and nobody hears it
-    assert bell.due_at > world.now
-    world.now = bell.due_at
-    assert bell.check('q', ['a'])

@@ -12,7 +12,7 @@ import pytest
 
 from kombu_couchdb import design
 from kombu_couchdb.consumer.claims import CandidateReader
-from kombu_couchdb.couchdb.unusable import Unusable
+from kombu_couchdb.couchdb.bulk import Unusable
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.fleet import candidates
 from kombu_couchdb.fleet.candidates import QueueCandidates

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kombu_couchdb.leases import lease as module
-from kombu_couchdb.leases.lease import IDLE_LEASES, Lease
-from kombu_couchdb.leases.lease_expiry import CLOCK_SHARE, GRACE_SECONDS
+from kombu_couchdb.leases.lease import CLOCK_SHARE, GRACE_SECONDS, IDLE_LEASES, Lease
 
 TIMEOUT = 60.0
 

@@ -1,4 +1,4 @@
-"""Unit tests of the silence of other consumers (`kombu_couchdb.leases.lease_expiry`)."""
+"""Unit tests of the silence of other consumers (`kombu_couchdb.leases.lease`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.leases import lease_expiry as module
-from kombu_couchdb.leases.lease import IDLE_LEASES
-from kombu_couchdb.leases.lease_expiry import CLOCK_SHARE, GRACE_SECONDS, Watch, ends_at, expires_of
-from kombu_couchdb.leases.queue_lifetimes import OverdueQueues
+from kombu_couchdb.leases import lease as module
+from kombu_couchdb.leases.lease import CLOCK_SHARE, GRACE_SECONDS, IDLE_LEASES, Unchanged, Watch, ends_at, expires_of
 
 LEASE, MONTH = 60.0, 30 * 86_400.0
 
@@ -222,7 +220,7 @@ def test_malformed_heartbeat_has_the_default_lease(world: World, malformed: dict
 
 def test_deleted_heartbeat_is_forgotten(world: World) -> None:
     world.silent()
-    world.watch.observe({}, world.now, lambda names: [])
+    world.watch.observe({}, world.now, lambda names: [], ())
     assert world.watch.next_in() == float('inf')
     assert world.watch.expires('a') is None
 
@@ -232,9 +230,10 @@ def test_dates_that_are_no_numbers_count_as_in_the_view() -> None:
     assert [expires_of({'expires': value}) for value in (True, 'x', None, 1e300, -1e300)] == [0.0] * 3 + [1e12, -1e12]
 
 
-def test_queue_that_was_prolonged_is_overdue_anew() -> None:
-    queues = OverdueQueues(10.0)
-    assert queues.proven({'a': 5.0, 'b': 5.0}, 100.0) == []
-    assert queues.proven({'a': 5.0, 'b': 6.0}, 110.0) == ['a']
-    assert queues.proven({'b': 6.0}, 119.0) == []
-    assert queues.proven({'a': 5.0, 'b': 6.0}, 120.0) == ['b']
+def test_value_that_has_changed_is_proven_anew(world: World) -> None:
+    values, proven = Unchanged(10.0), []
+    for seconds, seen in ((0, {'a': 5, 'b': 5}), (10, {'a': 5, 'b': 6}), (9, {'b': 6}), (1, {'a': 5, 'b': 6})):
+        world.now += seconds
+        proven.append(values.observe(seen, world.now))
+    assert proven == [[], ['a'], [], ['b']]
+    assert values.left() == [10.0]

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.parcels import inbox
-from celery_couchdb.parcels.inbox import Batch, Inbox
+from celery_couchdb.parcels import mover as inbox
+from celery_couchdb.parcels.mover import Batch, Inbox
 from kombu_couchdb.couchdb.changes import Changes
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.errors import ServerUnavailable
 
 
 class FakeFollower:
@@ -52,7 +51,6 @@ class Job(Inbox):
     def __init__(self, replicas: int = 1) -> None:
         self.done = list[Any]()
         self.batches = list[Batch]()
-        self.error: Exception | None = None
         self.lead = Lead()
         client = SimpleNamespace(url='http://host/db', replicas=replicas, sequence=lambda: f'seq-{len(self.done)}')
         super().__init__(self.lead, client, {}, lambda: None)  # type: ignore[arg-type]
@@ -62,8 +60,6 @@ class Job(Inbox):
         return self.batches.pop(0) if self.batches else Batch(0, 0)
 
     def do_these(self, ids: Sequence[str]) -> None:
-        if self.error:
-            raise self.error
         self.done.append(list(ids))
 
     def report(self, *ids: str) -> None:
@@ -87,27 +83,10 @@ def started(replicas: int = 1) -> Job:
     return job
 
 
-def test_view_is_read_after_reported_documents_could_not_be_worked_off() -> None:
-    job = started()
-    job.error = ServerUnavailable('away')
-    with pytest.raises(ServerUnavailable):
-        job.report('a')
-    job.step()
-    assert job.done == ['view', 'view']
-
-
-def test_view_is_read_again_if_the_lead_ended_between_two_steps() -> None:
-    """The process was paused, and another one may have led meanwhile."""
-    job = started()
-    job.lead.next = 'second'
-    job.step()
-    assert job.done == ['view', 'view']
-
-
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = time.monotonic()
-        monkeypatch.setattr('celery_couchdb.parcels.inbox.time.monotonic', lambda: self.now)
+        monkeypatch.setattr('celery_couchdb.parcels.mover.time.monotonic', lambda: self.now)
 
 
 def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,8 @@ from celery.app.task import Context
 from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
-from celery_couchdb.parcels.accept import Accept
-from celery_couchdb.parcels.origin_headers import PARCEL, parcel_of
-from celery_couchdb.parcels.parcel_checks import ParcelRefused, call_in, checked
+from celery_couchdb.parcels import PARCEL, parcel_of
+from celery_couchdb.parcels.parcel_checks import Accept, ParcelRefused, call_in, checked
 
 #: 100 MB of blanks, compressed to 100 kB.
 BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()
@@ -380,7 +379,7 @@ def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
         ({'body': '[1'}, 'cannot be read'),
         ({'body': '[1]'}, 'must be a list of'),
         ({'body': '[' * 100_000}, 'cannot be read'),
-        ({'body': None}, 'must be a list of'),
+        ({'body': None}, 'its body is missing'),
         ({'body': body(chain=[{'task': 'subtract'}])}, 'subtract'),
         ({'headers': 5}, 'malformed'),
     ],

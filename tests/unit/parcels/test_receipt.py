@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.documents.validation import check_value
-from kombu_couchdb.parcels import receipt
+from kombu_couchdb.parcels import parcel
 
-OPEN = receipt.opened({'_id': 'order-17', 'task': 'shop.order', 'customer': 'Zoë', 'error': 'x'}, 'a', None, 5.0, 60.0)
+OPEN = parcel.receipt_of(
+    {'_id': 'order-17', 'task': 'shop.order', 'customer': 'Zoë', 'error': 'x'}, 'a', None, 5.0, 60.0
+)
 
 #: A list in 150 lists.
 DEEP: list[Any] = []
@@ -21,16 +23,16 @@ UNSTORABLE = ['\udc80', ['\ud800'], 'x' * 64_001, float('nan'), {1: {2: float('i
 
 def closed(result: Any = None, error: str | None = None) -> dict[str, Any]:
     """Return the receipt of a task that has ended."""
-    found = receipt.closed(OPEN, 'SUCCESS', result, error, 6.0, 7.0, 60.0)
+    found = parcel.with_outcome(OPEN, 'SUCCESS', result, error, 6.0, 7.0, 60.0)
     check_value('the receipt', found)
     return found
 
 
 def test_receipt_is_kept_from_the_end_of_the_task_on() -> None:
-    assert receipt.is_open(OPEN)
-    assert not receipt.is_open(closed())
+    assert parcel.is_open(OPEN)
+    assert not parcel.is_open(closed())
     assert (OPEN['kept_until'], closed()['kept_until']) == (65.0, 67.0)
-    assert receipt.opened({'_id': 'a', 'task': 't'}, 'a', 100.0, 5.0, 60.0)['kept_until'] == 160.0
+    assert parcel.receipt_of({'_id': 'a', 'task': 't'}, 'a', 100.0, 5.0, 60.0)['kept_until'] == 160.0
 
 
 @pytest.mark.parametrize('result', UNSTORABLE)
@@ -46,6 +48,6 @@ def test_error_is_cut_and_can_be_stored() -> None:
 
 def test_members_of_an_end_that_a_publisher_wrote_are_replaced() -> None:
     forged = {'error': 'forged', 'left_out': 'forged', 'done': 1.0}
-    found = receipt.closed({**OPEN, **forged}, 'SUCCESS', 1, None, 6.0, 7.0, 60.0)
+    found = parcel.with_outcome({**OPEN, **forged}, 'SUCCESS', 1, None, 6.0, 7.0, 60.0)
     assert (found.get('error'), found.get('left_out'), found['done'], found['result']) == (None, None, 6.0, 1)
-    assert receipt.is_open(receipt.opened({'_id': 'a', 'task': 't', **forged}, 'a', None, 5.0, 60.0))
+    assert parcel.is_open(parcel.receipt_of({'_id': 'a', 'task': 't', **forged}, 'a', None, 5.0, 60.0))

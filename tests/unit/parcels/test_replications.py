@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.urls import parse_list
+from kombu_couchdb.couchdb.address import Address, parse_list
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 from kombu_couchdb.options import Options
 from kombu_couchdb.parcels import replications

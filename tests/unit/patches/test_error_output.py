@@ -1,4 +1,4 @@
-"""Uncaught errors of these packages are printed as one sentence (`celery_couchdb.patches.error_output`)."""
+"""Uncaught errors of these packages are printed as one sentence (`celery_couchdb.patches.output`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kombu.exceptions import OperationalError
 
-from celery_couchdb.patches import error_output
+from celery_couchdb.patches import output
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, ServerUnavailable
 
 LOGGER = logging.getLogger('celery.worker')
@@ -19,8 +19,8 @@ LOGGER = logging.getLogger('celery.worker')
 
 def logged(caplog: pytest.LogCaptureFixture, exc: Exception, level: int) -> str:
     """Return the log of a worker that an error ends."""
-    error_output.install()
-    error_output.install()  # the first connection and the backend both call it
+    output.install()
+    output.install()  # the first connection and the backend both call it
     with caplog.at_level(level, LOGGER.name):
         try:
             raise exc
@@ -49,7 +49,7 @@ def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[A
     others: list[Any] = []
     monkeypatch.setattr(sys, 'excepthook', lambda *args: others.append(args))
     monkeypatch.setitem(sys.modules, 'celery.bin.celery', ModuleType('celery.bin.celery'))
-    error_output.install()
+    output.install()
     names: dict[str, Callable[[], None]] = {}
     exec('def main():\n    raise exc', {'__name__': module, 'exc': exc}, names)
     try:

@@ -1,4 +1,4 @@
-"""Masked passwords in URLs that kombu and Celery show (`couchdb.urls`, `celery_couchdb.patches.redaction`)."""
+"""Masked passwords in URLs that kombu and Celery show (`couchdb.address`, `celery_couchdb.patches.output`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from celery.bin.graph import graph
 from click.testing import CliRunner
 from kombu import Connection
 
-from celery_couchdb.patches import redaction
-from kombu_couchdb.couchdb.urls import redacted
+from celery_couchdb.patches import output
+from kombu_couchdb.couchdb.address import redacted
 
-redaction.install()
+output.install()
 
 SECRET, OTHER = 'tell-nobody', 'nor-this-one'
 ONE = f'couchdb://me:{SECRET}@a:1/db'

@@ -1,10 +1,10 @@
-"""How many tasks a region asks for (`celery_couchdb.regions.demand`)."""
+"""How many tasks a region asks for (`celery_couchdb.regions.lending`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from celery_couchdb.regions.demand import Load, wanted
+from celery_couchdb.regions.lending import Load, wanted
 from kombu_couchdb.regions.region import wants_of
 
 

@@ -1,4 +1,4 @@
-"""Messages that are lent to another region (`kombu_couchdb.regions.lent`)."""
+"""Messages that are lent to another region (`kombu_couchdb.regions.region`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.documents import conflict_rules, workitem
-from kombu_couchdb.regions import lent
+from kombu_couchdb.regions import region
 
 NOW = 1763709000.0
 
@@ -24,9 +24,9 @@ def item(**changes: Any) -> dict[str, Any]:
 
 
 def test_only_messages_that_wait_for_long_enough_are_lent() -> None:
-    assert lent.is_lendable(item(), NOW)
-    assert not lent.is_lendable(item(), NOW - 0.1)
-    assert not lent.is_lendable(item(date=NOW + 1), NOW)
+    assert region.is_lendable(item(), NOW)
+    assert not region.is_lendable(item(), NOW - 0.1)
+    assert not region.is_lendable(item(date=NOW + 1), NOW)
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_only_messages_that_wait_for_long_enough_are_lent() -> None:
     ],
 )
 def test_other_items_are_not_lent(changes: dict[str, Any]) -> None:
-    assert not lent.is_lendable(item(**changes), NOW)
+    assert not region.is_lendable(item(**changes), NOW)
 
 
 def test_returned_item_is_not_lent_again() -> None:
-    found = lent.returned(lent.made_of(item(), 'eu', NOW))
+    found = region.returned(region.lent(item(), 'eu', NOW))
     assert workitem.is_waiting(found)
-    assert not lent.is_lendable(found, NOW)
+    assert not region.is_lendable(found, NOW)
     assert {*found} == {*item()}
 
 
 def test_parcel_names_home_and_region_and_keeps_the_rest_of_the_lifetime() -> None:
-    found = lent.parcel_of(item(expires=NOW + 60), 'us', 'eu', None, NOW + 10)
+    found = region.lent_parcel(item(expires=NOW + 60), 'us', 'eu', None, NOW + 10)
     assert (found['_id'], found['routing_key'], found['lent']) == ('p:eu:us:one', 'celery', True)
     assert found['message']['headers']['x-from-region'] == 'us'
     assert found['message']['properties']['expiration'] == '50000'
@@ -64,12 +64,12 @@ def test_parcel_names_home_and_region_and_keeps_the_rest_of_the_lifetime() -> No
 
 
 def test_lent_item_beside_an_acknowledged_leaf_is_deleted() -> None:
-    marked = {**lent.made_of(item(), 'eu', NOW), '_rev': '2-a'}
+    marked = {**region.lent(item(), 'eu', NOW), '_rev': '2-a'}
     [deletion] = conflict_rules.resolve([marked, {'_id': 'one', '_rev': '3-b', '_deleted': True}], set(), NOW) or []
     assert (deletion['_rev'], deletion['_deleted']) == ('2-a', True)
 
 
 def test_proven_claim_is_not_touched_while_an_unproven_lent_item_exists() -> None:
     claim = {**workitem.claim(item(), 'x', NOW), '_rev': '2-f'}  # type: ignore[arg-type]
-    marked = {**lent.made_of(item(), 'eu', NOW), '_rev': '2-a'}
+    marked = {**region.lent(item(), 'eu', NOW), '_rev': '2-a'}
     assert conflict_rules.resolve([claim, marked], {'x'}, NOW) is None

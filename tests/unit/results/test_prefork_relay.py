@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_couchdb.results.prefork_relay import Received, Relay
 from celery_couchdb.results.result_queue import MAX_BYTES, ResultQueue
 from tests.conftest import PATIENCE, wait_for
 
@@ -105,37 +104,6 @@ def test_large_result_is_not_handed_over(queue: ResultQueue) -> None:
     large = item('a', value='x' * MAX_BYTES)
     assert ended(start(lambda: not queue.hand_over(large))) == 0
     assert not queue.hand_over(large)
-
-
-def test_other_processes_cannot_reach_the_parent(queue: ResultQueue) -> None:
-    """The sockets have no name: a path would need access rights, and an abstract name has none."""
-    queue.open(serve_children=True)
-    ends = queue._relay._parent_end, queue._relay._child_end
-    assert all(end is not None and (end.getsockname(), end.getpeername()) == ('', '') for end in ends)
-
-
-def test_child_does_not_wait_if_the_parent_has_too_many_open_files(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receive = Relay.receive
-
-    def too_many(relay: Relay) -> list[Received]:
-        found = receive(relay)
-        for end in (end for received in found for end in received.waiting):
-            end.close()  # as the system does
-        return [received._replace(waiting=[]) for received in found]
-
-    monkeypatch.setattr(Relay, 'receive', too_many)
-    queue.open(serve_children=True)
-
-    def check() -> bool:
-        hand(queue, 'a')
-        queue.settle(['a'])
-        return hand(queue, 'b')
-
-    assert ended(start(check)) == 0
-    queue.wait()
-    assert recorder.written == ['a', 'b']
 
 
 def test_child_stores_results_itself_if_the_parent_does_not_receive_them(recorder: Recorder) -> None:

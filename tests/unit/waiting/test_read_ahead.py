@@ -72,12 +72,6 @@ def test_reading_in_publish_order_takes_few_requests(store: FakeStore) -> None:
     assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
 
 
-def test_successes_stay_valid_for_a_slow_reader_and_requests_grow(store: FakeStore) -> None:
-    store.status = 'SUCCESS'
-    ask(store, reading(store, IDS), IDS, 0.03)
-    assert store.requests == [1, 1, 1, 8, 16, 32, 64, 128, 250, 99]
-
-
 def test_documents_that_are_replaced_while_they_are_read_are_not_kept(store: FakeStore) -> None:
     ahead = reading(store, [])
     read_many = store.read_many

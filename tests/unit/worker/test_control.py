@@ -8,7 +8,7 @@ import pytest
 from celery.worker.control import Panel
 
 from celery_couchdb.worker import control
-from kombu_couchdb.couchdb.latency import Latency
+from kombu_couchdb.couchdb.http import Latency
 
 
 def test_stats_have_the_requests_of_workers_that_use_couchdb(monkeypatch: pytest.MonkeyPatch) -> None:

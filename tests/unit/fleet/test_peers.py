@@ -1,4 +1,4 @@
-"""Unit tests of the other consumers, and of the choice of listeners (`kombu_couchdb.leases.peers`)."""
+"""Unit tests of the other consumers, and of the choice of listeners (`kombu_couchdb.fleet.attention`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kombu_couchdb.leases.peers import Peers
+from kombu_couchdb.fleet.attention import Peers
 
 
 def peers_of(consumers: Mapping[str, Iterable[str]]) -> Peers:
@@ -59,7 +59,7 @@ def test_keep_forgets_all_other_consumers(peers: Peers) -> None:
 
 def test_unknown_consumers_are_read_and_new_ones_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = 0.0
-    monkeypatch.setattr('kombu_couchdb.leases.peers.time', SimpleNamespace(monotonic=lambda: passed))
+    monkeypatch.setattr('kombu_couchdb.fleet.attention.time', SimpleNamespace(monotonic=lambda: passed))
     peers = Peers()
     assert peers.to_read({'a', 'b'}) == ['a', 'b']
     for name in 'ab':

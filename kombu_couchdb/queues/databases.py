@@ -1,7 +1,7 @@
-"""The broadcasts database, beside the broker's: what every consumer must learn soon.
+"""The two databases of a broker: their creation, and what a process knows of the second one, the broadcasts database.
 
 Each changes feed costs CouchDB 0.4 ms for each update of its database, so the feeds of many consumers on the broker's
-database are expensive. Every consumer follows this database instead, which rarely changes. It contains
+database are expensive. Every consumer follows the broadcasts database instead, which rarely changes. It contains
 
 * the broadcasts (see `fanout`),
 * one Notice, which is overwritten when something was changed that every consumer has to know: pauses, limits, and
@@ -21,20 +21,76 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
-from ..couchdb.client import Client, Document
+from .. import design
+from ..couchdb.client import Client, Document, Row
 from ..couchdb.fork_safety import Shared
-from ..documents.ids import BELL, BROADCAST, NOTICE
-from ..errors import AccessDenied, CouchDBError, DatabaseMissing
+from ..documents.ids import BELL, BROADCAST, NOTICE, QUEUE
+from ..errors import AccessDenied, BrokenAnswer, CouchDBError, DatabaseMissing, NotFound, access_denied
 from ..log import get_logger
-from .database import REVS_LIMIT
 
 logger = get_logger(__name__)
 
 T = TypeVar('T')
 
+#: The most rows that are read when a connection is established.
+MAX_SEEN_ROWS = 200
+#: CouchDB's `_revs_limit`: how many revisions of a document it remembers. Heartbeats and broadcasts are written
+#: repeatedly, and each would have 1,000 revisions without this.
+REVS_LIMIT = 20
+
 #: How long a missing or locked database is not used before a process tries again, in seconds: less than broadcasts are
 #: kept, so that a consumer receives those that others have stored meanwhile.
 LOOK_SECONDS = 10.0
+
+
+def ensure(client: Client, create: bool, other: str | None = None) -> tuple[list[Row], bool]:
+    """Check that the database and its design document exist, in one request; if not, create them if `create` is true.
+
+    Return exchanges, bindings and queues, the first `MAX_SEEN_ROWS` rows of `_all_docs` without documents; and whether
+    it is a database of another kind: one that has the design document `other`. The name must sort after `design.NAME`.
+
+    *Raises* `AccessDenied`, `DatabaseMissing`, `NotCouchDB`, `ServerUnavailable`.
+    """
+    wanted = f'_design/{design.NAME}'
+    rows, missing = list[Row](), None
+    try:
+        rows = client.id_range(wanted, to=QUEUE, limit=MAX_SEEN_ROWS)
+        is_other = any(row['id'] == f'_design/{other}' for row in rows)
+        if is_other or (rows and rows[0]['id'] == wanted):
+            return rows, is_other
+    except BrokenAnswer:
+        client.welcome()
+        raise
+    except (NotFound, DatabaseMissing) as exc:
+        missing = exc
+    client.welcome()
+    if not create:
+        raise DatabaseMissing(
+            f'{client.address.url}: the database is not set up, and the transport option create_database is off'
+        ) from missing
+    try:
+        client.create()
+    except AccessDenied as exc:
+        # A member of the database may not create databases, but the database may exist.
+        if isinstance(exc.__context__, DatabaseMissing):
+            raise
+    try:
+        for document in design.documents():
+            client.try_put(document)  # in conflict, another process has stored the same
+    except (AccessDenied, DatabaseMissing) as exc:
+        raise access_denied(
+            client.address.url,
+            client.user,
+            'set up the database',
+            'let an administrator run "celery -A your_app couchdb setup" once',
+        ) from exc
+    _limit_revisions(client)
+    return rows, False
+
+
+def _limit_revisions(client: Client) -> None:
+    with suppress(CouchDBError):  # without the rights of an administrator, and on the embedded server
+        client.request('PUT', '/_revs_limit', body=REVS_LIMIT)
 
 
 class BroadcastsDatabase:
@@ -132,8 +188,7 @@ class BroadcastsDatabase:
         with suppress(CouchDBError):  # without rights to read them the new database is for administrators
             security = self.broker.request('GET', '/_security', repeat=True)
             self.client.request('PUT', '/_security', body=security)
-        with suppress(CouchDBError):  # the embedded server has no such limit
-            self.client.request('PUT', '/_revs_limit', body=REVS_LIMIT)
+        _limit_revisions(self.client)
 
 
 class _Outage:

@@ -1,0 +1,135 @@
+"""Workers: signals of their start and end, and messages that would end them.
+
+Celery sends `worker_ready` and `worker_shutdown` in the `celery` program and for `app.Worker()`, but not for the
+fixture `celery_worker` of `celery.contrib.pytest` (seen up to 5.7). Celery could send them in `Consumer.on_ready` and
+`Consumer.shutdown`, which this module completes.
+
+Celery (up to 5.7) catches only some of the errors of reading a message: any other ends the worker, which gives its
+messages back, and the next worker fails in the same way. With this module such a message becomes a dead letter, and the
+worker goes on. Celery could reject the message itself. Two methods are completed for messages of our transport only:
+`Consumer.create_task_handler`, whose function receives each message, and `WorkController._process_task`, which gives a
+task to the pool, possibly later: at its `eta`, when its rate limit allows, or when a process is free. Errors that say
+something about the worker are raised as before. Then the delivery of the message counts as an attempt.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+from celery import signals
+from celery.exceptions import BackendError
+from celery.utils.dispatch import Signal
+from kombu.exceptions import OperationalError
+
+from kombu_couchdb.errors import AccessDenied, NotCouchDB
+from kombu_couchdb.log import get_logger
+
+logger = get_logger(__name__)
+
+_started = Signal(name='worker_started', providing_args=set())
+_stopped = Signal(name='worker_stopped', providing_args=set())
+
+#: The signals of which every worker sends one when it has begun to consume, and of those when it has stopped. The
+#: sender has the attribute `app`.
+READY, SHUTDOWN = (signals.worker_ready, _started), (signals.worker_shutdown, _stopped)
+
+#: The connection or the result backend fails, or the worker is out of memory, files or threads. (A `RecursionError` is
+#: a `RuntimeError`, too, but it is caused by a message.)
+_OF_WORKER = (OSError, MemoryError, RuntimeError, BackendError, OperationalError, AccessDenied, NotCouchDB)
+
+
+def install() -> None:
+    """Complete Celery's methods in a process that starts a worker, perhaps just now. The backend calls this, too."""
+    signals.worker_init.connect(_install)
+    if 'celery.worker.consumer' in sys.modules:
+        _install()
+
+
+def _install(**_: Any) -> None:
+    controller, consumer = (
+        import_module('celery.worker').WorkController,
+        import_module('celery.worker.consumer').Consumer,
+    )
+    if not hasattr(consumer.on_ready, '__wrapped__'):
+        consumer.on_ready = _reporting(consumer.on_ready, _started)
+        consumer.shutdown = _reporting(consumer.shutdown, _stopped)
+        consumer.create_task_handler = _guarding_messages(consumer.create_task_handler)
+        controller._process_task = _guarding_tasks(controller._process_task)
+
+
+def _reporting(method: Callable[[Any], None], signal: Signal) -> Callable[[Any], None]:
+    worker_of_program = import_module('celery.apps.worker').Worker
+
+    @wraps(method)
+    def report(consumer: Any) -> None:
+        is_again = signal is _started and consumer.init_callback is None  # after a reconnect
+        method(consumer)
+        if not (is_again or isinstance(consumer.controller, worker_of_program)):
+            signal.send(sender=consumer)
+
+    return report
+
+
+# -- messages that cause an error
+
+
+def _guarding_messages(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def create_task_handler(consumer: Any, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        handle, of_worker = method(consumer, *args, **kwargs), (*consumer.connection_errors, *_OF_WORKER)
+
+        def on_task_received(message: Any) -> Any:
+            try:
+                return handle(message)
+            except Exception as exc:
+                if not _is_ours(message) or _is_one_of(exc, of_worker):
+                    raise
+                _make_dead_letter(message, exc)
+
+        return on_task_received
+
+    return create_task_handler
+
+
+def _guarding_tasks(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def process_task(worker: Any, request: Any) -> Any:
+        message = getattr(request, 'message', None)
+        try:
+            if _is_ours(message):
+                # The pool adds the time limits to the time when the task has started; an error then ends the worker.
+                [time.monotonic() + (limit or 0) for limit in request.time_limits]
+            return method(worker, request)
+        except Exception as exc:
+            if not _is_ours(message) or _is_one_of(exc, _OF_WORKER):
+                raise
+            import_module('celery.worker.state').task_ready(request)
+            with suppress(AttributeError):  # only a pool of processes counts its free ones
+                worker._quick_release()
+            _make_dead_letter(message, exc)
+
+    return process_task
+
+
+def _is_ours(message: Any) -> bool:
+    return isinstance(message, import_module('kombu_couchdb.transport').Transport.Channel.Message)
+
+
+def _is_one_of(exc: Exception, kinds: tuple[type[BaseException], ...]) -> bool:
+    return isinstance(exc, kinds) and not isinstance(exc, RecursionError)
+
+
+def _make_dead_letter(message: Any, exc: Exception) -> None:
+    """Reject a message while its error is handled, unless Celery has already decided about it."""
+    name, reason = message.delivery_tag.rpartition(':')[0], message.reason_for(exc)
+    if message.acknowledged:
+        logger.error('message %s caused an error after it was acknowledged or rejected: %s', name, reason)
+    else:
+        message.reject()
+        logger.error('message %s was made a dead letter: %s', name, reason)
