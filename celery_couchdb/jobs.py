@@ -211,17 +211,15 @@ class Jobs:
             raise ConfigurationError(
                 f'the task {task.name} is acknowledged before it runs, so its worker holds no lease: set acks_late=True'
             )
-        properties = getattr(request, 'properties', None)
-        tag = properties.get('delivery_tag') if isinstance(properties, Mapping) else None
-        doc_id, colon, rev = str(tag).rpartition(':')
+        properties = getattr(request, 'properties', None) or {}
+        doc_id, colon, rev = str(properties.get('delivery_tag')).rpartition(':')
         if not colon:
             raise ConfigurationError(f'the message of task {task.name} did not come from CouchDB')
         doc = self.client.get_or_none(doc_id)
         if doc is None or doc.get('removed'):
             return False
         # Publishers may change a unique job while it runs: the claim is the same, and the revision is not.
-        info = properties.get('delivery_info') if isinstance(properties, Mapping) else None
-        claim = info.get('claimed') if isinstance(info, Mapping) else None
+        claim = (properties.get('delivery_info') or {}).get('claimed')
         return bool(doc['_rev'] == rev or (is_unique(doc) and claim is not None and doc.get('claimed') == claim))
 
     def result_states(self, task_ids: Iterable[str]) -> dict[str, str]:

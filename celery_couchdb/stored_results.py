@@ -92,14 +92,8 @@ class StoredResults:
         `task` is the name of a task, `since` a date in seconds since the epoch. You may retry results while you
         iterate.
         """
-        view, first = _view(state, task)
-        where: dict[str, Any] = {
-            'startkey': [*first, LAST],
-            'endkey': [*first, *([] if since is None else [since])],
-            'descending': True,
-            'reduce': False,
-            'include_docs': True,
-        }
+        view, oldest, newest = _range(state, task, since)
+        where = {'startkey': newest, 'endkey': oldest, 'descending': True, 'reduce': False, 'include_docs': True}
         for row in paged(self.client, design.NAME, view, _ROW, **where):
             doc = row['doc']
             if doc and doc.get('status') == state and not is_expired(doc, self.client.clock.now()):
@@ -107,9 +101,8 @@ class StoredResults:
 
     def count(self, state: str = states.FAILURE, *, task: str | None = None, since: float | None = None) -> int:
         """Return the number of results that `listing` yields. Expired results that are not deleted yet count, too."""
-        view, first = _view(state, task)
-        start = [*first, *([] if since is None else [since])]
-        rows = self.client.view(design.NAME, view, _COUNT, startkey=start, endkey=[*first, LAST])
+        view, oldest, newest = _range(state, task, since)
+        rows = self.client.view(design.NAME, view, _COUNT, startkey=oldest, endkey=newest)
         return int(rows[0]['value']) if rows else 0
 
     def get(self, task_id: str) -> StoredResult | None:
@@ -196,9 +189,10 @@ class StoredResults:
         )
 
 
-def _view(state: str, task: str | None) -> tuple[str, list[Any]]:
-    """Return the name of a view, and the first parts of the keys of its rows for this state and task."""
-    return ('by_state', [state]) if task is None else ('by_task', [task, state])
+def _range(state: str, task: str | None, since: float | None) -> tuple[str, list[Any], list[Any]]:
+    """Return the name of a view, and the first and the last key of its rows for this state, task and date."""
+    first = [state] if task is None else [task, state]
+    return 'by_state' if task is None else 'by_task', [*first, *([] if since is None else [since])], [*first, LAST]
 
 
 def _text(value: Any) -> str | None:

@@ -14,8 +14,6 @@ from typing import Any
 import click
 from celery import signals
 
-from kombu_couchdb.registration import on_use
-
 from .. import rooms
 
 __all__ = ['couchdb']
@@ -44,16 +42,6 @@ def _on_worker_init(sender: Any = None, **_: Any) -> None:
 def _has_our_broker(app: Any) -> bool:
     with app.connection_for_read() as read, app.connection_for_write() as write:  # does not connect
         return any(str(each.transport_cls).startswith('couchdb') for each in (read, write))
-
-
-def _on_use() -> None:
-    context = click.get_current_context(silent=True)
-    if context is not None and context.command.name == 'migrate' and not context.meta.setdefault(__name__, False):
-        context.meta[__name__] = True
-        import_module(f'{__name__}.queues').note_at_end(context)
-
-
-on_use.append(_on_use)
 
 
 class _Commands(click.Group):

@@ -1,7 +1,4 @@
-"""The commands `celery couchdb queues`: list, pause, resume, purge and delete queues.
-
-`note_at_end` adds to `celery migrate` what it does not say: how many messages stay in their queues.
-"""
+"""The commands `celery couchdb queues`: list, pause, resume, purge and delete queues."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import click
-from kombu import Connection
 
 from kombu_couchdb.admin import queues
-from kombu_couchdb.admin.status import backlog, status
+from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 
 from .databases import app_of, broker_of
@@ -171,22 +167,3 @@ def _user() -> str:
     except (KeyError, OSError):  # a container may run as a user without a name
         user = '?'
     return f'{user}@{socket.gethostname()}'
-
-
-# -- celery migrate
-
-
-def note_at_end(context: click.Context) -> None:
-    """Let the command `celery migrate`, which runs in `context`, tell at its end how many messages it has left."""
-
-    def note() -> None:
-        with Connection(context.params['source']) as source:
-            is_ours = source.transport.driver_type == 'couchdb'
-            queues = backlog(source.transport.couchdb).values() if is_ours else ()
-            if count := sum(queue['scheduled'] for queue in queues):
-                context.obj.error(
-                    f'{source.transport.address.url} keeps {counted(count, "scheduled message")}: only messages that '
-                    f'are due are moved; let workers consume there until the others have run'
-                )
-
-    context.call_on_close(note)

@@ -42,7 +42,6 @@ from .tables import (
     printable,
     rate_cell,
     redraw,
-    terminal_width,
 )
 
 #: Printed in place of a table of queues.
@@ -108,27 +107,27 @@ def command(
 
 def _text(broker: Client, results: Client | None, as_json: bool, temporary: bool) -> str:
     found = status(broker, results, temporary=temporary)
-    return json_line(found) if as_json else _format(found, broker.clock.now(), terminal_width())
+    return json_line(found) if as_json else _format(found, broker.clock.now())
 
 
 # -- the text
 
 
-def _format(found: Status, now: float, max_width: int) -> str:
+def _format(found: Status, now: float) -> str:
     server, queues = found['server'], queue_rows(found)
     title = f'{"PouchDB (embedded)" if server["embedded"] else "CouchDB"} {server["version"]} at {server["url"]}'
-    parts = [printable(title), format_table(queue_columns(queues, now), queues, max_width) if queues else NO_QUEUES]
+    parts = [printable(title), format_table(queue_columns(queues, now), queues) if queues else NO_QUEUES]
     if found['malformed']:
         parts.append(
             click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb dead"', fg='red')
         )
     if found['consumers']:
-        parts.append(format_table(_CONSUMERS, found['consumers'], max_width))
+        parts.append(format_table(_CONSUMERS, found['consumers']))
     else:
         parts.append(click.style('No consumers: no worker is running.', fg='yellow'))
     if found['leaders']:
-        parts.append(format_table(_LEADERS, found['leaders'], max_width))
-    parts.append(format_table(_DATABASES, _databases(found), max_width))
+        parts.append(format_table(_LEADERS, found['leaders']))
+    parts.append(format_table(_DATABASES, _databases(found)))
     if not found['broadcasts']:
         parts.append(
             click.style('No database of broadcasts, or none that you may read: run "couchdb setup".', fg='yellow')

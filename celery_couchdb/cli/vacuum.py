@@ -1,4 +1,4 @@
-"""The command `celery -A app couchdb vacuum`: purge tombstones, delete leftovers and compact the databases."""
+"""The command `celery -A app couchdb vacuum`: purge tombstones and compact the databases."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ _STEPS = {
     'wait': 'Waiting until the tombstones are old enough',
     'index': 'Bringing the indexes up to date',
     'purge': 'Purging tombstones',
-    'prove': 'Making sure that bindings have no queue',
     'compact': 'Compacting',
 }
 
@@ -73,7 +72,7 @@ class VacuumPart(NamedTuple):
 @admin_option
 @click.pass_context
 def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
-    """Purge tombstones, delete bindings, broadcasts, consumers and rates that nobody uses, and compact the databases.
+    """Purge tombstones and compact the databases.
 
     Workers can run meanwhile. The command needs a server administrator, and all nodes of a cluster must be up. You can
     stop it with Ctrl-C at any time; the next run continues. The database of regions is left out.
@@ -162,8 +161,6 @@ def _sizes(before: int, after: int) -> str:
 
 def _remarks(report: Report, min_age: float) -> Iterator[str]:
     """Yield, in sentences, what the summary of a database does not say."""
-    if deleted := ', '.join(f'{kind} {count:,}' for kind, count in report.tidied.items() if count):
-        yield f'leftovers were deleted: {deleted}'
     if report.replicated:
         yield (
             'devices or servers replicate this database, so no tombstones were purged: a replica could bring parcels '

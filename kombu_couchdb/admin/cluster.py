@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import cast
 from urllib.parse import quote
 
-from ..couchdb.client import Client, Document
-from ..couchdb.shapes import DONE, flag, items, maybe, members, number, rows, text
+from ..couchdb.client import Client
+from ..couchdb.shapes import DONE, items, maybe, members, number, text
 from ..errors import AccessDenied, ConfigurationError, CouchDBError, NotFound, ServerUnavailable, describe_user
 
 #: How long to wait until the nodes of a cluster have replicated all changes to each other.
@@ -26,24 +24,14 @@ _MEMBERSHIP = members(cluster_nodes=items(text), all_nodes=items(text))
 _SYSTEM = members(uptime=number, internal_replication_jobs=maybe(number))
 _TASKS = items(members(type=text))
 
-#: An index with at most this many pending changes is updated in one request, without a report of progress.
-_FEW_CHANGES = 10_000
-
-#: How long an index may make no progress, and how long tasks on it may run, before the vacuum gives up.
-_STUCK_SECONDS = 300.0
+#: How long tasks on an index may run before the vacuum gives up.
+_BUSY_SECONDS = 300.0
 
 #: On a cluster all indexes are updated this many times, with a pause, because a copy may miss a request.
 _ROUNDS, _PAUSE_SECONDS = 3, 1.0
 
 #: The shape of CouchDB's response about an index.
-_INFO = members(
-    view_index=members(
-        update_seq=number,
-        updater_running=flag,
-        sizes=members(file=number),
-        updates_pending=maybe(members(total=maybe(number))),
-    )
-)
+_INFO = members(view_index=members(sizes=members(file=number)))
 
 
 class Refused(CouchDBError):
@@ -123,7 +111,7 @@ class Indexes:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._client = cluster, cluster.client
-        self._built: list[tuple[str, str]] = []  # the path of a design document, and one of its views
+        self._views = self._read()
 
     def without_views(self) -> list[str]:
         """Return the names of the design documents without a view.
@@ -131,49 +119,32 @@ class Indexes:
         CouchDB keeps a note of each purge until the index of every design document has confirmed it. An index without
         a view never does, and no request can make it.
         """
-        return [name for name, view in self._designs().items() if view is None]
+        return [name for name, view in self._views.items() if view is None]
 
     def size(self) -> int:
         """Return the size of the files of all indexes, in bytes."""
-        return sum(int(self._info(_path(name))['sizes']['file']) for name in self._with_views())
+        return sum(self._size(name) for name in self._with_views())
 
-    def bring_up_to_date(self, progress: Callable[[int, int], None], *, build: bool) -> None:
-        """Bring every copy of every index up to date.
+    def bring_up_to_date(self) -> None:
+        """Bring every copy of every index up to date. Indexes that were never built are built.
 
-        `progress` is called with the number of processed changes and their total. Indexes that were never built have no
-        rows. They are built only if `build` is true, or on a cluster, where `_info` cannot tell whether all copies are
-        unbuilt. *Raises* `Refused` if an index cannot be brought up to date, makes no progress for 300 seconds, or is
-        still being built or compacted after 300 seconds.
+        CouchDB would keep a note of each purge for those. *Raises* `IndexNotReady` if CouchDB needs longer than the
+        client waits, and `Refused` if an index cannot be brought up to date, or is still being built or compacted
+        after 300 seconds.
         """
-        is_cluster = self._client.is_cluster()
-        found = [(_path(name), view, self._info(_path(name))) for name, view in self._with_views().items()]
-        # Skip indexes that were never built: when they are built later, they only see tombstones and make no rows of
-        # them.
-        found = [
-            (path, view, info)
-            for path, view, info in found
-            if build or is_cluster or info['update_seq'] or info['updater_running']
-        ]
-        self._built = [(path, view) for path, view, _ in found]
-        left = {path: _pending(info) for path, _, info in found}
-        total = sum(left.values())
-        for path, view in self._built:
-            for pending in self._process_changes(path, view):
-                left[path] = pending
-                progress(max(0, total - sum(left.values())), total)
-        for number_of_round in range(_ROUNDS if is_cluster else 1):
+        self._views = self._read()
+        for number_of_round in range(_ROUNDS if self._client.is_cluster() else 1):
             if number_of_round:
                 time.sleep(_PAUSE_SECONDS)
             self.process_latest()
             self._wait_until_idle()
-        progress(total, total)
 
     def process_latest(self) -> float:
         """Make every index process the latest changes. Return the time that the slowest index took, in seconds."""
         slowest = 0.0
-        for path, view in self._built:
+        for name, view in self._with_views().items():
             began = time.monotonic()
-            self._update(path, view)
+            self._update(name, view)
             slowest = max(slowest, time.monotonic() - began)
         return slowest
 
@@ -181,13 +152,13 @@ class Indexes:
         """Start the compaction of all indexes, and delete the files of indexes without a design document."""
         self._client.request('POST', '/_view_cleanup', shape=DONE)
         for name in self._with_views():
-            self._client.request('POST', f'/_compact/{quote(name, safe="")}', shape=DONE)
+            self._client.request('POST', f'/_compact/{name}', shape=DONE)
 
     def _with_views(self) -> dict[str, str]:
-        """Return the names of the design documents that have views, each with the name of one of its views."""
-        return {name: view for name, view in self._designs().items() if view is not None}
+        return {quote(name, safe=''): quote(view, safe='') for name, view in self._views.items() if view is not None}
 
-    def _designs(self) -> dict[str, str | None]:
+    def _read(self) -> dict[str, str | None]:
+        """Return the names of the design documents, each with the name of one of its views, if it has any."""
         found: dict[str, str | None] = {}
         for row in self._client.id_range('_design/', docs=True):
             views = row['doc'].get('views')
@@ -196,21 +167,6 @@ class Indexes:
             found[row['id'].removeprefix('_design/')] = next(maps, None)
         return found
 
-    def _process_changes(self, path: str, view: str) -> Iterator[int]:
-        """Yield the number of an index's pending changes again and again, until they are few."""
-        least, since = -1, time.monotonic()
-        while (pending := _pending(self._info(path))) > _FEW_CHANGES:
-            yield pending
-            if pending < least or least < 0:
-                least, since = pending, time.monotonic()
-            elif time.monotonic() - since > _STUCK_SECONDS:
-                raise Refused(
-                    f'{self._client.address.url}{path}: this index makes no progress, and a purge would leave '
-                    f'wrong rows in it; repair or delete its design document'
-                )
-            self._update(path, view, update='lazy')
-            time.sleep(0.2)
-
     def _wait_until_idle(self) -> None:
         """Wait until no node works on an index. A compaction that started earlier would bring old rows back.
 
@@ -218,36 +174,28 @@ class Indexes:
         """
         since = time.monotonic()
         while self._cluster.busy('indexer', 'view_compaction'):
-            if time.monotonic() - since > _STUCK_SECONDS:
+            if time.monotonic() - since > _BUSY_SECONDS:
                 raise Refused(
                     f'{self._client.address.url}: its indexes are being built or compacted; try again after that'
                 )
             time.sleep(0.05)
 
-    def _update(self, path: str, view: str, update: str = 'true') -> None:
-        params = {'limit': 0, 'reduce': False, 'update': update}
+    def _update(self, name: str, view: str) -> None:
         try:
-            self._client.request('GET', f'{path}/_view/{quote(view, safe="")}', params, repeat=True, shape=rows())
+            self._client.view(name, view, limit=0, reduce=False)
         except NotFound:
             pass  # the design document was deleted meanwhile, and with it the index
         except CouchDBError as exc:
             if isinstance(exc, ConfigurationError) or (isinstance(exc, ServerUnavailable) and exc.status is None):
-                raise  # a problem of the connection, not of the index
+                raise  # the connection failed, or the index needs more time
             raise Refused(
-                f'{self._client.address.url}{path}: this index cannot be brought up to date, and a purge would leave '
-                f'wrong rows in it; repair or delete its design document ({exc})'
+                f'{self._client.address.url}/_design/{name}: this index cannot be brought up to date, and a purge '
+                f'would leave wrong rows in it; repair or delete its design document ({exc})'
             ) from exc
 
-    def _info(self, path: str) -> Document:
+    def _size(self, name: str) -> int:
         try:
-            return cast(Document, self._client.request('GET', f'{path}/_info', repeat=True, shape=_INFO)['view_index'])
+            info = self._client.request('GET', f'/_design/{name}/_info', repeat=True, shape=_INFO)
         except NotFound:
-            return {'update_seq': 0, 'updater_running': False, 'sizes': {'file': 0}}
-
-
-def _path(name: str) -> str:
-    return f'/_design/{quote(name, safe="")}'
-
-
-def _pending(info: Document) -> int:
-    return int((info.get('updates_pending') or {}).get('total') or 0)
+            return 0
+        return int(info['view_index']['sizes']['file'])

@@ -41,7 +41,7 @@ _TYPES = ('WorkItem', 'DoneItem')
 #: How many tasks, and how many documents, `complete` reads at most.
 _MAX_CANDIDATES = 200
 
-#: How long `watch` waits for a change before it reads the jobs again, in case that no change announces a new state.
+#: How long `watch_all` waits for a change before it reads the jobs again, in case that no change announces a new state.
 _MAX_WAIT_SECONDS = 300.0
 
 #: The ids that one request asks for: they are in its URL.
@@ -175,19 +175,11 @@ def state(client: Client, task_id: str) -> str:
     return state_of(find(client, task_id), client.clock.now())
 
 
-def watch(client: Client, task_id: str, timeout: float | None = None) -> Iterator[str]:
-    """Yield the state of a job, then each new state, until the job is `done` or `gone`. It does not poll.
-
-    *Raises* `TimeoutError` if the job has not ended after `timeout` seconds (None means no limit), and the errors of
-    `Client`.
-    """
-    return (state for _, state in watch_all(client, [task_id], timeout))
-
-
 def watch_all(client: Client, task_ids: Collection[str], timeout: float | None = None) -> Iterator[tuple[str, str]]:
-    """Yield `(task_id, state)` for each job, then for each new state, until all are `done` or `gone`.
+    """Yield `(task_id, state)` for each job, then for each new state, until all are `done` or `gone`. It does not poll.
 
-    All jobs share one changes feed, and only those that have changed are read again. *Raises* as `watch`.
+    All jobs share one changes feed, and only those that have changed are read again. *Raises* `TimeoutError` if a job
+    has not ended after `timeout` seconds (None means no limit), and the errors of `Client`.
     """
     deadline = float('inf') if timeout is None else time.monotonic() + timeout
     follower, last = Follower(client, 'kombu-couchdb-watch'), dict[str, str]()

@@ -7,7 +7,7 @@ after the other, while workers run, so they may not add up exactly.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypedDict
 
 from .. import design
@@ -147,13 +147,11 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
         hidden = set() if temporary else auto_delete
         pauses = paused(client)
-        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete)
+        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete, pauses)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
             f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
         ) from exc
-    for name, pause in pauses.items():
-        queues[name]['paused'] = pause
     now = client.clock.now()
     found = [_consumer(doc, now) for doc in heartbeats]
     for doc, consumer in zip(heartbeats, found, strict=True):
@@ -201,7 +199,7 @@ def backlog(client: Client) -> dict[str, Backlog]:
 
 
 def _queues(
-    client: Client, declared: Iterable[str], auto_delete: Collection[str]
+    client: Client, declared: Iterable[str], auto_delete: Collection[str], pauses: Mapping[str, Paused]
 ) -> tuple[dict[str, QueueStatus], int]:
     """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
     found = backlog(client)
@@ -222,7 +220,7 @@ def _queues(
             'held': held[name],
             'dead': dead[name],
             'rate': 0.0,
-            'paused': None,
+            'paused': pauses.get(name),
             'temporary': name in auto_delete,
         }
         for name in sorted({*declared, *found, *dead, *held})

@@ -147,11 +147,6 @@ class Janitor:
         self._client, self._broadcasts = client, broadcasts
         self._orphans, self._silent = Unchanged(_PROVEN_SECONDS), Unchanged(_PROVEN_SECONDS)
 
-    @property
-    def proven_in(self) -> float:
-        """Seconds until a look can prove that the documents which the last one found are useless."""
-        return max(self._orphans.left() + self._silent.left(), default=0.0)
-
     def clean_up(self, limit: int) -> dict[str, int]:
         """Delete up to `limit` documents of each kind; return how many, with the names of the kinds.
 

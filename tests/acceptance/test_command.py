@@ -222,14 +222,3 @@ def test_colours_on_terminals_can_be_switched_off(site: Site, more: dict[str, st
     succeeded(couchdb(site, 'setup'))
     for command in ('status', 'setup'):
         assert ('\x1b[' in on_a_terminal(site, command, **more)) is coloured
-
-
-# -- errors
-
-
-@pytest.mark.parametrize('command', ['status', 'setup'])
-def test_unavailable_server_is_one_sentence(site: Site, command: str) -> None:
-    site.environment['BROKER_URL'] = 'couchdb://joe:secret-word@127.0.0.1:1/celery'
-    site.environment['RESULT_URL'] = ''
-    assert 'refused' in (said := sentence(couchdb(site, command)))
-    assert 'secret-word' not in said

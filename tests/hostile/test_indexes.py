@@ -86,6 +86,14 @@ def test_commands_report_the_index_and_wait(
     assert capsys.readouterr().err == 'CouchDB builds the index celery-v6: 260,000 changes remain\n'
 
 
+def test_commands_give_up_an_index_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, '_PAUSE_SECONDS', 0.0)
+    monkeypatch.setattr(databases, '_STUCK_SECONDS', 0.0)
+    client = fake(monkeypatch, [260_000, 150_000, 150_000])(databases._PatientClient)
+    with pytest.raises(IndexNotReady, match='CouchDB makes no progress with the index celery-v6'):
+        client.view(design.NAME, 'dead', reduce=False)
+
+
 def test_declaration_of_a_queue_can_be_unpacked_while_the_index_is_built() -> None:
     """kombu unpacks it for the queue of remote control, and would connect again after an error."""
 

@@ -174,7 +174,7 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
     """A function that repeats a call with malformed responses, and returns the numbers of successes and errors."""
     for module, limit in (
         (cluster, '_REPLICATION_SECONDS'),
-        (cluster, '_STUCK_SECONDS'),
+        (cluster, '_BUSY_SECONDS'),
         (cluster, '_PAUSE_SECONDS'),
         (vacuum, '_IDLE_SECONDS'),
     ):

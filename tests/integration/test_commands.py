@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,7 @@ from click.testing import Result
 
 from celery_couchdb.cli import resource
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import PATIENCE
-from tests.support import ROOT, Inbox, items, publish, record_requests
+from tests.support import Inbox, items, publish, record_requests
 
 from .conftest import Connect, Run, command_of
 
@@ -209,22 +207,6 @@ def test_broker_or_result_backend_that_cannot_be_used_is_one_sentence(
     done = command_of(app)(*command.split())
     [line] = lines(done)
     assert (done.exit_code, sentence in line, 'tell-nobody' in line) == (1, True, False), line
-
-
-def test_migrate_tells_of_scheduled_messages(app: Celery, client: Client, url: str) -> None:
-    def moved() -> str:
-        command = [sys.executable, '-m', 'celery', 'migrate', url, 'memory://', '--ack-messages', '--timeout', '1']
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, cwd=ROOT)
-        assert 'Migrating task 1/1' in done.stdout
-        return done.stderr
-
-    app.send_task('add', (1, 2))
-    assert ' keeps ' not in moved()
-    app.send_task('add', (1, 2))
-    for number in range(2):
-        app.send_task('add', (number,), countdown=900)
-    assert f'{client.address.url} keeps 2 scheduled messages: only messages that are due are moved; ' in moved()
-    assert len(items(client)) == 2
 
 
 # -- long lists

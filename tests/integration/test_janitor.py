@@ -73,13 +73,10 @@ def test_binding_without_a_queue_is_deleted_when_it_is_seen_twice(client: Client
 def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, topology: Topology) -> None:
     topology.bind('x', 'key', None, 'q')  # another process is about to declare the queue
     tidier = Janitor(client)
-    assert tidier.proven_in == 0
     assert [tidier.clean_up(100), tidier.clean_up(100)] == [NOTHING, NOTHING]
-    assert 50 < tidier.proven_in <= 60
     assert Janitor(client).clean_up(100) == NOTHING  # the look of another process does not count
     topology.declare_queue('q', {}, False)
     assert tidier.clean_up(100) == NOTHING
-    assert tidier.proven_in == 0
     assert bindings(client) == ['q']
 
 
@@ -170,10 +167,8 @@ def test_heartbeats_are_deleted_an_hour_after_their_expiry(
     )
     tidier = Janitor(client)
     assert tidier.clean_up(100) == NOTHING  # the clock may have jumped, so that one look does not suffice
-    assert 50 < tidier.proven_in <= 62
     seconds_ahead.append(62.0)
     assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
-    assert tidier.proven_in == 0
     assert sorted(ids(client, 'broker:consumer:')) == ['alive', 'holding', 'late']
 
 

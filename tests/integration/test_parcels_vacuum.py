@@ -11,8 +11,7 @@ from celery import Celery
 
 from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
-from kombu_couchdb.admin.tombstones import is_replicated
-from kombu_couchdb.admin.vacuum import vacuum
+from kombu_couchdb.admin.vacuum import is_replicated, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 from kombu_couchdb.parcels.stored_parcels import Parcels, moving

@@ -197,22 +197,14 @@ def test_scrapes_at_once_share_one_reading(source: Source) -> None:
     assert source.made == 1
 
 
+@pytest.mark.parametrize('error', [None, ServerUnavailable('away')])
 @pytest.mark.parametrize(('keep', 'readings'), [(1000.0, 1), (0.0, 3)])
-def test_reading_is_kept(source: Source, keep: float, readings: int) -> None:
-    shared = exporter(source, keep=keep)
+def test_reading_or_its_error_is_kept(source: Source, error: Exception | None, keep: float, readings: int) -> None:
+    source.error, shared = error, exporter(source, keep=keep)
     for _ in range(3):
         source.may_end.release()
-        samples(shared.registry)
+        assert samples(shared.registry)['up', ()] == (error is None)
     assert source.made == readings
-
-
-def test_errors_are_kept_too(source: Source) -> None:
-    source.error = ServerUnavailable('away')
-    shared = exporter(source, keep=1000.0)
-    for _ in range(3):
-        source.may_end.release()
-        assert samples(shared.registry) == {('up', ()): 0}
-    assert source.made == 1
 
 
 def test_no_second_reading_begins_while_the_server_does_not_respond(
