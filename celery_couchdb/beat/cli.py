@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..cli.databases import app_of, broker_of
+from ..cli.clients import app_of, broker_of
 from ..cli.resource import Resource, counted, json_option, yes_option
 from ..cli.tables import NO_VALUE, Cell, Column, Duration, Json, Row, confirm, echo, format_date
 from .entries import DEFAULT_GRACE_SECONDS, MISSED

@@ -27,7 +27,7 @@ from kombu_couchdb.values import date_of
 
 from ..jobs import Jobs, Unreadable
 from ..worker.history import LAST_ERROR
-from .databases import jobs_of
+from .clients import jobs_of
 from .resource import (
     Resource,
     Selection,

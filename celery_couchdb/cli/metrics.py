@@ -21,7 +21,7 @@ from kombu_couchdb.admin.status import Status, status
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import printable
 
-from .databases import app_of, broker_of, result_of, results_of, seconds_option, start
+from .clients import app_of, broker_of, result_of, results_of, seconds_option, start
 from .tables import echo, echo_styled
 
 if TYPE_CHECKING:

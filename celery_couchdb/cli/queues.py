@@ -13,7 +13,7 @@ from kombu_couchdb.admin import queues
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 
-from .databases import app_of, broker_of
+from .clients import app_of, broker_of
 from .resource import Resource, counted, json_option, yes_option
 from .status import NO_QUEUES, queue_columns, queue_rows
 from .tables import Row, confirm, echo

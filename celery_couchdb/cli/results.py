@@ -8,7 +8,7 @@ import click
 from celery import states
 
 from ..stored_results import NotSent, StoredResult, StoredResults
-from .databases import app_of, results_of
+from .clients import app_of, results_of
 from .resource import Resource, Selection, change, counted, limit_option, since_option, yes_option
 from .tables import Cell, Column, Row, format_date, json_line
 

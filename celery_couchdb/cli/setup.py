@@ -17,7 +17,7 @@ from kombu_couchdb.transport import Transport
 from .. import design
 from ..jobs import transport_of
 from ..rooms import command_hooks
-from .databases import admin_option, app_of, broker_of, results_of
+from .clients import admin_option, app_of, broker_of, results_of
 from .tables import echo, echo_styled, printable
 
 #: The user and password of an administrator.

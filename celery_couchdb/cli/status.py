@@ -25,7 +25,7 @@ from kombu_couchdb.errors import AccessDenied, DatabaseMissing, ServerUnavailabl
 from kombu_couchdb.queues.databases import broadcasts_of
 
 from .. import design
-from .databases import admin_option, app_of, broker_of, result_of, results_of, seconds_option, start
+from .clients import admin_option, app_of, broker_of, result_of, results_of, seconds_option, start
 from .resource import counted
 from .tables import (
     Cell,

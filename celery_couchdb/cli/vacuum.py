@@ -16,7 +16,7 @@ from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
 
 from ..rooms import command_hooks
-from .databases import (
+from .clients import (
     admin_option,
     app_of,
     broker_of,

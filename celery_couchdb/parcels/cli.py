@@ -14,7 +14,7 @@ from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.devices import compact_devices, device_plan
 from kombu_couchdb.parcels.stored_parcels import STATES, Parcels, moving, state_of
 
-from ..cli.databases import app_of, broker_of
+from ..cli.clients import app_of, broker_of
 from ..cli.resource import Resource, Selection, change, counted, json_option, limit_option, selection_options
 from ..cli.setup import Admin, wanted_beside
 from ..cli.tables import NO_VALUE, Cell, Column, Row, format_ago, json_line

@@ -21,7 +21,7 @@ from kombu_couchdb.regions import region_status
 from kombu_couchdb.regions.region import REGIONS, database, design_document
 from kombu_couchdb.regions.region_status import RegionStatus, Remote
 
-from ..cli.databases import admin_option, app_of, broker_of, options_of, result_of, results_of, start
+from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
 from ..cli.resource import Resource
 from ..cli.setup import Admin, members_of, print_plan, wanted_results
 from ..cli.tables import Cell, Column, Row, count_cell, echo, format_duration

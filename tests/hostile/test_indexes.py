@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.cli import databases
+from celery_couchdb.cli import clients
 from kombu_couchdb import design
 from kombu_couchdb.couchdb import client as client_module
 from kombu_couchdb.couchdb.address import Address
@@ -80,7 +80,7 @@ def test_commands_report_the_index_and_wait(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(client_module, '_PAUSE_SECONDS', 0.0)
-    client = fake(monkeypatch, [260_000, 150_000, 20_000, 0])(databases._PatientClient)
+    client = fake(monkeypatch, [260_000, 150_000, 20_000, 0])(clients._PatientClient)
     assert client.view(design.NAME, 'dead', reduce=False)
     assert client.view(design.NAME, 'dead', reduce=False)
     assert capsys.readouterr().err == 'CouchDB builds the index celery-v6: 260,000 changes remain\n'
@@ -88,8 +88,8 @@ def test_commands_report_the_index_and_wait(
 
 def test_commands_give_up_an_index_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, '_PAUSE_SECONDS', 0.0)
-    monkeypatch.setattr(databases, '_STUCK_SECONDS', 0.0)
-    client = fake(monkeypatch, [260_000, 150_000, 150_000])(databases._PatientClient)
+    monkeypatch.setattr(clients, '_STUCK_SECONDS', 0.0)
+    client = fake(monkeypatch, [260_000, 150_000, 150_000])(clients._PatientClient)
     with pytest.raises(IndexNotReady, match='CouchDB makes no progress with the index celery-v6'):
         client.view(design.NAME, 'dead', reduce=False)
 

@@ -10,7 +10,7 @@ import pytest
 from click import Context
 from click.testing import CliRunner
 
-from celery_couchdb.cli.databases import result_of, start
+from celery_couchdb.cli.clients import result_of, start
 from celery_couchdb.cli.metrics import Exporter, Scrape, command, parse_address
 from kombu_couchdb.admin.status import ConsumerStatus, DatabaseStatus, QueueStatus, Status
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
