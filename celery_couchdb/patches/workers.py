@@ -2,11 +2,11 @@
 
 Celery sends `worker_ready` and `worker_shutdown` in the `celery` program and for `app.Worker()`, but not for the
 fixture `celery_worker` of `celery.contrib.pytest` (seen up to 5.7). Celery could send them in `Consumer.on_ready` and
-`Consumer.shutdown`, which this module completes.
+`Consumer.shutdown`; this module wraps these methods so that the signals are sent.
 
 Celery (up to 5.7) catches only some of the errors of reading a message: any other ends the worker, which gives its
 messages back, and the next worker fails in the same way. With this module such a message becomes a dead letter, and the
-worker goes on. Celery could reject the message itself. Two methods are completed for messages of our transport only:
+worker goes on. Celery could reject the message itself. Two methods are wrapped, for messages of our transport only:
 `Consumer.create_task_handler`, whose function receives each message, and `WorkController._process_task`, which gives a
 task to the pool, possibly later: at its `eta`, when its rate limit allows, or when a process is free. Errors that say
 something about the worker are raised as before. Then the delivery of the message counts as an attempt.

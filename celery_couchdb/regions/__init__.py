@@ -3,7 +3,7 @@
 `kombu_couchdb.regions.other_regions` publishes a task for another region as a parcel, which CouchDB replicates.
 `region_mover` publishes the parcels that arrive, and `lending` moves messages to idle regions.
 
-This module has what the core asks of the room, and `everywhere` for programs.
+This module has the functions that `celery_couchdb.rooms` names, and `everywhere` for programs.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ CouchDB looks each of them up by its id, regardless of the length of the history
 request both reads the documents and waits for them. For more documents it is cheaper to receive every change.
 
 If others store many results in the database, a feed costs more than the results that it brings, see `timing.Traffic`.
-Then the subscriber asks for the watched documents, at times at which their results may be expected, until the database
-is quiet. If a response of the feed cannot be read, it asks as well, for a minute.
+Then the subscriber closes the feed and asks for the watched documents at times at which their results may be expected,
+until others store few results again. It does the same for a minute if a response of the feed cannot be read.
 
 While the connection is down no change is lost: afterwards all watched documents are read again.
 """

@@ -1,5 +1,4 @@
-"""The additional work of a worker: it hands over results, deletes expired ones, moves parcels, and notes history.
+"""The additional work of a worker: handing over results, deleting expired ones, remote control, history.
 
-It may import `results`, `chords`, `parcels`, `regions` and `patches`. The backend imports it, and the commands when a
-worker starts.
+The backend imports it, and the commands when a worker starts.
 """

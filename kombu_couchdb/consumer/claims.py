@@ -1,6 +1,7 @@
 """Claims: which messages a consumer reads and claims, and what it does with the result of each claim.
 
-Before it claims messages that may have to wait, it asks the gate; see the room `limits`.
+A message with a concurrency limit or a rate may have to wait. Before a consumer claims such a message, it asks the
+`Gate`; the folder `limits` has the gate that makes messages wait.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class Cycle:
         self._gate.begin(self._in_use())
         pending = self._writes.take()
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
-        claims: list[PendingWrite] = []
+        writes: list[PendingWrite] = []
         self._candidates = {
             queue: self._candidates[queue] if queue in self._candidates else self._new_candidates(queue)
             for queue in sorted(queues)
@@ -163,23 +163,23 @@ class Cycle:
                 released = self._writes.take_released()
                 self._store.delete_without_queue(released)
                 self._offer(released)
-            self._claims.claim_for_pulls(pulls, claims)
-            self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, claims))
-            self._gate.wake(claims)
-            self._gate.free(claims)
-            self.lease.idle = not (claims or pending or self.unacked.ids() or self._gate.holds_slots())
+            self._claims.claim_for_pulls(pulls, writes)
+            self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, writes))
+            self._gate.wake(writes)
+            self._gate.free(writes)
+            self.lease.idle = not (writes or pending or self.unacked.ids() or self._gate.holds_slots())
             if self.lease.written and self.lease.needs_heartbeat(queues):
-                claims.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
+                writes.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(
                 each.is_stale or len(each)
                 for queue, each in self._candidates.items()
                 if queue not in self._topology.paused
             )
-            self._commits.write(pending, claims)
+            self._commits.write(pending, writes)
             self._offer(self._gate.settle(self._in_use()))
             self._ring()
         except CouchDBError:
-            give_up([*pending, *claims])
+            give_up([*pending, *writes])
             raise
 
     def sweep(self) -> None:

@@ -1,4 +1,7 @@
-"""The heartbeat of one consumer: when it is written, and what the result of the write says about the lease."""
+"""The heartbeat of one consumer: its writes, and what the result of each says about the lease.
+
+Its interval is a part of `visibility_timeout`, `options.HEARTBEATS_PER_LEASE`; `Lease.next_heartbeat` has the rule.
+"""
 
 from __future__ import annotations
 

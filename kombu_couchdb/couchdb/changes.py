@@ -1,10 +1,11 @@
-"""The changes feed: an interruptible longpoll on `_changes`, and a follower of a database, whose thread waits with it.
+"""The changes feed: an interruptible longpoll on `_changes`, and a follower with a thread for its longpolls.
 
 A change arrives within milliseconds and is only a hint: callers read the documents to decide. A `Follower` sends one
 longpoll after each call of `follow` and none by itself, so that a busy consumer causes no requests.
 
-It also says when something may have been missed. Whoever follows reads the documents first, and then follows them
-from an update sequence on that is older than the read. Each call of `follow` gives one report, which may come twice.
+A `Follower` also reports that changes may have been missed. So that nothing is missed at the start, take the update
+sequence first, then read the documents, and then follow from that sequence. Each call of `follow` gives one report,
+which may come twice.
 """
 
 from __future__ import annotations

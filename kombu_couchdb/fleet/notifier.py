@@ -1,9 +1,9 @@
 """The notifier: what is new in the databases, from changes feeds, and from reads if the consumer follows none.
 
 The changes feed of the broker's database is expensive: CouchDB looks at each change for each feed (0.4 ms of processor
-time). So few consumers listen to it, see `attention`, and these only while their queues are empty: while they have
-credit for a queue that may have more messages, they read the queue, and need no feed to tell them of it. Every
-consumer follows the broadcasts database, which changes rarely, for broadcasts, notices and bells. The costs do not grow
+time). So few consumers listen to it, see `attention`, and only while their queues are empty: a consumer that has
+credit for a queue with messages reads the queue anyway. Every consumer follows the broadcasts database, which changes
+rarely, for broadcasts, notices and bells (see `queues.databases`). The costs do not grow
 with the number of queues that other processes have declared.
 """
 

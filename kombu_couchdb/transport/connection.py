@@ -4,8 +4,8 @@
   percent-encoded; the default database is `celery`. A list `url;url` names the nodes of a cluster: if a node does not
   respond, the next one is used.
 * Options: see `kombu_couchdb.options.Options`.
-* A connection that only publishes has no thread. A connection that consumes has two, for I/O and for the changes feed,
-  while it has something to do. They also end when the connection is garbage-collected without `close()`.
+* A connection that only publishes has no thread. A connection that consumes has one for I/O and up to two for changes
+  feeds, while it has something to do. They also end when the connection is garbage-collected without `close()`.
 """
 
 from __future__ import annotations
