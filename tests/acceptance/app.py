@@ -48,6 +48,14 @@ def now() -> float:
     return time.time()
 
 
+@app.task(name='flaky', bind=True, max_retries=5)
+def flaky(self: Any, failures: int, countdown: float) -> list[Any]:
+    """Fail `failures` times; then return the number of retries and the current time."""
+    if self.request.retries < failures:
+        raise self.retry(countdown=countdown)
+    return [self.request.retries, time.time()]
+
+
 @app.task(name='nap')
 def nap(journal: str, name: str, seconds: float | None) -> str:
     """Write the start and the end to the journal, `seconds` apart; with None, wait for the file `go on` in between."""

@@ -23,6 +23,7 @@ from kombu_couchdb.errors import (
     NotCouchDB,
     ServerUnavailable,
 )
+from tests.conftest import wait_for
 from tests.support import Inbox, items, publish
 
 PASSWORD = 'unguessable-77'
@@ -191,5 +192,5 @@ def test_largest_unique_job_can_be_claimed_released_and_dead_lettered(
     inbox.messages[0].requeue()
     inbox.wait(2)
     inbox.messages[1].reject()
+    wait_for(lambda: items(client)[0].get('status') == 'fail', 'the dead letter')
     Inbox(connection).stays(0, 1)
-    assert items(client)[0]['status'] == 'fail'

@@ -269,6 +269,7 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
     far.store_result('of a region', 1, 'SUCCESS', request=Context({'id': 'of a region', 'x-from-region': 'us'}))
     backend.set('text', 'mine')
     backend.set('bytes', b'mine')
+    made().backend.set('object', '{"whose": "mine"}')
     docs = written(sent)
     for kind in ('Result', 'Group', 'Value'):
         compare(kind, docs[kind])
