@@ -110,7 +110,8 @@ class Slots:
     def __init__(self, client: Client, lease: Lease) -> None:
         self._client, self._lease = client, lease
         self._slots: dict[str, HeldSlot] = {}  # by id
-        #: The slots that no message of this consumer uses any more.
+        #: The ids of the messages that used slots when the cycle began, and the slots that no message uses any more.
+        self._in_use: set[str] = set()
         self.spare: list[HeldSlot] = []
         #: By key: the highest limit of the messages that found no slot in this cycle.
         self._full: dict[str, int] = {}
@@ -122,6 +123,7 @@ class Slots:
     def begin(self, in_use: set[str]) -> None:
         """Begin a cycle, before its decisions are taken: a slot is freed together with the decision, not before it."""
         self._full.clear()
+        self._in_use = in_use
         self.spare = [each for each in self._slots.values() if each.item not in in_use]
 
     @property
@@ -159,13 +161,17 @@ class Slots:
 
     def withdraw(self, ids: Collection[str]) -> None:
         """Note that these messages get no claim in this cycle although they got a slot."""
-        self.spare += [each for each in self._slots.values() if each.item in ids]
+        self.spare += [each for each in self._slots.values() if each.item in ids and each.item not in self._in_use]
 
     def _reuse(self, doc_id: str, limit: Concurrency) -> bool:
-        for each in self.spare:
+        # A message that this consumer has claimed already may be admitted again, as it was read before the claim: that
+        # claim is a conflict, and a second slot would not be freed before the message ends.
+        own = [each for each in self._slots.values() if each.item == doc_id]
+        for each in own + self.spare:
             usable = each.item is not None and each.lease == self._lease.id
             if usable and each.key == limit.key and each.number < limit.limit:
-                self.spare.remove(each)
+                if each in self.spare:
+                    self.spare.remove(each)
                 each.item = doc_id
                 return True
         return False

@@ -114,6 +114,23 @@ def test_slot_is_used_again_or_freed(world: World) -> None:
     assert world.limited() == ([], ['slot:k:0'])
 
 
+def test_message_that_was_read_before_its_claim_gets_no_second_slot(world: World) -> None:
+    world.limited('a', 'b', limit=2)
+    world.held = {'b'}
+    admitted, written = world.limited('b', limit=2)  # the claim is a conflict
+    assert admitted == ['b']
+    [slot] = written  # that of `a`
+    assert slot.startswith('slot:')
+
+
+def test_message_that_was_read_before_its_claim_keeps_its_slot(world: World) -> None:
+    both: dict[str, Any] = {'concurrency_key': 'k', 'concurrency_limit': 1, 'rate': '1/s', 'rate_key': 'k'}
+    assert world.cycle('a', **both) == (['a'], [])
+    world.docs['rate:k'] |= {'_rev': '9-b', 'next': world.now + 5, 'by': 'other'}  # there is no start any more
+    assert world.cycle('a', **both)[1] == ['a']
+    assert world.slots == ['slot:k:0']
+
+
 def test_slot_of_an_ended_lease_is_not_used_again(world: World) -> None:
     world.limited('a')
     world.held, world.lease.id = set(), 'second'
