@@ -1,5 +1,6 @@
 'use strict';
 // CouchDB's routes: those of express-pouchdb. Ours are registered before the routes that they replace.
+const express = require('express');
 const expressPouchDB = require('express-pouchdb');
 const {jsonParser, sendCallback, sendError, sendJSON} = require('express-pouchdb/lib/utils');
 const PouchDB = require('pouchdb-core');
@@ -38,6 +39,7 @@ async function changes(req, res) {
     ? setInterval(() => res.write('\n'), heartbeat === true ? 60e3 : heartbeat)
     : setTimeout(end, Math.min(timeout, 60e3));
   db.on('written', notify).on('destroyed', end);
+  req.waits();
   res.on('close', () => {
     db.removeListener('written', notify).removeListener('destroyed', end);
     clearInterval(timer);
@@ -64,6 +66,28 @@ function queries(req, res) {
   const view = `${req.params.design}/${req.params.view}`;
   Promise.all(req.body.queries.map(query => req.db.query(view, {...req.query, ...query})))
     .then(results => sendJSON(res, 200, {results}), error => sendError(res, error));
+}
+
+// The deletion of a database waits for the responses to earlier requests, and later requests wait for the deletion.
+// express-pouchdb does neither: a view would never respond, and a request that has found the database creates it anew.
+function deleteAlone() {
+  const databases = new Map();
+  return (req, res, next) => {
+    const {db} = req.params;
+    if (!databases.has(db)) databases.set(db, {deleted: Promise.resolve(), responses: new Set()});
+    const {deleted, responses} = databases.get(db);
+    const response = new Promise(resolve => {
+      req.waits = resolve; // a feed that waits for changes ends when the database is deleted
+      res.on('close', resolve);
+    }).then(() => { responses.delete(response); });
+    let earlier = deleted;
+    if (req.method === 'DELETE' && req.path === '/') {
+      earlier = Promise.all(responses);
+      databases.get(db).deleted = response;
+    }
+    responses.add(response);
+    earlier.then(() => next());
+  };
 }
 
 module.exports = () => {
@@ -100,5 +124,5 @@ module.exports = () => {
   });
   add(['documents', '404']);
   app.setPouchDB(PouchDB.defaults({adapter: 'memory'}));
-  return app;
+  return express().use('/:db', deleteAlone()).use(app);
 };

@@ -11,6 +11,7 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,20 @@ def test_paused_server_responds_after_resuming(own: EmbeddedServer) -> None:
         request(own, 'GET', '/_all_dbs', timeout=0.1)
     own.resume()
     assert request(own, 'GET', '/_all_dbs')[0] == 200
+
+
+def test_deletion_of_a_database_leaves_no_request_without_a_response(shared: EmbeddedServer) -> None:
+    """And none of them creates the database anew."""
+    reads = ['', '/x', '/_all_docs', '/_design/d/_view/v', '/_changes?feed=longpoll&since=99&heartbeat=1000']
+    for number in range(10):
+        assert request(shared, 'PUT', f'/d{number}')[0] == 201
+        request(shared, 'PUT', f'/d{number}/_design/d', {'views': {'v': {'map': 'function (doc) { emit(doc.n); }'}}})
+        request(shared, 'POST', f'/d{number}/_bulk_docs', {'docs': [{'n': n} for n in range(100)]})
+        calls = [*(('GET', path) for path in reads), ('DELETE', ''), *(('GET', path) for path in reads)]
+        with ThreadPoolExecutor(len(calls)) as pool:
+            answers = list(pool.map(lambda call: request(shared, call[0], f'/d{number}{call[1]}'), calls))  # noqa: B023
+        assert {status for status, _ in answers} <= {200, 404}
+        assert request(shared, 'GET', f'/d{number}')[0] == 404
 
 
 def test_port_in_use_is_one_sentence(shared: EmbeddedServer) -> None:
