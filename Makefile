@@ -16,7 +16,7 @@ SHOPS = $(patsubst examples/%/,%,$(filter-out examples/demo/ examples/__pycache_
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_USER = 0
-unexport PYTHONHOME PYTHONPATH
+unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:

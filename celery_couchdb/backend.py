@@ -30,10 +30,9 @@ from kombu_couchdb.queues.quarantine import Harmful
 
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
-from .options import ResultOptions
 from .patches import output, workers
 from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
-from .results.result_store import ResultTooLarge, address_of
+from .results.result_store import ResultTooLarge, settings_of
 from .rooms import hooks
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
@@ -75,16 +74,14 @@ class CouchDBBackend(ChordMixin, PushMixin):
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
         # Check the options first: the base class uses the prefix, which CouchDB might refuse.
-        self.options = ResultOptions.of(app.conf.get('result_backend_transport_options') or {})
+        self.options, address = settings_of(app.conf, url)
         super().__init__(app, url=url, **kwargs)
         # All threads share this backend, whatever result_backend_thread_safe says.
         self.thread_safe = True
         conf = self.app.conf
         failures = conf.get('result_failure_expires')
         self.failure_expires = self.expires if failures is None else self.prepare_expires(failures)
-        self.subscriber = Subscriber.of(
-            address_of(url or 'couchdb://', self.options.credentials, self.options.auth), self.options
-        )
+        self.subscriber = Subscriber.of(address, self.options)
         self.store, self.client = self.subscriber.store, self.subscriber.store.client
         self.callbacks = Callbacks(self.subscriber, self.get_key_for_task, self.decode_document, self.meta_from_decoded)
         self.read_ahead = ReadAhead(self.store, self.callbacks.following, self.subscriber.cache)

@@ -182,7 +182,7 @@ class Options:
     parcels_accept: Sequence[str] = texts()
     #: How long the receipts of parcels that were written without Celery are kept after the task has ended, or, while it
     #: has not, after it was moved; 0: such parcels are deleted when they are moved.
-    receipts: float = seconds(7 * 86_400.0, may_be_zero=True)
+    receipts_retention: float = seconds(7 * 86_400.0, may_be_zero=True)
     #: The name of the region of this app, if regions work for each other. It must be one of `regions`.
     region: str | None = of_room('regions', 'check_name')
     #: All regions, this one too: for each name the URL of the region's database of regions, as other regions reach it.
@@ -191,7 +191,7 @@ class Options:
     #: How long a task with the region `any` waits at home before it may be lent to a region that has nothing to do.
     lend_after: float = seconds(1.0)
     #: The name of the schedule that `celery beat -S couchdb` runs. Apps that share a database need different ones.
-    schedule: str | None = text()
+    schedule_name: str | None = text()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:

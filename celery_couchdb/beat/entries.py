@@ -169,10 +169,10 @@ class Names(NamedTuple):
 
     @classmethod
     def of(cls, option: str | None) -> Names:
-        """Return the names for the transport option `schedule`; *raises* `ConfigurationError`."""
+        """Return the names for the transport option `schedule_name`; *raises* `ConfigurationError`."""
         if option is not None and not re.fullmatch('[a-z0-9-]{1,40}', option):
             raise ConfigurationError(
-                f'transport option schedule must be 1 to 40 lower-case letters, digits and "-", not {option!r:.80}'
+                f'transport option schedule_name must be 1 to 40 lower-case letters, digits and "-", not {option!r:.80}'
             )
         return cls(f'beat-{option}' if option else 'beat')
 

@@ -66,7 +66,7 @@ class CouchDBScheduler(Scheduler):
     @property
     def info(self) -> str:
         """The line about this scheduler in the banner of `celery beat`."""
-        option = (self.app.conf.broker_transport_options or {}).get('schedule')
+        option = (self.app.conf.broker_transport_options or {}).get('schedule_name')
         return f'    . schedule -> {option}' if option else '    . schedule -> in the database of the broker'
 
     def setup_schedule(self) -> None:
@@ -147,7 +147,7 @@ class DueTasks(Duty):
         transport = connection.connection
         self._app, self._code = app, code
         self._client: Client = transport.couchdb
-        self._names = Names.of(transport.options.schedule)
+        self._names = Names.of(transport.options.schedule_name)
         super().__init__(LeaderLease(self._client, self._names.leader))
         self._messages = Messages(app, connection)
         self._follower = Follower(self._client, 'celery-couchdb-beat-feed', wake)

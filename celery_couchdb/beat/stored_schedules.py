@@ -83,7 +83,7 @@ class Schedules:
         with app.connection_for_write() as connection:
             if not issubclass(connection.get_transport_cls(), Transport):
                 raise ConfigurationError('schedules are in the broker, and the broker of this app is not CouchDB')
-            self._names = Names.of(connection.transport.options.schedule)
+            self._names = Names.of(connection.transport.options.schedule_name)
             self.client = client or Client(connection.transport.address, _REQUEST_SECONDS)
 
     def list(self) -> list[Item]:

@@ -210,7 +210,7 @@ class Mover(Inbox):
         self._receipts: Receipts | None = None
         self._receipts_error = ''
         if self._has_receipts(options):
-            self._keep = options.receipts
+            self._keep = options.receipts_retention
             self._receipts = Receipts(app, transport, self._client, wake)
 
     def begin(self) -> None:
@@ -269,7 +269,7 @@ class Mover(Inbox):
         return self._client.view(parcel.PARCELS, 'parcels', startkey=[0], endkey=[0, {}], **arguments)
 
     def _has_receipts(self, options: Options) -> bool:
-        return bool(options.receipts)
+        return bool(options.receipts_retention)
 
     def _is_waiting(self, doc: Document) -> bool:
         return parcel.is_waiting(doc)

@@ -83,7 +83,7 @@ class Receipts:
     def __init__(self, app: Any, transport: Any, client: Client, wake: Callable[[], None]) -> None:
         """Use the connected `transport` of the broker. Another thread calls `wake()` when tasks have ended."""
         self._client = client
-        self._keep, self._region = transport.options.receipts, transport.options.region
+        self._keep, self._region = transport.options.receipts_retention, transport.options.region
         self._messages = MessageEnds(transport.couchdb)
         self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
         if self._backend is None:

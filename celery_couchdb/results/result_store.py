@@ -6,12 +6,13 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kombu.exceptions import EncodeError
 from kombu.utils.functional import retry_over_time
 
-from kombu_couchdb.couchdb.address import Address, parse_list
+from kombu_couchdb.couchdb.address import Address, joined, parse
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
@@ -84,13 +85,58 @@ class Recent(dict[str, T]):
                 self.pop(old, None)
 
 
-def address_of(url: str, credentials: str | None = None, auth: str | None = None) -> Address:
+#: Options of the broker that hold for results as well, if the options of results do not have them.
+_INHERITED = ('auth', 'connect_timeout', 'request_timeout')
+
+
+def settings_of(conf: Any, url: str | None) -> tuple[ResultOptions, Address]:
+    """Return the options of results in the configuration of an app, and the address in `url`.
+
+    What they leave open is taken from the settings of the broker, if that is CouchDB, too: some options, TLS, and, if
+    the server is the same, user and password. *Raises* `ConfigurationError` for a wrong option or an invalid URL.
+    """
+    given = conf.get('result_backend_transport_options') or {}
+    options, tls, broker = conf.broker_transport_options or {}, conf.broker_use_ssl, conf.broker_write_url or ''
+    urls = [broker] if isinstance(broker, str) else [*broker]
+    urls = [part for text in urls for part in text.split(';')]
+    if not urls[0].startswith(('couchdb:', 'couchdbs:')):
+        own = ResultOptions.of(given)
+        return own, address_of(url or 'couchdb://', own)
+    nodes = [
+        parse(part, 'broker_url', 'celery', tls=tls, credentials=options.get('credentials'), auth=options.get('auth'))
+        for part in urls
+    ]
+    own = ResultOptions.of({**{name: options[name] for name in _INHERITED if name in options}, **given})
+    return own, address_of(url or 'couchdb://', own, nodes, tls)
+
+
+def address_of(
+    url: str, options: ResultOptions | None = None, broker: Sequence[Address] = (), tls: Any = None
+) -> Address:
     """Return the address in `url`: a `couchdb://` or `couchdbs://` URL, or one for each node, separated by semicolons.
 
-    `credentials` and `auth` are the transport options of the same names. *Raises* `ConfigurationError` for an invalid
-    URL; its text does not contain the URL, which may have a password in it.
+    `broker` has the addresses of the broker's nodes, and `tls` is what holds for URLs without TLS parameters. *Raises*
+    `ConfigurationError` for an invalid URL; its text does not contain the URL, which may have a password in it.
     """
-    return parse_list(url.split(';'), 'result_backend', 'celery_results', credentials=credentials, auth=auth)
+    options = options or ResultOptions()
+    nodes = []
+    for part in url.split(';'):
+        node = parse(
+            part, 'result_backend', 'celery_results', tls=tls, credentials=options.credentials, auth=options.auth
+        )
+        same = next((each for each in broker if each.server == node.server), node)
+        if '?' not in part:
+            node = replace(node, verify=same.verify, cert=same.cert)
+        if not (node.user or node.password or node.credentials):  # the broker's are for its own server only
+            node = replace(
+                node,
+                user=same.user,
+                password=same.password,
+                credentials=same.credentials,
+                auth=options.auth or same.auth,
+            )
+        nodes.append(node)
+    return joined(nodes[0], nodes[1:], 'result_backend')
 
 
 class Database:

@@ -208,7 +208,7 @@ def test_broken_entries_of_the_code_are_left_out(beat: Beat, client: Client, cap
 def test_two_apps_in_one_database(beat: Beat, app: Celery, client: Client) -> None:
     first = beat(a=entry_of())
     until(first, lambda: states(client))
-    app.conf.broker_transport_options = {**app.conf.broker_transport_options, 'schedule': 'blog'}
+    app.conf.broker_transport_options = {**app.conf.broker_transport_options, 'schedule_name': 'blog'}
     second = beat(b=entry_of())
     until(second, lambda: client.get_or_none('beat-blog:state:b'))
     assert [item.name for item in Schedules(app).list()] == ['b']

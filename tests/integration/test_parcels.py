@@ -84,7 +84,7 @@ def test_mover_paused_before_its_write(
 def test_parcel_with_a_reused_id_is_not_moved_again(
     app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
 ) -> None:
-    app.conf.broker_transport_options['receipts'] = 0
+    app.conf.broker_transport_options['receipts_retention'] = 0
     one = mover()
     put(parcels, 'a')
     one.step()

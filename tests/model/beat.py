@@ -217,7 +217,7 @@ class ModelConnection:
     """A connection of kombu to the model."""
 
     def __init__(self, client: ModelClient) -> None:
-        self.connection = SimpleNamespace(couchdb=client, options=SimpleNamespace(schedule=None))
+        self.connection = SimpleNamespace(couchdb=client, options=SimpleNamespace(schedule_name=None))
 
     def release(self) -> None:
         pass

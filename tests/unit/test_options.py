@@ -48,7 +48,10 @@ def test_unknown_authentication_method_is_refused(value: Any) -> None:
         Options.of({'auth': value})
 
 
-@pytest.mark.parametrize('name', [name for name in NUMBERS if name not in ('delivery_limit', 'keep_done', 'receipts')])
+MAY_BE_ZERO = ['delivery_limit', 'keep_done', 'receipts_retention']
+
+
+@pytest.mark.parametrize('name', [name for name in NUMBERS if name not in MAY_BE_ZERO])
 @pytest.mark.parametrize(
     'value', ['5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr
 )
@@ -57,7 +60,7 @@ def test_value_that_is_not_a_positive_number_is_refused_by_name(name: str, value
         Options.of({name: value})
 
 
-@pytest.mark.parametrize('name', ['keep_done', 'receipts'])
+@pytest.mark.parametrize('name', MAY_BE_ZERO[1:])
 def test_completed_messages_and_receipts_are_kept_for_0_seconds_or_more(name: str) -> None:
     assert getattr(Options.of({name: 0}), name) == 0
     with pytest.raises(ConfigurationError, match=f'{name} must be a number of seconds from 0 on, not -1'):

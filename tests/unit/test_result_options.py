@@ -78,3 +78,77 @@ def test_documentation_lists_every_option_with_its_default() -> None:
     assert [row for row in rows if row[0] not in ('retry_policy', 'global_keyprefix')] == named
     for name, value in ResultOptions().retry_policy.items():
         assert f'``{name}`` ({value})' in table
+
+
+# -- what the broker's settings say, if it is CouchDB
+
+
+def inherited(url: str, broker: str, conf: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Return a backend whose broker has `options`."""
+    app = Celery('test', set_as_current=False, broker=broker, backend=url)
+    app.conf.update({'broker_transport_options': options, **(conf or {})})
+    return app.backend
+
+
+def test_results_take_options_of_the_broker() -> None:
+    backend = inherited(
+        'couchdb://u:p@a/r', 'couchdb://x:y@b', auth='cookie', request_timeout=5.0, connect_timeout=2.0, keep_done=9.0
+    )
+    assert (backend.options.request_timeout, backend.options.connect_timeout) == (5.0, 2.0)
+    assert (backend.client.address.auth, backend.client.address.user) == ('cookie', 'u')
+
+
+def test_own_options_take_precedence() -> None:
+    own = {'result_backend_transport_options': {'auth': 'basic', 'request_timeout': 7.0}}
+    backend = inherited('couchdb://a/r', 'couchdb://u:p@a', own, auth='cookie', request_timeout=5.0)
+    assert (backend.options.request_timeout, backend.client.address.auth) == (7.0, 'basic')
+
+
+def test_options_of_another_broker_are_left_alone() -> None:
+    backend = inherited('couchdb://a/r', 'redis://u:p@a', {'broker_use_ssl': {'ssl_cert_reqs': 0}}, request_timeout=5.0)
+    assert (backend.options.request_timeout, backend.client.address.tls) == (8.0, False)
+    assert backend.client.address.user is None
+
+
+@pytest.mark.parametrize(
+    ('url', 'broker', 'found'),
+    [
+        ('couchdb://a/r', 'couchdb://u:p@a/b', ('u', 'p')),
+        ('couchdb://a:5984/r', 'couchdb://u:p@z;couchdb://v:q@a', ('v', 'q')),
+        ('couchdb://w:o@a/r', 'couchdb://u:p@a', ('w', 'o')),
+        ('couchdb://a/r', 'couchdb://u:p@z', (None, None)),
+        ('couchdb://a:6000/r', 'couchdb://u:p@a', (None, None)),
+        ('couchdbs://a:5984/r', 'couchdb://u:p@a', (None, None)),
+    ],
+)
+def test_password_of_the_broker_is_used_for_its_own_server_only(
+    url: str, broker: str, found: tuple[str | None, str | None]
+) -> None:
+    address = inherited(url, broker).client.address
+    assert (address.user, address.password) == found
+
+
+@pytest.mark.parametrize('url', ['couchdb://a/r', 'couchdb://u:p@a/r', 'couchdb://z/r'])
+def test_credentials_of_the_broker_are_used_for_its_own_server_only(url: str) -> None:
+    address = inherited(url, 'couchdb://a', credentials='environment').client.address
+    assert (address.credentials, address.auth) == (
+        ('environment', 'cookie') if url == 'couchdb://a/r' else (None, 'basic')
+    )
+
+
+def test_tls_of_the_broker() -> None:
+    tls = {'broker_use_ssl': {'ca_certs': '/ca.pem'}}
+    for url, broker in (('couchdb://a/r', 'couchdb://b'), ('couchdbs://a/r', 'couchdbs://b')):
+        address = inherited(url, broker, tls).client.address
+        assert (address.server, address.verify) == ('https://a:6984', '/ca.pem')
+    assert inherited('couchdb://a/r?ssl=false', 'couchdb://b', tls).client.address.server == 'http://a:5984'
+    in_the_url = inherited('couchdbs://a/r', 'couchdbs://a/b?ssl_ca_certs=/ca.pem').client.address
+    assert in_the_url.verify == '/ca.pem'
+    own = inherited('couchdbs://a/r?ssl_ca_certs=/own.pem', 'couchdbs://a/b?ssl_ca_certs=/ca.pem').client.address
+    assert own.verify == '/own.pem'
+
+
+def test_wrong_url_of_the_broker_is_named() -> None:
+    with pytest.raises(ConfigurationError, match='broker_url: the URL cannot be read') as caught:
+        inherited('couchdb://a/r', 'couchdb://u:se/cret@[a')
+    assert 'cret' not in str(caught.value)

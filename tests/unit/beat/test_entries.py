@@ -66,7 +66,7 @@ def test_names() -> None:
     assert Names.of('blog').entries == 'beat-blog:entry:'
     assert Names.of(None).states == 'beat:state:'
     for wrong in ('Blog', 'a:b', '', 'x' * 41):
-        with pytest.raises(ConfigurationError, match='transport option schedule must be'):
+        with pytest.raises(ConfigurationError, match='transport option schedule_name must be'):
             Names.of(wrong)
 
 
