@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from celery_couchdb.options import ResultOptions
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import Options
 
@@ -114,13 +115,26 @@ def test_options_of_kombu_are_ignored(name: str) -> None:
     assert Options.of({name: object()}) == Options()
 
 
+def rows_of(page: str, title: str) -> list[tuple[str, str]]:
+    """Return names and defaults in the table of a page that follows a text."""
+    text = (Path(__file__).parents[2] / f'docs/reference/{page}.rst').read_text('utf-8').partition(title)[2]
+    return re.findall(r'^``(\w+)``\s+(\S+)\s+\S', re.split(r'^=+ =+ =+$', text, flags=re.MULTILINE)[2], re.MULTILINE)
+
+
 def test_documentation_lists_every_option_with_its_default() -> None:
+    rows = rows_of('settings', 'In ``broker_transport_options``.') + rows_of('advanced', 'In ``broker_')
+    assert sorted(rows) == sorted((field.name, str(field.default)) for field in fields(Options))
+
+
+def test_documentation_lists_every_option_of_results_with_its_default() -> None:
+    rows = rows_of('settings', 'In ``result_backend_') + rows_of('advanced', 'In ``result_backend_')
+    without = ('retry_policy', 'global_keyprefix')
+    assert sorted(row for row in rows if row[0] not in without) == sorted(
+        (field.name, str(field.default)) for field in fields(ResultOptions) if field.name not in without
+    )
     text = (Path(__file__).parents[2] / 'docs/reference/settings.rst').read_text('utf-8')
-    section = text.split('\nTransport options\n=================\n')[1]
-    assert 'broker_transport_options' in section.splitlines()[1]
-    table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
-    rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)
-    assert rows == [(f.name, str(f.default)) for f in fields(Options)]
+    for name, value in ResultOptions().retry_policy.items():
+        assert f'``{name}`` ({value})' in text
 
 
 @pytest.mark.parametrize('name', ['request_timeout', 'connect_timeout'])

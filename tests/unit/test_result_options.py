@@ -1,10 +1,9 @@
-"""`result_backend_transport_options` (`celery_couchdb.options`) and their documentation."""
+"""`result_backend_transport_options` (`celery_couchdb.options`), and what results take from the broker's settings."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,19 +64,6 @@ def test_global_keyprefix_is_prepended_to_every_id() -> None:
         'shop_celery-taskset-meta-x',
         'shop_chord-unlock-',
     ]
-
-
-def test_documentation_lists_every_option_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / 'docs/reference/settings.rst').read_text('utf-8')
-    section = text.split('\nIn ``result_backend_transport_options``')[1]
-    table = re.split(r'^=+ =+ =+$', section, flags=re.MULTILINE)[2]
-    rows = re.findall(r'^``(\w+)``\s+(\S+)\s+\S', table, re.MULTILINE)
-    named = [
-        (f.name, str(f.default)) for f in fields(ResultOptions) if f.name not in ('retry_policy', 'global_keyprefix')
-    ]
-    assert [row for row in rows if row[0] not in ('retry_policy', 'global_keyprefix')] == named
-    for name, value in ResultOptions().retry_policy.items():
-        assert f'``{name}`` ({value})' in table
 
 
 # -- what the broker's settings say, if it is CouchDB
