@@ -38,13 +38,6 @@ def test_consumer_that_is_alone_and_one_without_listeners_wait_for_nobody() -> N
         assert {order.of(name) for name in MESSAGES} == {(0, 0.0)}
 
 
-def test_news_are_told() -> None:
-    order = order_of(NAMES[0])
-    assert not order.set_consumers(NAMES[0], NAMES, NAMES)
-    assert order.set_consumers(NAMES[0], NAMES, NAMES[:2])
-    assert order.set_consumers(NAMES[0], NAMES[:4], NAMES[:2])
-
-
 # -- few messages: the listeners
 
 
@@ -132,10 +125,3 @@ def test_order_is_the_same_on_other_pages() -> None:
     known = dict(zip(rows(0, 1024), before, strict=True))
     found = dict(zip(left, turns(order_of(NAMES[0]), left), strict=True))
     assert all(found[row] == known[row] for row in left if known[row])
-
-
-def test_long_queue_stays_long_until_few_messages_are_left() -> None:
-    order = order_of(NAMES[0])
-    long = turns(order, rows(0, 1024))
-    assert turns(order, rows(924, 1024)) == long[924:]
-    assert turns(order, rows(1000, 1024)) == turns(order_of(NAMES[0]), rows(1000, 1024))

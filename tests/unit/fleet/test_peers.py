@@ -33,28 +33,14 @@ def test_all_consumers_agree_on_the_order(peers: Peers) -> None:
     assert [peers.of('r', name) for name in 'bx'] == [['b', 'x']] * 2
 
 
-def test_own_id_is_always_in_the_order(peers: Peers) -> None:
-    assert peers.of('q', 'bb') == ['a', 'b', 'bb', 'c', 'd']
-    assert peers.of('other', 'bb') == ['bb']
-    assert peers.of('q', 'x') == ['a', 'b', 'c', 'd', 'x']
-
-
 def test_last_seen_document_counts(peers: Peers) -> None:
     peers.seen({'_id': 'a', 'queues': ['r']})
-    assert peers.of('q', 'b') == ['b', 'c', 'd']
-    assert peers.of('r', 'b') == ['a', 'b', 'x']
-
-
-def test_deleted_consumer_is_forgotten(peers: Peers) -> None:
-    peers.seen({'_id': 'a', '_deleted': True})
+    peers.seen({'_id': 'c', '_deleted': True})
     peers.seen({'_id': 'unknown', '_deleted': True})
-    assert peers.of('q', 'b') == ['b', 'c', 'd']
-
-
-def test_keep_forgets_all_other_consumers(peers: Peers) -> None:
-    peers.keep({'b', 'd', 'unknown'})
-    assert [peers.of('q', name) for name in 'bd'] == [['b', 'd']] * 2
-    assert peers.of('q', 'unknown') == ['b', 'd', 'unknown']
+    assert peers.of('q', 'me') == ['b', 'd', 'me']
+    assert peers.of('r', 'b') == ['a', 'b', 'x']
+    peers.keep({'b', 'unknown'})
+    assert peers.of('q', 'me') == ['b', 'me']
 
 
 def test_unknown_consumers_are_read_and_new_ones_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,14 +101,6 @@ def test_with_many_queues_one_consumer_of_each_listens() -> None:
     assert len(many.listeners) == 40  # no queue is without one
 
 
-def test_queue_with_one_consumer_needs_no_choice() -> None:
-    peers = peers_of({'a': ['own'], 'b': 'q', 'c': 'q'})
-    assert 'a' not in peers.listeners
-    assert not peers.is_shared('own', 'a')
-    assert peers.is_shared('q', 'b')
-    assert peers.is_shared('q', 'c')
-
-
 def test_listeners_change_as_little_as_possible_when_a_consumer_leaves() -> None:
     peers = peers_of({f'm{number}': 'q' for number in range(20)})
     before = peers.listeners
@@ -133,12 +111,3 @@ def test_listeners_change_as_little_as_possible_when_a_consumer_leaves() -> None
     peers.seen({'_id': before[0], '_deleted': True})
     assert peers.listeners[0] == before[1]
     assert len(peers.listeners) == 2
-
-
-def test_choice_follows_the_own_queues() -> None:
-    peers = peers_of({'a': 'q', 'b': 'q'})
-    peers.set_own('me', 'qrst')
-    peers.seen({'_id': 'c', 'queues': ['r']})
-    assert peers.listeners[0] == 'me'
-    peers.set_own('me', [])
-    assert 'me' not in peers.listeners
