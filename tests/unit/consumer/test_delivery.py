@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import socket
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
@@ -92,11 +91,6 @@ def test_payload_has_the_delivery_tag() -> None:
     assert payload['properties']['delivery_tag'] == 'id:2-b'
 
 
-def test_deliveries_have_different_tags() -> None:
-    assert delivered().tag != delivered(_rev='4-d').tag
-    assert delivered().tag != delivered(_id='other').tag
-
-
 @pytest.mark.parametrize(
     ('attempts', 'redelivered', 'counted'), [(1, False, 1), (2, True, 2), (7, True, 7), (0, False, 1)]
 )
@@ -113,15 +107,6 @@ def test_a_newer_delivery_has_a_higher_number() -> None:
 
     # A delivery that does not count has the same number of attempts. Revision 10 is newer than revision 9.
     assert number(_rev='9-f', attempts=1) < number(_rev='10-a', attempts=1)
-
-
-def test_payload_of_a_broadcast() -> None:
-    message = {'body': 'text', 'headers': {}, 'properties': {}}
-    properties = Delivery({'_id': 'x', 'message': message}, SUBSCRIPTION, final=True).payload()['properties']
-    assert properties == {
-        'delivery_tag': 'x:',
-        'delivery_info': {'redelivered': False, 'delivery_count': 1, 'delivery': 0},
-    }
 
 
 def test_message_due_by_the_servers_clock_has_no_future_eta() -> None:
@@ -162,20 +147,6 @@ def test_descriptor_is_readable_until_pop_finds_nothing(mailbox: Mailbox) -> Non
             assert readable(mailbox)
             assert mailbox.pop() is item
         assert mailbox.pop() is None
-
-
-def test_many_items_send_one_byte(mailbox: Mailbox) -> None:
-    for _ in range(1000):
-        mailbox.put(A)
-    assert mailbox._reader.recv(5000, socket.MSG_PEEK) == b'\0'
-
-
-def test_wait_removes_nothing(mailbox: Mailbox) -> None:
-    mailbox.put(A)
-    assert mailbox.wait(0.0)
-    assert mailbox.wait(None)
-    assert readable(mailbox)
-    assert mailbox.pop() is A
 
 
 @pytest.mark.parametrize('timeout', [0.0, -1.0, 0.002])

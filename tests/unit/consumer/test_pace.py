@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from kombu_couchdb.consumer import pace as module
-from kombu_couchdb.consumer.delivery import Credit
 from kombu_couchdb.consumer.pace import Pace, Throughput, Wakeup
 
 
@@ -31,13 +30,6 @@ def test_messages_flow_after_a_cycle_with_several_claims(clock: SimpleNamespace)
     assert not pace.flowing
 
 
-def test_feed_is_slower_only_while_messages_flow(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    assert pace.feed_interval == 0.0
-    pace.claimed(2)
-    assert pace.feed_interval == pytest.approx(0.028)
-
-
 def test_ack_waits_for_the_next_messages_while_they_flow(clock: SimpleNamespace) -> None:
     pace = Pace()
     pace.begin()
@@ -45,35 +37,6 @@ def test_ack_waits_for_the_next_messages_while_they_flow(clock: SimpleNamespace)
     assert pace.ack_delay(is_low=True, more_to_claim=False) == 0.02
     pace.claimed(2)
     assert 0.028 < pace.ack_delay(is_low=True, more_to_claim=False) < 0.1
-
-
-def test_ack_with_more_to_claim_waits_for_the_pace_if_the_messages_do_not_run_out(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    assert pace.ack_delay(is_low=False, more_to_claim=True) == 0.005
-    pace.begin()
-    clock.now += 0.01
-    assert pace.ack_delay(is_low=False, more_to_claim=True) == pytest.approx(0.05)
-    assert pace.ack_delay(is_low=True, more_to_claim=True) == 0.0
-    clock.now += 0.1
-    assert pace.ack_delay(is_low=False, more_to_claim=True) == 0.005
-
-
-@pytest.mark.parametrize(
-    ('credit', 'is_low'), [(Credit(4, held=3), False), (Credit(4, held=2), True), (Credit(1), True), (Credit(), True)]
-)
-def test_messages_run_out_when_half_of_them_are_worked_off(credit: Credit, is_low: bool) -> None:
-    assert credit.is_low is is_low
-
-
-def test_ack_that_waited_for_its_result_shares_the_next_cycle_of_a_flow(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    pace.begin()
-    assert pace.seconds_to_next == 0.0
-    pace.claimed(2)
-    clock.now += 0.01
-    assert pace.seconds_to_next == pytest.approx(0.05)
-    clock.now += 0.08
-    assert pace.seconds_to_next == 0.0
 
 
 # -- the wakeup
@@ -92,22 +55,10 @@ def has_passed(seconds: float, since: float) -> bool:
     return time.monotonic() >= since + seconds
 
 
-def test_wakeup_set_before_the_wait_ends_it_at_once() -> None:
-    wakeup = Wakeup()
-    wakeup.set()
-    assert waited(wakeup) < LONG / 2
-
-
 def test_other_thread_ends_the_wait() -> None:
     wakeup = Wakeup()
     threading.Timer(0.05, wakeup.set).start()
     assert waited(wakeup) < LONG / 2
-
-
-def test_wait_lasts_for_its_timeout() -> None:
-    began = time.monotonic()
-    Wakeup().wait(0.05)
-    assert has_passed(0.05, began)
 
 
 def test_each_wakeup_ends_one_wait() -> None:
@@ -190,16 +141,6 @@ def test_tasks_that_end_together_are_not_fast() -> None:
 def test_rate_falls_while_nothing_is_decided() -> None:
     fast = rate(100, 0.001)
     assert [fast.ahead(1, now) for now in (0.001, 0.1, 1.0, 10.0)] == [100, 13, 1, 0]
-
-
-def test_rate_is_measured_anew_after_a_stall() -> None:
-    fast = rate(100, 0.001)
-    fast.stalled()
-    assert fast.ahead(1, 0.001) == 0
-    for n in range(32):
-        assert fast.ahead(1, 1.0) == 0
-        fast.note(1.0 + n / 1000)
-    assert fast.ahead(1, 1.032) > 0
 
 
 def decisions_until_ahead(rate: Throughput) -> int:
