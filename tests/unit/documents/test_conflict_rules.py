@@ -17,13 +17,6 @@ NOW = 5.0
 OURS = leaf('2-b', 'us')
 
 
-def test_sole_unproven_claim_is_released_without_counting_an_attempt() -> None:
-    [doc] = decide([OURS], '2-b', '2-b', {'us'}, NOW) or []
-    assert doc['_rev'] == '2-b'
-    assert doc['claimed'] is None
-    assert doc['attempts'] == 0
-
-
 def test_unproven_claim_of_a_completed_message_is_deleted() -> None:
     assert decide([OURS, leaf('3-a', None, _deleted=True)], '2-b', '2-b', {'us', 'them'}, NOW) == [
         {'_id': 'x', '_rev': '2-b', '_deleted': True}
@@ -42,13 +35,6 @@ def test_leaf_that_names_nothing_as_done_completes_no_unique_job() -> None:
     [doc] = decide([job, other], '2-b', '2-b', {'us'}, NOW) or []
     assert not doc.get('_deleted')
     assert resolve([{**job, 'claimed': None}, other], set(), NOW) == []
-
-
-def test_winning_unproven_claim_is_released_after_the_rival_ended() -> None:
-    released, voided = decide([OURS, leaf('2-a', 'them')], '2-b', '2-b', {'us'}, NOW) or []
-    assert released['_rev'] == '2-b'
-    assert released['claimed'] is None
-    assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
 
 
 def test_message_is_released_once_in_any_order_of_decisions() -> None:
@@ -121,12 +107,6 @@ def test_job_sent_during_an_unproven_claim_still_runs() -> None:
         assert (tasks(doc), doc['claimed'], doc.get('_deleted')) == (['c'], None, None)
 
 
-def test_jobs_sent_on_both_sides_of_a_partition_run_in_turn() -> None:
-    kept, gone = resolve([job('1-b', None, 'b'), job('1-a', None, 'a', 'c')], set(), NOW) or []
-    assert (kept['_rev'], tasks(kept)) == ('1-b', ['b', 'a', 'c'])
-    assert (gone['_rev'], gone['_deleted'], gone['void']) == ('1-a', True, True)
-
-
 # -- conflicts left by others
 
 
@@ -141,12 +121,6 @@ def test_completion_wins_over_all_other_leaves() -> None:
 
 def test_claims_of_running_consumers_are_not_changed() -> None:
     assert resolve([leaf('2-c', 'dead'), leaf('2-b', 'them')], {'them'}, NOW) is None
-
-
-def test_one_of_two_claims_of_ended_consumers_is_released() -> None:
-    released, voided = resolve([leaf('2-a', 'dead'), leaf('2-b', 'also dead')], {'us'}, NOW) or []
-    assert (released['_rev'], released['claimed'], released['attempts']) == ('2-b', None, 1)
-    assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
 
 
 def test_concurrent_resolvers_with_different_leaves_lose_no_message() -> None:

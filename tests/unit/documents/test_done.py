@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import dead_letter, workitem
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.conflict_rules import decide, resolve
-from kombu_couchdb.errors import ConfigurationError
 
 NOW = 100.0
 
@@ -44,30 +43,6 @@ def test_kept_message_is_neither_waiting_nor_dead_nor_claimed() -> None:
     assert workitem.state(doc, NOW) == 'done'
 
 
-@pytest.mark.parametrize('wrong', [-1, None, True, '60', float('inf'), float('nan'), 2e9, []])
-def test_wrong_time(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds'):
-        workitem.check_keep_done(wrong)
-
-
-def test_unique_job_is_kept_as_a_copy_and_goes_on() -> None:
-    follower = {**item(), 'published': 2.0, 'message': {**item()['message'], 'properties': {'delivery_tag': 'second'}}}
-    following = {name: follower[name] for name in ('date', 'published', 'message')}
-    doc = workitem.done(item(_id='job:["q","report","k"]', key='k', next=[following]), 60.0, NOW, None)
-    copy, successor = dead_letter.apart(doc)
-    assert workitem.is_done(copy)
-    assert not workitem.is_unique(copy)
-    assert 'next' not in copy
-    assert successor['_id'] == doc['_id']
-    assert successor['done'] == 'tag'
-    assert successor['type'] == 'WorkItem'
-    assert workitem.is_waiting(successor)
-    assert workitem.tag(successor) == 'second'
-    last, deletion = dead_letter.apart({**doc, 'next': []})
-    assert last == copy
-    assert deletion == {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True, 'done': 'tag'}
-
-
 def test_unproven_claim_of_a_done_message_is_deleted() -> None:
     """Whichever of the leaves CouchDB shows, and if the other claimant lives or not."""
     for winner, living in itertools.product(('2-b', '3-d'), (set(), {'us'}, {'us', 'them'})):
@@ -82,9 +57,3 @@ def test_conflict_with_a_done_message_keeps_it(by: str | None, rev: str) -> None
         changes = resolve(list(order), set(), NOW) or []
         assert {change['_rev'] for change in changes} == {rev, '4-e'}
         assert all(change.get('_deleted') and not change.get('void') for change in changes)
-
-
-def test_removed_message_is_deleted_instead_of_released() -> None:
-    tombstone = {'_id': 'x', '_rev': '2-b', '_deleted': True, 'removed': True, 'dropped': True}
-    assert workitem.release(item(removed=50.0)) == tombstone
-    assert workitem.is_waiting(workitem.release(item()))
