@@ -99,12 +99,6 @@ def world() -> World:
 # -- slots
 
 
-def test_as_many_messages_are_admitted_as_there_are_slots(world: World) -> None:
-    assert world.limited('a', 'b', 'c', 'd', limit=3) == (['a', 'b', 'c'], ['d'])
-    assert world.slots == ['slot:k:0', 'slot:k:1', 'slot:k:2']
-    assert world.gate.holds_slots()
-
-
 def test_slot_is_used_again_or_freed(world: World) -> None:
     world.limited('a')
     world.held = set()
@@ -131,24 +125,10 @@ def test_message_that_was_read_before_its_claim_keeps_its_slot(world: World) -> 
     assert world.slots == ['slot:k:0']
 
 
-def test_slot_of_an_ended_lease_is_not_used_again(world: World) -> None:
-    world.limited('a')
-    world.held, world.lease.id = set(), 'second'
-    assert world.limited('b') == ([], ['b', 'slot:k:0'])
-
-
 @pytest.mark.parametrize('status', [WriteStatus.UNPROVEN, WriteStatus.CONFLICT])
 def test_slot_that_is_not_proven_is_not_used(world: World, status: WriteStatus) -> None:
     world.statuses = [status]
     assert world.limited('a') == ([], ['a', 'slot:k:0'] if status is WriteStatus.UNPROVEN else ['a'])
-
-
-def test_slot_of_a_message_without_a_start_is_freed(world: World) -> None:
-    world.docs['rate:k'] = {'_id': 'rate:k', '_rev': '1-a', 'next': world.now + 5, 'by': 'other'}
-    both: dict[str, Any] = {'concurrency_key': 'k', 'concurrency_limit': 1, 'rate': '1/s', 'rate_key': 'k'}
-    assert world.cycle('a', **both) == ([], ['a', 'slot:k:0'])
-    assert world.cycle('b', **both)[0] == []
-    assert world.requests.count('bulk') == 1  # now it is known that there is no start, so no slot is taken
 
 
 def test_who_parks_a_message_looks_for_free_slots_afterwards(world: World) -> None:
@@ -172,35 +152,12 @@ def test_one_start_at_a_time(world: World) -> None:
     assert world.rated('c') == ([], ['c'])
 
 
-def test_no_request_while_it_is_known_that_there_is_no_start(world: World) -> None:
-    world.rated('a')
-    world.requests.clear()
-    assert world.rated('b') == ([], ['b'])
-    assert world.rated('c', parked=True) == ([], [])
-    assert not world.requests
-
-
-def test_the_known_revision_is_written_without_a_read(world: World) -> None:
-    world.rated('a')
-    world.now += 1
-    world.requests.clear()
-    world.rated('b')
-    assert world.requests == ['bulk']
-
-
 def test_a_start_that_another_consumer_has_taken_is_not_used(world: World) -> None:
     world.rated('a')
     world.now += 1
     world.docs['rate:k'] |= {'_rev': '9-b', 'next': world.now + 0.11, 'by': 'other'}
     assert world.rated('b') == ([], ['b'])
     assert world.next == pytest.approx(world.now + 0.11)
-
-
-def test_conflict_with_starts_left(world: World) -> None:
-    world.rated('a')
-    world.now += 1
-    world.docs['rate:k'] |= {'_rev': '9-b', 'next': world.now, 'by': 'other'}
-    assert world.rated('b') == (['b'], [])
 
 
 def test_an_unproven_start_is_lost(world: World) -> None:
@@ -215,24 +172,10 @@ def test_conflicts_end(world: World) -> None:
     assert world.requests.count('bulk') == 3
 
 
-def test_burst_of_a_high_rate(world: World) -> None:
-    """In the first moment start as many as are due within BURST_SECONDS, and no more."""
-    admitted, parked = world.rated(*map(str, range(50)), rate='100/s')
-    assert (len(admitted), len(parked)) == (10, 40)
-
-
 def test_only_queues_with_credit_are_looked_at(world: World) -> None:
     world.rated('a', 'b')
     assert world.gate.due({'q': 1}) < NEVER
     assert world.gate.due({'q': 0}) == world.gate.due({'other': 1}) == NEVER
-
-
-def test_messages_that_other_consumers_parked(world: World) -> None:
-    for parked in ('a concurrency key', 'rate:'):
-        world.gate.saw(parked)
-    assert world.gate.due({'q': 1}) == NEVER
-    world.gate.saw('rate:q:k')
-    assert world.gate.due({'q': 1}) < NEVER
 
 
 # -- refusals

@@ -61,12 +61,6 @@ def test_numbers_give_the_order_if_the_clock_of_the_sender_steps_back(
     assert caplog.records == []
 
 
-def test_queue_bound_late_receives_later_broadcasts(listener: Listener) -> None:
-    listener.take([broadcast(1), broadcast(1, 'o', 'other')])
-    listener.bind('other', 'r')
-    assert received(listener.take([broadcast(1, 'o', 'other'), broadcast(2, 'o', 'other')])) == [('r', 'o2')]
-
-
 def test_listener_that_falls_behind_logs_a_warning(
     listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,20 +90,3 @@ def test_number_of_missing_broadcasts_is_limited(listener: Listener, caplog: pyt
     listener.take([broadcast(1), broadcast(10_000)])
     listener.take([broadcast(1, 'r'), broadcast(10, 'r')])
     assert [record.getMessage().split(': ')[1].split()[0] for record in caplog.records] == ['8']
-
-
-@pytest.mark.parametrize(
-    'malformed',
-    [
-        {'type': 'Other'},
-        {'message': None},
-        {'message': 'text'},
-        {'number': None},
-        {'number': 'one'},
-        {'exchange': None},
-        {'exchange': []},
-    ],
-    ids=repr,
-)
-def test_malformed_broadcast_is_ignored(listener: Listener, malformed: Document) -> None:
-    assert received(listener.take([{**broadcast(1, 's'), **malformed}, broadcast(1)])) == [('q', 'p1')]
