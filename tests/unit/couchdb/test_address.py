@@ -36,12 +36,8 @@ def test_the_default_is_the_local_server() -> None:
         of() == Address() == Address(host='localhost', port=5984, database='celery', user=None, tls=False, verify=True)
     )
     assert of().url == 'http://localhost:5984/celery'
-
-
-def test_couchdbs_is_tls_on_port_6984_with_verified_certificates() -> None:
-    address = of(scheme='couchdbs', host='db.example')
-    assert address.server == 'https://db.example:6984'
-    assert address.verify is True
+    encrypted = of(scheme='couchdbs', host='db.example')
+    assert (encrypted.server, encrypted.verify) == ('https://db.example:6984', True)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +48,8 @@ def test_the_path_names_the_database(given: str | None, name: str) -> None:
     assert of(database=given).database == name
 
 
-@pytest.mark.parametrize('host', ['::1', 'fe80::1', '2001:db8::2'])
-def test_ipv6_addresses_are_written_in_brackets(host: str) -> None:
-    assert of(host=host).server == f'http://[{host}]:5984'
+def test_ipv6_addresses_are_written_in_brackets() -> None:
+    assert of(host='2001:db8::2').server == 'http://[2001:db8::2]:5984'
 
 
 @pytest.mark.parametrize('name', ['Celery', '1st', '_users', 'a b', 'a.b', 'a?b', 'ä', 'a\n', '-a', 'a#b', 'a%2Fb'])
@@ -98,19 +93,12 @@ def test_the_error_for_an_unquoted_password_does_not_contain_it() -> None:
 # -- TLS
 
 
-@pytest.mark.parametrize('tls', [True, 'true', 'True', '1', {'ca_certs': 'ca.pem'}])
-def test_settings_can_turn_tls_on_without_the_scheme(tls: Any) -> None:
-    assert of(tls=tls).server == 'https://localhost:6984'
-
-
-@pytest.mark.parametrize('tls', [None, False, 'false', '0', '', {}])
-def test_http_without_tls(tls: Any) -> None:
-    assert of(tls=tls).server == 'http://localhost:5984'
-
-
-@pytest.mark.parametrize('tls', [None, False, {}])
-def test_settings_cannot_turn_tls_of_couchdbs_off(tls: Any) -> None:
-    assert of(scheme='couchdbs', tls=tls).tls is True
+def test_settings_can_turn_tls_on_and_not_off() -> None:
+    for on in (True, 'true', 'True', '1', {'ca_certs': 'ca.pem'}):
+        assert of(tls=on).server == 'https://localhost:6984'
+    for off in (None, False, 'false', '0', '', {}):
+        assert of(tls=off).server == 'http://localhost:5984'
+        assert of(scheme='couchdbs', tls=off).tls is True
 
 
 @pytest.mark.parametrize('prefix', ['', 'ssl_'])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from kombu_couchdb import design
 from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.bulk import Unusable
-from kombu_couchdb.documents import dead_letter, workitem
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.fleet import candidates
 from kombu_couchdb.fleet.candidates import QueueCandidates
 from kombu_couchdb.fleet.claim_order import ClaimOrder
@@ -25,12 +24,14 @@ NOW = 1_763_709_000.0
 
 
 class FakeStore:
-    """Documents, and the view `waiting`. It records the requests; time passes only by setting `passed`."""
+    """Documents, and the view `waiting`. It records the reads; time passes only by setting `passed`."""
 
     def __init__(self) -> None:
         self.docs: dict[str, Any] = {}
         self.passed = 0.0
-        self.asked: list[tuple[str, Any]] = []
+        #: The ids that were fetched; and of each read of the view: the limit, the option `update`, and where it begins.
+        self.fetched: list[str] = []
+        self.reads: list[tuple[int, str, str | None]] = []
         clock = SimpleNamespace(now=lambda: NOW + self.passed)
         self.client = SimpleNamespace(clock=clock, fetch=self.fetch, query=self.query, unusable=Unusable())
         self.begun = time.monotonic()
@@ -44,15 +45,12 @@ class FakeStore:
         return self.docs[name]
 
     def fetch(self, ids: Sequence[str]) -> list[Document | None]:
-        if ids:
-            self.asked.append(('fetch', list(ids)))
+        self.fetched += ids
         return [self.docs.get(name) for name in ids]
 
     def query(self, design: str, method: str, view: str, params: Any, body: Any, *, shape: Any) -> Document:
         queries = body.get('queries', [body])
-        self.asked.append(
-            ('ready', (queries[0]['limit'], params.get('update', 'true'), queries[0].get('startkey_docid')))
-        )
+        self.reads.append((queries[0]['limit'], params.get('update', 'true'), queries[0].get('startkey_docid')))
         results = [{'rows': self.rows(query)} for query in queries]
         answer = {'results': results} if 'queries' in body else results[0]
         assert shape(answer)
@@ -69,9 +67,6 @@ class FakeStore:
         end = [NOW * 10 if part == {} else part for part in query['endkey']]
         found = [row for row in rows if (row['key'], row['id']) >= start and row['key'][: len(end)] <= end]
         return found[query.get('skip', 0) :][: query['limit']]
-
-    def reads(self, kind: str) -> list[Any]:
-        return [what for asked, what in self.asked if asked == kind]
 
 
 class Consumer:
@@ -110,13 +105,6 @@ def names(docs: Sequence[Document]) -> list[str]:
     return [doc['_id'] for doc in docs]
 
 
-def names_for(turn: int, consumers: int = 2) -> Iterator[str]:
-    """Yield ids of messages that the first of the consumers claims after `turn` others."""
-    order = ClaimOrder()
-    order.set_consumers('m0', *[[f'm{number}' for number in range(consumers)]] * 2)
-    return (name for name in (f'item{n:04}' for n in count()) if order.of(name)[0] == turn)
-
-
 def placed(store: FakeStore, consumers: int = 2) -> Consumer:
     """Return the candidates of the first of several consumers, all of which listen."""
     queue_candidates = Consumer(store)
@@ -125,8 +113,8 @@ def placed(store: FakeStore, consumers: int = 2) -> Consumer:
     return queue_candidates
 
 
-def fill(store: FakeStore, number: int, prefix: str = 'item') -> list[str]:
-    names = [f'{prefix}{n:05}' for n in range(number)]
+def fill(store: FakeStore, number: int) -> list[str]:
+    names = [f'item{n:05}' for n in range(number)]
     for n, name in enumerate(names):
         store.add(name, published=NOW - 1000 + n / 1000)
     return names
@@ -135,9 +123,6 @@ def fill(store: FakeStore, number: int, prefix: str = 'item') -> list[str]:
 def claimed(store: FakeStore, docs: Sequence[Any]) -> None:
     for doc in docs:
         store.docs[doc['_id']] = workitem.claim(doc, 'me', NOW)
-
-
-# -- alone
 
 
 def test_messages_from_the_feed_and_scheduled_ones_are_in_order(store: FakeStore) -> None:
@@ -154,36 +139,6 @@ def test_messages_from_the_feed_and_scheduled_ones_are_in_order(store: FakeStore
     assert queue_candidates.take(10) == []
 
 
-@pytest.mark.parametrize(
-    ('size', 'reads'),
-    [(1, [8, 16, 32, 64, 8]), (300_000, [8, *[3] * 40])],
-    ids=['small', 'large'],
-)
-def test_more_and_more_documents_are_read_ahead_and_none_twice(store: FakeStore, size: int, reads: list[int]) -> None:
-    items = fill(store, 128)
-    for name in items:
-        store.docs[name]['message']['body'] = 'x' * size
-    queue_candidates = Consumer(store)
-    queue_candidates.refill()
-    assert [name for _ in items for name in names(queue_candidates.take(1))] == items
-    assert store.reads('ready') == [(128, 'true', None)]
-    assert [len(ids) for ids in store.reads('fetch')] == reads
-
-
-# -- scheduled messages
-
-
-def test_message_that_is_due_soon_is_kept(store: FakeStore) -> None:
-    store.add('soon', date=NOW + 3)
-    queue_candidates = Consumer(store)
-    queue_candidates.refill()
-    assert len(queue_candidates) == 1
-    assert queue_candidates.take(10) == []
-    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 3)
-    store.passed = 3.01
-    assert names(queue_candidates.take(10)) == ['soon']
-
-
 def test_scheduled_message_becomes_due(store: FakeStore) -> None:
     store.add('later', date=NOW + 60)
     queue_candidates = Consumer(store)
@@ -198,12 +153,12 @@ def test_scheduled_message_becomes_due(store: FakeStore) -> None:
     assert names(queue_candidates.take(10)) == ['later']
 
 
-# -- several consumers, few messages: the listeners
-
-
 def test_own_messages_first_and_others_after_their_delay(store: FakeStore) -> None:
     queue_candidates = placed(store, 3)
-    own, second, third = (next(names_for(turn, 3)) for turn in range(3))
+    listeners, order = ['m0', 'm1', 'm2'], ClaimOrder()
+    order.set_consumers('m0', listeners, listeners)
+    turns = {order.of(name)[0]: name for name in map(str, range(100))}
+    own, second, third = turns[0], turns[1], turns[2]
     for name in (third, second, own):
         store.add(name)
     queue_candidates.refill()
@@ -215,36 +170,6 @@ def test_own_messages_first_and_others_after_their_delay(store: FakeStore) -> No
     assert queue_candidates.take(10) == []
     store.passed += 0.06
     assert names(queue_candidates.take(10)) == [third]
-
-
-def test_priority_comes_before_the_own_share_and_that_before_age(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    own, (foreign, urgent) = next(names_for(0)), islice(names_for(1), 2)
-    store.add(foreign, published=NOW - 100)
-    store.add(own)
-    store.add(urgent, 9)
-    queue_candidates.refill()
-    store.passed += 1.0
-    assert names(queue_candidates.take(10)) == [urgent, own, foreign]
-
-
-def test_old_candidate_is_read_again_and_a_new_one_is_not(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    new, taken, gone, dead = islice(names_for(0), 4)
-    queue_candidates.offer(store.add(new))
-    assert names(queue_candidates.take(10)) == [new]
-    assert store.reads('fetch') == []
-    for name in (taken, gone, dead):
-        queue_candidates.offer(store.add(name))
-    store.docs[taken] = workitem.claim(store.docs[taken], 'another', NOW)
-    store.docs[dead] = dead_letter.made_of(store.docs[dead], 'because', NOW)
-    del store.docs[gone]
-    store.passed += 0.5
-    assert queue_candidates.take(10) == []
-    assert len(queue_candidates) == 0
-
-
-# -- several consumers, more messages: all share them
 
 
 def rounds(store: FakeStore, queue_candidates: Consumer, seconds: float) -> list[str]:
@@ -267,9 +192,9 @@ def test_nothing_is_tried_that_others_have_claimed(store: FakeStore) -> None:
     queue_candidates.refill()
     claimed(store, queue_candidates.take(100))
     claimed(store, [doc for doc in store.docs.values() if workitem.is_waiting(doc)])
-    store.asked.clear()
+    store.fetched.clear()
     assert rounds(store, queue_candidates, 2.0) == []
-    assert store.reads('fetch') == []
+    assert store.fetched == []
     assert not queue_candidates.is_stale
 
 
@@ -301,30 +226,6 @@ def test_forged_consumers_cause_only_a_short_wait(store: FakeStore) -> None:
     assert sorted(rounds(store, queue_candidates, 3.0)) == items
 
 
-# -- what a listener without credit must know
-
-
-def test_first_messages_are_those_that_are_due_whoever_may_claim_them(store: FakeStore) -> None:
-    queue_candidates = placed(store)
-    own, foreign = next(names_for(0)), next(names_for(1))
-    for name in (foreign, own):
-        store.add(name)
-    store.add('soon', date=NOW + 3)
-    assert queue_candidates.due_at() == float('-inf')  # it must be read
-    queue_candidates.refill()
-    assert queue_candidates.first(1) == [own]
-    assert sorted(queue_candidates.first(9)) == sorted([own, foreign])
-    assert queue_candidates.due_at() == pytest.approx(store.monotonic() + 3)
-    store.passed += 3.01
-    assert 'soon' in queue_candidates.first(9)
-    assert queue_candidates.due_at() == float('inf')
-    queue_candidates.offer(store.add('later', date=NOW + 60))
-    assert queue_candidates.due_at() == pytest.approx(store.begun + 60)
-
-
-# -- long queues
-
-
 def test_long_queue_is_read_page_by_page(store: FakeStore) -> None:
     items = fill(store, 300)
     queue_candidates = Consumer(store)
@@ -335,7 +236,7 @@ def test_long_queue_is_read_page_by_page(store: FakeStore) -> None:
         claimed(store, docs)
         taken += names(docs)
     assert taken == items
-    assert [after for _, _, after in store.reads('ready')][:2] == [None, items[127]]
+    assert [after for _, _, after in store.reads][:2] == [None, items[127]]
 
 
 def test_head_is_read_again_for_higher_priorities(store: FakeStore) -> None:
@@ -348,7 +249,7 @@ def test_head_is_read_again_for_higher_priorities(store: FakeStore) -> None:
     store.passed += 1.01
     assert queue_candidates.is_outdated
     queue_candidates.refill()
-    assert store.reads('ready')[-1] == (16, 'lazy', None)
+    assert store.reads[-1] == (16, 'lazy', None)
     assert names(queue_candidates.take(2)) == ['urgent', 'item00100']
     assert not queue_candidates.is_outdated
 
@@ -363,7 +264,7 @@ def test_known_messages_at_the_head_are_not_new(store: FakeStore) -> None:
     assert len(queue_candidates) == 28
     taken += queue_candidates.take(1)
     assert names(taken[100:]) == ['item00100']
-    assert [after for _, _, after in store.reads('ready')] == [None, None]
+    assert [after for _, _, after in store.reads] == [None, None]
     claimed(store, taken)
     for doc in taken[:3]:
         store.docs[doc['_id']] = doc  # released
@@ -373,19 +274,3 @@ def test_known_messages_at_the_head_are_not_new(store: FakeStore) -> None:
 
 
 # -- claiming ahead
-
-
-def test_consumer_leaves_messages_to_others_that_may_be_idle(store: FakeStore) -> None:
-    fill(store, 120, prefix='task')
-    shared = placed(store)
-    assert shared.most_ahead(128) == 128  # it has not read the queue to its end
-    assert not shared.leaves_none
-    shared.refill()
-    own = len(list(shared._own()))
-    assert own == 68
-    assert shared.most_ahead(3) == 3
-    assert shared.most_ahead(128) == own - 64
-    assert not shared.leaves_none
-    shared.take(own)
-    assert shared.most_ahead(128) < 0
-    assert shared.leaves_none
