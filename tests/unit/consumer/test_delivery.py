@@ -84,13 +84,6 @@ def test_headers_that_look_like_types_of_kombu_stay_unchanged(kind: Any, value: 
     assert delivered({'name': [header]}).payload()['headers'] == {'name': [header]}
 
 
-def test_payload_has_the_delivery_tag() -> None:
-    payload = delivered(properties={'priority': 3, 'delivery_tag': 'of the publisher'}).payload()
-    assert (payload['body'], payload['content-type']) == ('text', 'text/plain')
-    assert payload['properties']['priority'] == 3
-    assert payload['properties']['delivery_tag'] == 'id:2-b'
-
-
 @pytest.mark.parametrize(
     ('attempts', 'redelivered', 'counted'), [(1, False, 1), (2, True, 2), (7, True, 7), (0, False, 1)]
 )

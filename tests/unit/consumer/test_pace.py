@@ -4,40 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from kombu_couchdb.consumer import pace as module
-from kombu_couchdb.consumer.pace import Pace, Throughput, Wakeup
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
-
-
-def test_messages_flow_after_a_cycle_with_several_claims(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    assert not pace.flowing
-    pace.claimed(1)
-    assert not pace.flowing
-    pace.claimed(2)
-    assert pace.flowing
-    clock.now += 0.2
-    assert not pace.flowing
-
-
-def test_ack_waits_for_the_next_messages_while_they_flow(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    pace.begin()
-    pace.claimed(1)
-    assert pace.ack_delay(is_low=True, more_to_claim=False) == 0.02
-    pace.claimed(2)
-    assert 0.028 < pace.ack_delay(is_low=True, more_to_claim=False) < 0.1
-
+from kombu_couchdb.consumer.pace import Throughput, Wakeup
 
 # -- the wakeup
 
@@ -59,16 +29,6 @@ def test_other_thread_ends_the_wait() -> None:
     wakeup = Wakeup()
     threading.Timer(0.05, wakeup.set).start()
     assert waited(wakeup) < LONG / 2
-
-
-def test_each_wakeup_ends_one_wait() -> None:
-    wakeup = Wakeup()
-    wakeup.set()
-    wakeup.set()
-    wakeup.wait(LONG)
-    began = time.monotonic()
-    wakeup.wait(0.05)
-    assert has_passed(0.05, began)
 
 
 def test_wakeup_within_some_time() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.documents import concurrency, dead_letter, validation, workitem
-from kombu_couchdb.documents.concurrency import Concurrency
 
 HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'concurrency_limit': 2}
 
@@ -24,16 +23,6 @@ def item(published: float = 1.0, **headers: Any) -> Any:
 
 def leaf(rev: str, by: str, **more: Any) -> dict[str, Any]:
     return {'_id': 'slot:k:0', '_rev': rev, 'by': by, **more}
-
-
-def test_limit_of_an_item() -> None:
-    assert concurrency.limit_of(item()) == Concurrency('k', 2)
-    assert concurrency.limit_of(item(concurrency_key=None, concurrency_limit=None)) is None
-    assert concurrency.limit_of({'message': None}) is None
-    changed = item()
-    changed['message']['headers']['concurrency_limit'] = []
-    assert concurrency.limit_of(changed) is None
-    assert 'concurrency_limit' in str(validation.flaw(changed))
 
 
 @pytest.mark.parametrize('limit', [True, False, 0, -1, 1001, 2.0, '2', None, [2]])

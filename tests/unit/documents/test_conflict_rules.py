@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.conflict_rules import decide, keep_winner, resolve
 
 
@@ -59,6 +60,31 @@ def test_dead_letter_is_kept() -> None:
         assert decide([OURS, leaf('2-a', None, status='fail')], seen, '2-b', {'us'}, NOW) == [
             {'_id': 'x', '_rev': '2-b', '_deleted': True, 'void': True}
         ]
+
+
+# -- messages that are kept when they are completed (`keep_done`)
+
+DONE = {
+    **workitem.done(
+        {**OURS, 'type': 'WorkItem', 'queue': 'q', 'message': {'headers': {}, 'body': ''}}, 60.0, NOW, None
+    ),
+    '_rev': '3-d',
+}
+
+
+def test_unproven_claim_of_a_done_message_is_deleted() -> None:
+    """Whichever of the leaves CouchDB shows, and if the other claimant lives or not."""
+    for winner, living in itertools.product(('2-b', '3-d'), (set[str](), {'us'}, {'us', 'them'})):
+        assert decide([OURS, DONE], winner, '2-b', living, NOW) == [{'_id': 'x', '_rev': '2-b', '_deleted': True}]
+
+
+def test_conflict_with_a_done_message_keeps_it() -> None:
+    for rev, by in itertools.product(('2-b', '9-b'), (None, 'gone')):
+        leaves = [leaf(rev, by), DONE, leaf('4-e', None, status='fail')]
+        for order in itertools.permutations(leaves):
+            changes = resolve(list(order), set(), NOW) or []
+            assert {change['_rev'] for change in changes} == {rev, '4-e'}
+            assert all(change.get('_deleted') and not change.get('void') for change in changes)
 
 
 # -- unique jobs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -85,19 +84,6 @@ def test_looks_are_rarer_the_more_consumers_there_are(world: World, consumers: i
     assert attention.look_at == pytest.approx(world.now + seconds)
 
 
-def test_one_of_those_that_become_free_after_long_tasks_listens(world: World) -> None:
-    world.rest('')
-    world.now += 20.0
-    assert world.update(world.other) == {'q'}
-    assert world.attention.listens
-    world.now += 9.9
-    world.update(world.other)
-    assert world.attention.listens
-    world.now += 0.2
-    assert world.update(world.other) == {'q'}
-    assert not world.attention.listens
-
-
 # -- consumers that listen because they found work
 
 
@@ -140,20 +126,6 @@ def test_most_looks_leave_out_the_queue_for_broadcasts(world: World) -> None:
     assert looks.count({'q', 'p'}) == 2
 
 
-def test_busy_worker_does_not_listen_because_of_its_queue_for_broadcasts(world: World) -> None:
-    world.update_worker('q')
-    world.attention.won(0)
-    world.now += 2.0
-    world.update_worker('')
-    assert not world.attention.listens
-    world.now += 60.0
-    assert world.update_worker('q') == {'q', 'p'}  # it begins to listen: others are evidently busy
-    assert world.attention.listens
-    world.now += 60.0
-    world.update_worker('q')
-    assert not world.attention.listens
-
-
 # -- when the consumers that rest are woken
 
 
@@ -168,15 +140,6 @@ def rings(bell: BellRinger, world: World, seconds: float, head: str = 'abc') -> 
                 bell.heard(queue)
     world.now = begun + seconds
     return rang
-
-
-@pytest.mark.parametrize(('head', 'rang'), [('', []), ('cd', []), ('bc', [0.1])], ids=repr)
-def test_bell_rings_if_some_of_the_messages_are_left(world: World, head: str, rang: list[float]) -> None:
-    bell = BellRinger()
-    assert (bell.due, bell.due_at, bell.knows('q')) == ([], inf, False)
-    bell.waits('q', 0, ['a', 'b'])
-    assert rings(bell, world, 0.5, head) == rang
-    assert bell.knows('q') == bool(rang)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import SimpleNamespace
 
 import pytest
 
@@ -43,27 +42,6 @@ def test_last_seen_document_counts(peers: Peers) -> None:
     assert peers.of('q', 'me') == ['b', 'me']
 
 
-def test_unknown_consumers_are_read_and_new_ones_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = 0.0
-    monkeypatch.setattr('kombu_couchdb.fleet.attention.time', SimpleNamespace(monotonic=lambda: passed))
-    peers = Peers()
-    assert peers.to_read({'a', 'b'}) == ['a', 'b']
-    for name in 'ab':
-        peers.seen({'_id': name, 'queues': ['q']})
-    passed += 60.0
-    assert peers.to_read({'a', 'b', 'c'}) == ['a', 'b', 'c']
-    peers.seen({'_id': 'c', 'queues': ['q']})
-    assert peers.to_read({'a', 'b', 'c'}) == ['c']
-
-
-@pytest.mark.parametrize('queues', [None, [], 'q', [['q']], {'q': 1}], ids=repr)
-def test_consumer_without_queues_is_in_no_order(peers: Peers, queues: object) -> None:
-    peers.seen({'_id': '0', 'queues': queues})
-    peers.seen({'_id': '1'})
-    assert peers.of('q', 'a') == ['a', 'b', 'c', 'd']
-    assert not {'0', '1'} & set(peers.listeners)
-
-
 # -- listeners
 
 
@@ -99,15 +77,3 @@ def test_with_many_queues_one_consumer_of_each_listens() -> None:
     assert len(six.listeners) == 12
     many = peers_of({f'{queue}-{number}': [f'q{queue}'] for queue in range(40) for number in range(3)})
     assert len(many.listeners) == 40  # no queue is without one
-
-
-def test_listeners_change_as_little_as_possible_when_a_consumer_leaves() -> None:
-    peers = peers_of({f'm{number}': 'q' for number in range(20)})
-    before = peers.listeners
-    for name in sorted({f'm{number}' for number in range(20)} - set(before)):
-        peers.seen({'_id': name, '_deleted': True})
-        assert peers.listeners == before
-    peers = peers_of({f'm{number}': 'q' for number in range(20)})
-    peers.seen({'_id': before[0], '_deleted': True})
-    assert peers.listeners[0] == before[1]
-    assert len(peers.listeners) == 2

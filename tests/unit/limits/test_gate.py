@@ -25,17 +25,11 @@ class World:
         self.docs: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         self.held: set[str] = set()
-        self.consumers = 1
         self.lease = SimpleNamespace(id='me')
-        self.client: Any = SimpleNamespace(
-            bulk=self._bulk,
-            find=self._find,
-            id_range=self._id_range,
-            clock=SimpleNamespace(now=lambda: self.now),
-            replicas=1,
-        )
-        store: Any = SimpleNamespace(client=self.client)
-        peers: Any = SimpleNamespace(of=lambda queue, own: ['me'] * self.consumers)
+        clock = SimpleNamespace(now=lambda: self.now)
+        client = SimpleNamespace(bulk=self._bulk, find=self._find, id_range=self._id_range, clock=clock, replicas=1)
+        store: Any = SimpleNamespace(client=client)
+        peers: Any = SimpleNamespace(of=lambda queue, own: ['me'])
         topology: Any = SimpleNamespace(paused=frozenset())
         lease: Any = self.lease
         self.gate = LimitsGate(store, lease, topology, peers)
@@ -125,21 +119,6 @@ def test_message_that_was_read_before_its_claim_keeps_its_slot(world: World) -> 
     assert world.slots == ['slot:k:0']
 
 
-@pytest.mark.parametrize('status', [WriteStatus.UNPROVEN, WriteStatus.CONFLICT])
-def test_slot_that_is_not_proven_is_not_used(world: World, status: WriteStatus) -> None:
-    world.statuses = [status]
-    assert world.limited('a') == ([], ['a', 'slot:k:0'] if status is WriteStatus.UNPROVEN else ['a'])
-
-
-def test_who_parks_a_message_looks_for_free_slots_afterwards(world: World) -> None:
-    world.docs['slot:k:0'] = {'_id': 'slot:k:0', '_rev': '1-a'}
-    assert world.gate.due({}) == NEVER
-    assert world.limited('a') == ([], ['a'])
-    assert world.gate.due({}) <= time.monotonic()
-    assert world.limited() == ([], [])
-    assert world.gate.due({}) == NEVER
-
-
 # -- starts
 
 
@@ -170,12 +149,6 @@ def test_conflicts_end(world: World) -> None:
     world.statuses = [WriteStatus.CONFLICT] * 9
     assert world.rated('a') == ([], ['a'])
     assert world.requests.count('bulk') == 3
-
-
-def test_only_queues_with_credit_are_looked_at(world: World) -> None:
-    world.rated('a', 'b')
-    assert world.gate.due({'q': 1}) < NEVER
-    assert world.gate.due({'q': 0}) == world.gate.due({'other': 1}) == NEVER
 
 
 # -- refusals

@@ -42,17 +42,6 @@ def received(taken: list[tuple[str, Document]]) -> list[tuple[str, str]]:
     return [(queue, message['body']) for queue, message in taken]
 
 
-def test_each_broadcast_is_received_once(listener: Listener) -> None:
-    assert received(listener.take([broadcast(1)])) == [('q', 'p1')]
-    assert received(listener.take([broadcast(1), broadcast(2)])) == [('q', 'p2')]
-    assert received(listener.take([broadcast(1), broadcast(2)])) == []
-
-
-def test_broadcasts_are_received_in_the_order_of_sending(listener: Listener) -> None:
-    docs = [broadcast(2, date=NOW + 2), broadcast(1, 'r', date=NOW + 3), broadcast(1, date=NOW + 1)]
-    assert received(listener.take(docs)) == [('q', 'p1'), ('q', 'p2'), ('q', 'r1')]
-
-
 def test_numbers_give_the_order_if_the_clock_of_the_sender_steps_back(
     listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
