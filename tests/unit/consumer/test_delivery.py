@@ -84,16 +84,6 @@ def test_headers_that_look_like_types_of_kombu_stay_unchanged(kind: Any, value: 
     assert delivered({'name': [header]}).payload()['headers'] == {'name': [header]}
 
 
-@pytest.mark.parametrize(
-    ('attempts', 'redelivered', 'counted'), [(1, False, 1), (2, True, 2), (7, True, 7), (0, False, 1)]
-)
-def test_attempts_in_delivery_info(attempts: int, redelivered: bool, counted: int) -> None:
-    info = delivered(properties={'delivery_info': {'exchange': 'ex'}}, attempts=attempts).payload()['properties'][
-        'delivery_info'
-    ]
-    assert info == {'exchange': 'ex', 'redelivered': redelivered, 'delivery_count': counted, 'delivery': 2}
-
-
 def test_a_newer_delivery_has_a_higher_number() -> None:
     def number(**members: Any) -> Any:
         return delivered(**members).payload()['properties']['delivery_info']['delivery']

@@ -250,11 +250,3 @@ def test_message_whose_body_is_read_later_keeps_to_the_prefetch_count(fast: Desk
         fast.unacked.set_body(delivery, b'x')
     assert len(fast.mailbox) == 1
     assert shelved(subscription) == ['b']
-
-
-def test_channel_with_credit_is_served_before_another_one_claims_ahead(fast: Desk) -> None:
-    one, two = fast.subscribe(limit=1), fast.subscribe(limit=1)
-    claimed = [fast.claim(str(n)) for n in range(2)]
-    assert {delivery.subscription for delivery in claimed} == {one, two}
-    fast.unacked.ack(claimed[0].tag)
-    assert fast.unacked.reserve('q', ahead=True) is claimed[0].subscription

@@ -324,11 +324,3 @@ def test_a_missing_password_file_is_an_outage(env: pytest.MonkeyPatch, tmp_path:
 
 
 # -- secrets
-
-
-@pytest.mark.parametrize('scheme', ['basic', 'cookie'])
-def test_repr_shows_no_secrets(scheme: str) -> None:
-    auth = Auth(Address(user='me', password=SECRET, auth=scheme))
-    headers = auth.headers(Sessions())
-    for text in (repr(auth), str(auth), repr(headers), repr(auth._used_credentials)):
-        assert not any(word in text for word in (SECRET, *shown(headers).values()))

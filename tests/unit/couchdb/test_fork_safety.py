@@ -27,7 +27,10 @@ def test_a_child_can_use_it_while_a_thread_of_its_parent_holds_the_lock() -> Non
     child = os.fork()
     if not child:
         threading.Timer(PATIENCE, os._exit, [1]).start()  # a deadlock
-        os._exit(0 if shared.of('a', lambda: 'of the child') == 'of the child' else 1)
+        try:
+            os._exit(0 if shared.of('a', lambda: 'of the child') == 'of the child' else 1)
+        finally:
+            os._exit(1)
     made.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from base64 import b64decode
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -34,24 +33,6 @@ def item(**more: Any) -> Any:
 
 
 # -- new
-
-
-def test_new_item_waits_and_is_due() -> None:
-    doc = workitem.new('id', 'q', message(), NOW)
-    assert {name: value for name, value in doc.items() if name != 'message'} == {
-        '_id': 'id',
-        'type': 'WorkItem',
-        'queue': 'q',
-        'priority': 0,
-        'date': None,
-        'published': NOW,
-        'attempts': 0,
-        'claimed': None,
-    }
-    assert doc['message'] == message()
-    assert workitem.is_waiting(doc)
-    assert workitem.is_due(doc, 0.0)
-    assert validation.flaw(doc) is None
 
 
 @pytest.mark.parametrize('step', [1e-5, 1.0, 1e6, 3e9])
@@ -137,21 +118,6 @@ def test_release_counts_only_delivered_messages(delivered: bool, attempts: int) 
     released = workitem.release(workitem.claim(item(), 'me', NOW), delivered=delivered)
     assert released == item(attempts=attempts, **({'consumer': 'me'} if delivered else {}))
     assert workitem.is_waiting(released)
-
-
-def test_dead_letter_is_kept_with_its_reason() -> None:
-    dead = dead_letter.made_of(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
-    assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2, consumer='me')
-    assert not workitem.is_waiting(dead)
-
-
-def test_large_body_is_an_attachment() -> None:
-    body = 'é' * (MAX_INLINE + 1)
-    doc = workitem.new('id', 'q', message(body), NOW)
-    assert doc['message'] == {**message(body), 'body': None}
-    assert b64decode(doc['_attachments']['body']['data']) == body.encode()
-    assert validation.flaw(doc) is None
-    assert '_attachments' not in workitem.new('id', 'q', message('x' * MAX_INLINE), NOW)
 
 
 def test_large_body_that_is_not_text_is_refused() -> None:

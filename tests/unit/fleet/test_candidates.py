@@ -15,7 +15,6 @@ from kombu_couchdb.couchdb.bulk import Unusable
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.fleet import candidates
 from kombu_couchdb.fleet.candidates import QueueCandidates
-from kombu_couchdb.fleet.claim_order import ClaimOrder
 
 Document = dict[str, Any]
 
@@ -151,25 +150,6 @@ def test_scheduled_message_becomes_due(store: FakeStore) -> None:
     queue_candidates.refill()
     assert not queue_candidates.is_due
     assert names(queue_candidates.take(10)) == ['later']
-
-
-def test_own_messages_first_and_others_after_their_delay(store: FakeStore) -> None:
-    queue_candidates = placed(store, 3)
-    listeners, order = ['m0', 'm1', 'm2'], ClaimOrder()
-    order.set_consumers('m0', listeners, listeners)
-    turns = {order.of(name)[0]: name for name in map(str, range(100))}
-    own, second, third = turns[0], turns[1], turns[2]
-    for name in (third, second, own):
-        store.add(name)
-    queue_candidates.refill()
-    assert names(queue_candidates.take(10)) == [own]
-    assert queue_candidates.take(10) == []
-    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 0.1)
-    store.passed += 0.11
-    assert names(queue_candidates.take(10)) == [second]
-    assert queue_candidates.take(10) == []
-    store.passed += 0.06
-    assert names(queue_candidates.take(10)) == [third]
 
 
 def rounds(store: FakeStore, queue_candidates: Consumer, seconds: float) -> list[str]:

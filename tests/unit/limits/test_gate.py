@@ -55,11 +55,9 @@ class World:
             results.append(WriteResult(doc['_id'], status, rev, 'forbidden', 'because'))
         return results
 
-    def cycle(self, *names: str, parked: str | None = None, **headers: Any) -> tuple[list[str], list[str]]:
+    def cycle(self, *names: str, **headers: Any) -> tuple[list[str], list[str]]:
         """Claim messages in a cycle; return the ids of those that are admitted, and of all documents to be written."""
-        where = {'parked': {'key': parked, 'date': 1}} if parked else {}
-        message = {'headers': headers}
-        docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': message, **where} for name in names]
+        docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': {'headers': headers}} for name in names]
         writes: list[PendingWrite] = []
         self.gate.begin(self.held)
         admitted = [doc['_id'] for doc in self.gate.admit({'q': docs}, writes)['q']]
@@ -73,8 +71,8 @@ class World:
     def limited(self, *names: str, limit: int = 1) -> tuple[list[str], list[str]]:
         return self.cycle(*names, concurrency_key='k', concurrency_limit=limit)
 
-    def rated(self, *names: str, rate: str = '10/s', parked: bool = False) -> tuple[list[str], list[str]]:
-        return self.cycle(*names, parked='rate:q:k' if parked else None, rate=rate, rate_key='k')
+    def rated(self, *names: str) -> tuple[list[str], list[str]]:
+        return self.cycle(*names, rate='10/s', rate_key='k')
 
     @property
     def slots(self) -> list[str]:
@@ -122,15 +120,6 @@ def test_message_that_was_read_before_its_claim_keeps_its_slot(world: World) -> 
 # -- starts
 
 
-def test_one_start_at_a_time(world: World) -> None:
-    assert world.rated('a', 'b') == (['a'], ['b'])
-    assert world.next == pytest.approx(1000.11)
-    assert world.docs['rate:k']['by'] == 'me'
-    world.now += 0.02
-    assert world.rated('b', parked=True) == (['b'], [])  # up to BURST_SECONDS before its time
-    assert world.rated('c') == ([], ['c'])
-
-
 def test_a_start_that_another_consumer_has_taken_is_not_used(world: World) -> None:
     world.rated('a')
     world.now += 1
@@ -143,12 +132,6 @@ def test_an_unproven_start_is_lost(world: World) -> None:
     world.statuses = [WriteStatus.UNPROVEN]
     assert world.rated('a') == ([], ['a'])
     assert world.next == pytest.approx(1000.11)
-
-
-def test_conflicts_end(world: World) -> None:
-    world.statuses = [WriteStatus.CONFLICT] * 9
-    assert world.rated('a') == ([], ['a'])
-    assert world.requests.count('bulk') == 3
 
 
 # -- refusals
