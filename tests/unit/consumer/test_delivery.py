@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from datetime import date, datetime, timedelta, timezone
@@ -19,7 +18,6 @@ from kombu.utils.json import JSONEncoder
 from kombu_couchdb.consumer import delivery as module
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.documents import workitem
-from tests.conftest import PATIENCE
 
 NOW = 1_763_709_000.0
 SUBSCRIPTION = Subscription('q', Credit())
@@ -137,14 +135,6 @@ def test_wait_ends_after_its_timeout_and_does_not_shorten_the_next_read(mailbox:
     assert mailbox.wait(timeout) is False
     mailbox.put(A)
     assert [mailbox.pop(), mailbox.pop()] == [A, None]
-
-
-def test_wait_ends_when_an_item_arrives(mailbox: Mailbox) -> None:
-    thread = threading.Thread(target=mailbox.put, args=(A,))
-    thread.start()
-    assert mailbox.wait(PATIENCE)
-    assert mailbox.pop() is A
-    thread.join()
 
 
 def test_items_put_after_close_are_kept() -> None:

@@ -1,4 +1,4 @@
-"""Unacknowledged messages, their credit, and the shelf (`kombu_couchdb.consumer.unacked`)."""
+"""Unacknowledged messages, the shelf, and bodies to be read (`kombu_couchdb.consumer.unacked`, `bodies`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any, cast
 
 import pytest
 
+from kombu_couchdb import errors
+from kombu_couchdb.consumer import bodies
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.consumer.pending_writes import give_up
 from kombu_couchdb.consumer.unacked import Unacked
+from kombu_couchdb.couchdb.bulk import RequestSize
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.clock import ServerClock
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents import workitem
@@ -250,3 +254,48 @@ def test_message_whose_body_is_read_later_keeps_to_the_prefetch_count(fast: Desk
         fast.unacked.set_body(delivery, b'x')
     assert len(fast.mailbox) == 1
     assert shelved(subscription) == ['b']
+
+
+# -- bodies that are attachments
+
+
+class Reads:
+    """A client of which each read of an attachment fails with the next of `failures`."""
+
+    address = SimpleNamespace(url='http://host/db')
+
+    def __init__(self, failures: list[errors.CouchDBError]) -> None:
+        self.failures, self.request_size = failures, RequestSize()
+
+    def content(self, path: str, params: dict[str, str], size: int) -> bytes:
+        if self.failures:
+            raise self.failures.pop(0)
+        return b'x' * size
+
+
+def read_all(desk: Desk, failures: list[errors.CouchDBError]) -> None:
+    """Claim a message, and read until its body, or the reason why there is none, is known."""
+    desk.subscribe()
+    desk.claim(**ATTACHED)
+    client = cast(Client, Reads(failures))
+    while desk.unacked.awaiting_bodies():
+        try:
+            bodies.deliver_some(client, desk.unacked)
+        except errors.CouchDBError:
+            pass
+
+
+def test_body_that_fails_too_often_makes_a_dead_letter(desk: Desk) -> None:
+    read_all(desk, [errors.BrokenAnswer('cut') for _ in range(bodies._MAX_FAILURES + 1)])
+    assert desk.take() is None
+    [letter] = desk.written()
+    assert letter['reason'] == 'malformed: the attachment with the body cannot be read (cut)'
+
+
+@pytest.mark.parametrize('last', [errors.BrokenAnswer('cut'), errors.RequestRefused('odd')])
+def test_outages_do_not_make_a_body_unreadable(desk: Desk, last: errors.CouchDBError) -> None:
+    outage: list[errors.CouchDBError] = [errors.ServerUnavailable('no response')] * (5 * bodies._MAX_FAILURES)
+    read_all(desk, [*outage, last])
+    delivery = desk.take()
+    assert delivery is not None
+    assert delivery.body == b'x' * 20_000

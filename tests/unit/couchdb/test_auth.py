@@ -100,11 +100,6 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 # -- basic
 
 
-def test_without_a_user_no_headers_are_sent() -> None:
-    assert shown(Auth(Address()).headers(never)) == {}
-    assert shown(Auth(Address(auth='cookie')).headers(never)) == {}
-
-
 def test_basic_sends_user_and_password_in_utf8() -> None:
     auth = basic('jürgen', 'p:ß@')
     assert decoded(auth.headers(never)) == 'jürgen:p:ß@'

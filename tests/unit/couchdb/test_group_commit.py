@@ -108,18 +108,6 @@ def test_an_outage_is_raised_in_all_threads(bench: Bench) -> None:
     assert [sorted(ids) for ids in bench.server.requests] == [['a'], ['b', 'c']]
 
 
-def test_an_interrupted_sender_is_replaced(bench: Bench) -> None:
-    """A time limit may interrupt the thread that sends for all. Another thread then sends what is not written."""
-    bench.server.refused['b'] = KeyboardInterrupt()
-    a, *others = bench.go([bench.write('a'), bench.write('b'), bench.write('c')])
-    assert revs(a) == ['1-a']
-    assert any(isinstance(other, KeyboardInterrupt) for other in others)
-    assert [revs(other) for other in others if isinstance(other, list)] in ([['1-a']], [['1-b']], [])
-    del bench.server.refused['b']
-    assert revs(bench.commit.write([{'_id': 'd'}])) == ['1-a']
-    assert not bench.commit._pending
-
-
 def test_a_time_limit_is_raised_in_the_thread_that_it_interrupts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit was once treated as a refusal: all entries were sent alone, and the time limit was lost."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, dead_letter, validation, workitem
+from kombu_couchdb.documents import concurrency, workitem
 
 HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'concurrency_limit': 2}
 
@@ -50,15 +50,6 @@ def test_conflicting_slots() -> None:
     assert concurrency.resolve(leaves, {'alive'}) == [{'_id': 'slot:k:0', '_rev': '1-b', '_deleted': True}]
     assert concurrency.resolve([leaf('1-a', 'x'), leaf('1-b', 'y')], {'x', 'y'}) is None
     assert concurrency.resolve([leaf('1-a', 'x')], {'x'}) == []
-
-
-def test_parked_item_becomes_claimable_again() -> None:
-    parked = concurrency.park(item(), 'k', 5.0)
-    assert concurrency.is_parked(parked)
-    assert workitem.is_waiting(parked)
-    assert concurrency.unpark(parked) == item()
-    assert not concurrency.is_parked(workitem.claim(validation.checked(parked), 'c', 6.0))
-    assert not concurrency.is_parked(dead_letter.made_of(parked, 'reason', 6.0))
 
 
 def waiting(**limits: int) -> list[dict[str, Any]]:

@@ -55,13 +55,6 @@ def test_message_is_released_once_in_any_order_of_decisions() -> None:
         assert released == 1
 
 
-def test_dead_letter_is_kept() -> None:
-    for seen in ('2-b', '2-a'):
-        assert decide([OURS, leaf('2-a', None, status='fail')], seen, '2-b', {'us'}, NOW) == [
-            {'_id': 'x', '_rev': '2-b', '_deleted': True, 'void': True}
-        ]
-
-
 # -- messages that are kept when they are completed (`keep_done`)
 
 DONE = {

@@ -96,8 +96,3 @@ def test_retry_runs_before_the_next_job() -> None:
     assert [workitem.task_id(one) for one in kept['next']] == ['a', 'b']
     retrying = workitem.acked(kept, NOW)
     assert (workitem.task_id(retrying), [workitem.task_id(one) for one in retrying['next']]) == ('a', ['b'])
-
-
-@pytest.mark.parametrize('found', [stored(job('a')), running(stored(job('a')))], ids=['waiting', 'running'])
-def test_publishing_the_same_message_again_has_no_effect(found: dict[str, Any]) -> None:
-    assert merge(found, job('a'), NOW) == ([], Outcome(ENQUEUED, 'a'))

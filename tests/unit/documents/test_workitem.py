@@ -93,16 +93,13 @@ def test_eta_in_any_notation_is_the_same_moment(eta: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize('eta', [None, '', 'Z', 'tomorrow', '2025-13-01T00:00:00Z', 5, 1.5, [], {}, True])
-def test_invalid_eta_is_ignored(eta: Any) -> None:
+def test_message_without_a_valid_eta_is_due_at_once(eta: Any) -> None:
     assert due_date(message(headers={'task': 'add', 'eta': eta})) is None
+    assert due_date({'headers': None}) is None
 
 
-@pytest.mark.parametrize(
-    'given', [{}, {'headers': None}, {'headers': {}}, {'headers': {'eta': '2099-01-01T00:00:00Z'}}]
-)
-def test_message_without_an_eta_is_due_at_once(given: dict[str, Any]) -> None:
-    """A header `eta` of a message that is not Celery's belongs to its application."""
-    assert due_date(given) is None
+def test_header_eta_of_a_message_that_is_not_celerys_belongs_to_its_application() -> None:
+    assert due_date({'headers': {'eta': '2099-01-01T00:00:00Z'}}) is None
 
 
 # -- changes of state
@@ -181,3 +178,42 @@ def test_only_a_date_removes_a_message(removed: Any) -> None:
     held = {'_id': 'a', '_rev': '2-a', 'queue': 'q', 'attempts': 1, 'claimed': {'by': 'c', 'date': 1.0}}
     assert '_deleted' not in workitem.release({**held, 'removed': removed})
     assert workitem.release({**held, 'removed': 5.0})['_deleted'] is True
+
+
+@pytest.mark.parametrize(
+    ('spoilt', 'named'),
+    [
+        ({'message': None}, 'message'),
+        ({'message': {**message(), 'properties': []}}, 'message.properties'),
+        ({'message': {**message(), 'headers': 'none'}}, 'message.headers'),
+        ({'message': {**message(), 'body': {}}}, 'message.body'),
+        ({'message': message(delivery_info='here')}, 'delivery_info'),
+        ({'claimed': {}}, 'claimed'),
+        ({'claimed': {'by': 7}}, 'claimed'),
+        ({'attempts': None}, 'attempts'),
+        ({'attempts': True}, 'attempts'),
+        ({'attempts': -1}, 'attempts'),
+        ({'date': 'tomorrow'}, 'date'),
+    ],
+)
+def test_flaw_names_the_member(spoilt: dict[str, Any], named: str) -> None:
+    sentence = validation.flaw(item(**spoilt))
+    assert sentence is not None
+    assert named in sentence
+    assert sentence.startswith('malformed: ')
+
+
+@pytest.mark.parametrize('place', ['headers', 'properties', 'message', 'item', 'next'])
+def test_deep_nesting_is_a_flaw(place: str) -> None:
+    deep, fit = (item(message={**message(), 'headers': {}, 'properties': {}}) for _ in range(2))
+    for doc, levels in ((deep, 600), (fit, 90)):
+        inner = {
+            'headers': doc['message']['headers'],
+            'properties': doc['message']['properties'],
+            'message': doc['message'],
+            'item': doc,
+            'next': doc,
+        }[place]
+        inner['next' if place == 'next' else 'x'] = nested(levels)
+    assert validation.flaw(fit) is None
+    assert validation.flaw(deep) == 'malformed: it is nested in more than 110 levels'

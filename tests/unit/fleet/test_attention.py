@@ -1,7 +1,8 @@
-"""Which consumers listen, which rest, and when these are woken, with a clock that is set."""
+"""Which consumers listen, which rest, and when these are woken (`kombu_couchdb.fleet.attention`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -10,19 +11,83 @@ import pytest
 from kombu_couchdb.fleet import attention as module
 from kombu_couchdb.fleet.attention import Attention, BellRinger, Peers
 
+# -- the consumers of a queue, and the listeners by rank
+
+
+def peers_of(consumers: Mapping[str, Iterable[str]]) -> Peers:
+    peers = Peers()
+    for name, queues in consumers.items():
+        peers.seen({'_id': name, 'queues': list(queues)})
+    return peers
+
+
+@pytest.fixture
+def peers() -> Peers:
+    """Four consumers of `q`, one of which also consumes `r`, and one consumer of `r` only."""
+    return peers_of({'d': 'q', 'b': 'qr', 'a': 'q', 'c': 'q', 'x': 'r'})
+
+
+def test_all_consumers_agree_on_the_order(peers: Peers) -> None:
+    assert [peers.of('q', name) for name in 'abcd'] == [['a', 'b', 'c', 'd']] * 4
+    assert [peers.of('r', name) for name in 'bx'] == [['b', 'x']] * 2
+
+
+def test_last_seen_document_counts(peers: Peers) -> None:
+    peers.seen({'_id': 'a', 'queues': ['r']})
+    peers.seen({'_id': 'c', '_deleted': True})
+    peers.seen({'_id': 'unknown', '_deleted': True})
+    assert peers.of('q', 'me') == ['b', 'd', 'me']
+    assert peers.of('r', 'b') == ['a', 'b', 'x']
+    peers.keep({'b', 'unknown'})
+    assert peers.of('q', 'me') == ['b', 'me']
+
+
+def test_all_consumers_choose_the_same_listeners(peers: Peers) -> None:
+    chosen = []
+    for own, queues in [('a', 'q'), ('b', 'qr'), ('x', 'r')]:
+        other = peers_of({'x': 'r', 'c': 'q', 'b': 'qr', 'a': 'q', 'd': 'q'})
+        other.set_own(own, queues)
+        chosen.append(other.listeners)
+    assert chosen == [peers.listeners] * 3
+
+
+def test_two_of_the_consumers_of_a_queue_listen() -> None:
+    peers = peers_of({f'm{number}': 'q' for number in range(100)})
+    assert len(peers.listeners) == len(peers.listeners_of('q')) == 2
+
+
+def test_consumers_with_the_most_queues_listen_first() -> None:
+    peers = peers_of({'a': 'q', 'b': 'r', 'c': 'qrs', 'd': 'q', 'e': 'r', 'f': 'qrs'})
+    assert sorted(peers.listeners) == ['c', 'f']
+    assert peers.listeners_of('q') == ['c', 'f']
+
+
+def test_with_many_queues_one_consumer_of_each_listens() -> None:
+    ten = peers_of({f'{queue}{number}': [f'q{queue}'] for queue in range(10) for number in range(3)})
+    assert len(ten.listeners) == 10
+    assert {len(ten.listeners_of(f'q{queue}')) for queue in range(10)} == {1}
+    six = peers_of({f'{queue}{number}': [f'q{queue}'] for queue in range(6) for number in range(3)})
+    assert len(six.listeners) == 12
+    many = peers_of({f'{queue}-{number}': [f'q{queue}'] for queue in range(40) for number in range(3)})
+    assert len(many.listeners) == 40  # no queue is without one
+
+
+# -- who listens, and when the others look
+
 
 class World:
-    """Consumers of the queue `q`, and time."""
+    """Consumers of the queue `q`, and a clock that is set."""
 
-    def __init__(self, consumers: int = 10) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
         self.peers = Peers()
         self.attention: Attention
-        for number in range(consumers):
-            self.peers.seen({'_id': f'm{number}', 'queues': ['q']})
-        self.ranked, others = self.peers.listeners, [f'm{number}' for number in range(consumers)]
+        consumers = [f'm{number}' for number in range(10)]
+        for name in consumers:
+            self.peers.seen({'_id': name, 'queues': ['q']})
+        self.ranked = self.peers.listeners
         #: A consumer that is no listener by its rank.
-        self.other = next(name for name in others if name not in self.ranked)
+        self.other = next(name for name in consumers if name not in self.ranked)
 
     def monotonic(self) -> float:
         return self.now
@@ -33,13 +98,9 @@ class World:
         """Return the queues that must be read."""
         return self.attention.update(own, [*queues], {*credit}, quiet=quiet, may_rest=may_rest)
 
-    def update_worker(self, credit: str) -> set[str]:
-        """Return the same for a worker with a queue `p` for remote control, for which it always has credit."""
-        return self.update(self.other, credit + 'p', queues='qp', quiet='p')
-
-    def rest(self, credit: str = 'q') -> Attention:
+    def rest(self) -> Attention:
         """Return the attention of a consumer that rests; its first look was just now."""
-        self.update(self.other, credit)
+        self.update(self.other)
         assert not self.attention.listens
         return self.attention
 
@@ -53,9 +114,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         module, 'random', SimpleNamespace(uniform=lambda least, most: (least + most) / 2, random=lambda: 0.5)
     )
     return world
-
-
-# -- who listens, and when the others look
 
 
 def test_who_has_a_queue_alone_or_no_broadcasts_database_listens(world: World) -> None:
@@ -116,14 +174,13 @@ def test_consumer_stops_listening_after_losses(world: World) -> None:
 
 
 def test_most_looks_leave_out_the_queue_for_broadcasts(world: World) -> None:
-    assert world.update_worker('q') == {'q', 'p'}
-    assert not world.attention.listens  # although its queue for broadcasts has no other consumer
     looks = []
-    for _ in range(12):
+    for _ in range(13):
+        looks.append(world.update(world.other, 'qp', queues='qp', quiet='p'))
+        assert not world.attention.listens  # although its queue for broadcasts has no other consumer
         world.now = world.attention.look_at
-        looks.append(world.update_worker('q'))
+    assert looks[0] == {'q', 'p'}
     assert looks.count({'q'}) == 10
-    assert looks.count({'q', 'p'}) == 2
 
 
 # -- when the consumers that rest are woken

@@ -138,20 +138,6 @@ def test_messages_from_the_feed_and_scheduled_ones_are_in_order(store: FakeStore
     assert queue_candidates.take(10) == []
 
 
-def test_scheduled_message_becomes_due(store: FakeStore) -> None:
-    store.add('later', date=NOW + 60)
-    queue_candidates = Consumer(store)
-    queue_candidates.refill()
-    assert queue_candidates.wake_at() == pytest.approx(store.monotonic() + 60)
-    store.passed = 59.9
-    assert not queue_candidates.is_due
-    store.passed = 60.0
-    assert queue_candidates.is_due
-    queue_candidates.refill()
-    assert not queue_candidates.is_due
-    assert names(queue_candidates.take(10)) == ['later']
-
-
 def rounds(store: FakeStore, queue_candidates: Consumer, seconds: float) -> list[str]:
     """Claim for some seconds what may be claimed, as the cycle does; return the ids."""
     taken: list[str] = []

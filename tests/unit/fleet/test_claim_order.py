@@ -113,15 +113,3 @@ def test_consumers_have_similar_shares_of_a_long_queue() -> None:
     shares = Counter(turns(order_of(NAMES[0]), rows(0, 8192)))
     assert len(shares) == len(NAMES)
     assert all(512 < share < 1536 for share in shares.values())
-
-
-def test_order_is_the_same_on_other_pages() -> None:
-    before = turns(order_of(NAMES[0]), rows(0, 1024))
-    pairs = list(zip(before[500:], turns(order_of(NAMES[0]), rows(500, 1524)), strict=False))
-    # All but the end of the first page, whose last run goes on.
-    assert sum(one == other for one, other in pairs) > 524 - 64
-    # Messages at the beginnings of runs were claimed.
-    left = [row for row, turn in zip(rows(0, 1024), before, strict=True) if turn or int(row.id[-1]) % 2]
-    known = dict(zip(rows(0, 1024), before, strict=True))
-    found = dict(zip(left, turns(order_of(NAMES[0]), left), strict=True))
-    assert all(found[row] == known[row] for row in left if known[row])

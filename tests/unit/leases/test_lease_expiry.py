@@ -91,16 +91,6 @@ def test_a_missing_heartbeat_of_a_consumer_that_holds_something_is_suspect(world
     assert world.watch.suspects == holds
 
 
-def test_consumer_that_began_to_hold_something_may_be_silent_for_one_lease(world: World) -> None:
-    world.holding.clear()
-    assert not world.silent()
-    world.now += 2 * LEASE
-    assert not world.silent()
-    world.heartbeat()
-    world.holding.add('a')
-    assert LEASE + GRACE_SECONDS <= world.expired_after() < LEASE + GRACE_SECONDS + 0.1
-
-
 @pytest.mark.parametrize('jump', [90.0, -600.0, MONTH, -MONTH])
 @pytest.mark.parametrize('restart', [False, True])
 @pytest.mark.parametrize(('holding', 'pause'), [({'a'}, 20), (set(), 130)], ids=['busy', 'idle'])

@@ -91,15 +91,6 @@ def world() -> World:
 # -- slots
 
 
-def test_slot_is_used_again_or_freed(world: World) -> None:
-    world.limited('a')
-    world.held = set()
-    assert world.limited('b') == (['b'], [])
-    assert world.requests == ['bulk']
-    world.held = set()
-    assert world.limited() == ([], ['slot:k:0'])
-
-
 def test_message_that_was_read_before_its_claim_gets_no_second_slot(world: World) -> None:
     world.limited('a', 'b', limit=2)
     world.held = {'b'}
