@@ -81,7 +81,8 @@ def test_credentials_beside_user_or_password_are_refused(given: dict[str, str]) 
 def test_settings_can_turn_tls_on_and_not_off() -> None:
     for on in (True, 'true', 'True', '1', {'ca_certs': 'ca.pem'}):
         assert of(tls=on).server == 'https://localhost:6984'
-    for off in (None, False, 'false', '0', '', {}):
+    without: list[Any] = [None, False, 'false', '0', '', {}]
+    for off in without:
         assert of(tls=off).server == 'http://localhost:5984'
         assert of(scheme='couchdbs', tls=off).tls is True
 
