@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import socket
-import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from datetime import date, datetime, timedelta, timezone
@@ -20,7 +18,6 @@ from kombu.utils.json import JSONEncoder
 from kombu_couchdb.consumer import delivery as module
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.documents import workitem
-from tests.conftest import PATIENCE
 
 NOW = 1_763_709_000.0
 SUBSCRIPTION = Subscription('q', Credit())
@@ -85,43 +82,12 @@ def test_headers_that_look_like_types_of_kombu_stay_unchanged(kind: Any, value: 
     assert delivered({'name': [header]}).payload()['headers'] == {'name': [header]}
 
 
-def test_payload_has_the_delivery_tag() -> None:
-    payload = delivered(properties={'priority': 3, 'delivery_tag': 'of the publisher'}).payload()
-    assert (payload['body'], payload['content-type']) == ('text', 'text/plain')
-    assert payload['properties']['priority'] == 3
-    assert payload['properties']['delivery_tag'] == 'id:2-b'
-
-
-def test_deliveries_have_different_tags() -> None:
-    assert delivered().tag != delivered(_rev='4-d').tag
-    assert delivered().tag != delivered(_id='other').tag
-
-
-@pytest.mark.parametrize(
-    ('attempts', 'redelivered', 'counted'), [(1, False, 1), (2, True, 2), (7, True, 7), (0, False, 1)]
-)
-def test_attempts_in_delivery_info(attempts: int, redelivered: bool, counted: int) -> None:
-    info = delivered(properties={'delivery_info': {'exchange': 'ex'}}, attempts=attempts).payload()['properties'][
-        'delivery_info'
-    ]
-    assert info == {'exchange': 'ex', 'redelivered': redelivered, 'delivery_count': counted, 'delivery': 2}
-
-
 def test_a_newer_delivery_has_a_higher_number() -> None:
     def number(**members: Any) -> Any:
         return delivered(**members).payload()['properties']['delivery_info']['delivery']
 
     # A delivery that does not count has the same number of attempts. Revision 10 is newer than revision 9.
     assert number(_rev='9-f', attempts=1) < number(_rev='10-a', attempts=1)
-
-
-def test_payload_of_a_broadcast() -> None:
-    message = {'body': 'text', 'headers': {}, 'properties': {}}
-    properties = Delivery({'_id': 'x', 'message': message}, SUBSCRIPTION, final=True).payload()['properties']
-    assert properties == {
-        'delivery_tag': 'x:',
-        'delivery_info': {'redelivered': False, 'delivery_count': 1, 'delivery': 0},
-    }
 
 
 def test_message_due_by_the_servers_clock_has_no_future_eta() -> None:
@@ -164,33 +130,11 @@ def test_descriptor_is_readable_until_pop_finds_nothing(mailbox: Mailbox) -> Non
         assert mailbox.pop() is None
 
 
-def test_many_items_send_one_byte(mailbox: Mailbox) -> None:
-    for _ in range(1000):
-        mailbox.put(A)
-    assert mailbox._reader.recv(5000, socket.MSG_PEEK) == b'\0'
-
-
-def test_wait_removes_nothing(mailbox: Mailbox) -> None:
-    mailbox.put(A)
-    assert mailbox.wait(0.0)
-    assert mailbox.wait(None)
-    assert readable(mailbox)
-    assert mailbox.pop() is A
-
-
 @pytest.mark.parametrize('timeout', [0.0, -1.0, 0.002])
 def test_wait_ends_after_its_timeout_and_does_not_shorten_the_next_read(mailbox: Mailbox, timeout: float) -> None:
     assert mailbox.wait(timeout) is False
     mailbox.put(A)
     assert [mailbox.pop(), mailbox.pop()] == [A, None]
-
-
-def test_wait_ends_when_an_item_arrives(mailbox: Mailbox) -> None:
-    thread = threading.Thread(target=mailbox.put, args=(A,))
-    thread.start()
-    assert mailbox.wait(PATIENCE)
-    assert mailbox.pop() is A
-    thread.join()
 
 
 def test_items_put_after_close_are_kept() -> None:

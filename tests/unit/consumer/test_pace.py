@@ -4,77 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from kombu_couchdb.consumer import pace as module
-from kombu_couchdb.consumer.delivery import Credit
-from kombu_couchdb.consumer.pace import Pace, Throughput, Wakeup
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
-
-
-def test_messages_flow_after_a_cycle_with_several_claims(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    assert not pace.flowing
-    pace.claimed(1)
-    assert not pace.flowing
-    pace.claimed(2)
-    assert pace.flowing
-    clock.now += 0.2
-    assert not pace.flowing
-
-
-def test_feed_is_slower_only_while_messages_flow(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    assert pace.feed_interval == 0.0
-    pace.claimed(2)
-    assert pace.feed_interval == pytest.approx(0.028)
-
-
-def test_ack_waits_for_the_next_messages_while_they_flow(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    pace.begin()
-    pace.claimed(1)
-    assert pace.ack_delay(is_low=True, more_to_claim=False) == 0.02
-    pace.claimed(2)
-    assert 0.028 < pace.ack_delay(is_low=True, more_to_claim=False) < 0.1
-
-
-def test_ack_with_more_to_claim_waits_for_the_pace_if_the_messages_do_not_run_out(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    assert pace.ack_delay(is_low=False, more_to_claim=True) == 0.005
-    pace.begin()
-    clock.now += 0.01
-    assert pace.ack_delay(is_low=False, more_to_claim=True) == pytest.approx(0.05)
-    assert pace.ack_delay(is_low=True, more_to_claim=True) == 0.0
-    clock.now += 0.1
-    assert pace.ack_delay(is_low=False, more_to_claim=True) == 0.005
-
-
-@pytest.mark.parametrize(
-    ('credit', 'is_low'), [(Credit(4, held=3), False), (Credit(4, held=2), True), (Credit(1), True), (Credit(), True)]
-)
-def test_messages_run_out_when_half_of_them_are_worked_off(credit: Credit, is_low: bool) -> None:
-    assert credit.is_low is is_low
-
-
-def test_ack_that_waited_for_its_result_shares_the_next_cycle_of_a_flow(clock: SimpleNamespace) -> None:
-    pace = Pace()
-    pace.begin()
-    assert pace.seconds_to_next == 0.0
-    pace.claimed(2)
-    clock.now += 0.01
-    assert pace.seconds_to_next == pytest.approx(0.05)
-    clock.now += 0.08
-    assert pace.seconds_to_next == 0.0
-
+from kombu_couchdb.consumer.pace import Throughput, Wakeup
 
 # -- the wakeup
 
@@ -90,34 +23,6 @@ def waited(wakeup: Wakeup, timeout: float = LONG) -> float:
 def has_passed(seconds: float, since: float) -> bool:
     """Compare sums, as `Wakeup` does: the difference of two times may be rounded down."""
     return time.monotonic() >= since + seconds
-
-
-def test_wakeup_set_before_the_wait_ends_it_at_once() -> None:
-    wakeup = Wakeup()
-    wakeup.set()
-    assert waited(wakeup) < LONG / 2
-
-
-def test_other_thread_ends_the_wait() -> None:
-    wakeup = Wakeup()
-    threading.Timer(0.05, wakeup.set).start()
-    assert waited(wakeup) < LONG / 2
-
-
-def test_wait_lasts_for_its_timeout() -> None:
-    began = time.monotonic()
-    Wakeup().wait(0.05)
-    assert has_passed(0.05, began)
-
-
-def test_each_wakeup_ends_one_wait() -> None:
-    wakeup = Wakeup()
-    wakeup.set()
-    wakeup.set()
-    wakeup.wait(LONG)
-    began = time.monotonic()
-    wakeup.wait(0.05)
-    assert has_passed(0.05, began)
 
 
 def test_wakeup_within_some_time() -> None:
@@ -187,21 +92,6 @@ def test_tasks_that_end_together_are_not_fast() -> None:
     assert rate.ahead(8, 9.01) == 0
 
 
-def test_rate_falls_while_nothing_is_decided() -> None:
-    fast = rate(100, 0.001)
-    assert [fast.ahead(1, now) for now in (0.001, 0.1, 1.0, 10.0)] == [100, 13, 1, 0]
-
-
-def test_rate_is_measured_anew_after_a_stall() -> None:
-    fast = rate(100, 0.001)
-    fast.stalled()
-    assert fast.ahead(1, 0.001) == 0
-    for n in range(32):
-        assert fast.ahead(1, 1.0) == 0
-        fast.note(1.0 + n / 1000)
-    assert fast.ahead(1, 1.032) > 0
-
-
 def decisions_until_ahead(rate: Throughput) -> int:
     for n in range(10_000):
         if rate.ahead(1, n / 1000):
@@ -217,12 +107,3 @@ def test_repeated_stalls_make_each_measurement_begin_later() -> None:
         found.stalled()
         waits.append(decisions_until_ahead(found))
     assert waits == [32, 48, 80, 144]
-
-
-def test_stall_is_forgiven_after_a_while() -> None:
-    found = rate(100, 0.001)
-    found.stalled()
-    for n in range(100):
-        found.note(n / 1000)
-    found.stalled()
-    assert decisions_until_ahead(found) == 32

@@ -10,7 +10,6 @@ import pytest
 
 from kombu_couchdb.couchdb import bounds
 from kombu_couchdb.couchdb.bounds import MIN_BYTES_PER_SECOND, Bounds, Upload
-from kombu_couchdb.errors import AnswerTooLarge
 
 #: The timeout of the socket in seconds.
 TIMEOUT = 8.0
@@ -71,15 +70,6 @@ def test_a_longpoll_may_pause_between_reads(monkeypatch: pytest.MonkeyPatch) -> 
         Line(monkeypatch, endless(8.1, 1)).read(1, Bounds(longpoll=True))
     with pytest.raises(TimeoutError):
         Line(monkeypatch, endless(7.9, 1)).read(2, Bounds(longpoll=True), in_body=False)
-
-
-@pytest.mark.parametrize('extra', [0, 5000])
-def test_reading_stops_at_the_maximum_size(monkeypatch: pytest.MonkeyPatch, extra: int) -> None:
-    monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', 10_000)
-    Line(monkeypatch, endless(0.0, 1000)).read((10_000 + extra) // 1000, Bounds(extra_bytes=extra))
-    for longpoll in (True, False):
-        with pytest.raises(AnswerTooLarge):
-            Line(monkeypatch, endless(0.0, 1000)).read((11_000 + extra) // 1000, Bounds(longpoll, extra))
 
 
 def test_an_upload_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

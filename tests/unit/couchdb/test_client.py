@@ -15,11 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
-import requests
-from requests.adapters import HTTPAdapter
 
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb import auth, clock, http
@@ -31,8 +29,6 @@ from tests.conftest import PATIENT
 
 #: A stored document.
 DOC = {'_id': 'x', '_rev': '1-a'}
-#: The response to the write of that document.
-STORED = {'ok': True, 'id': 'x', 'rev': '1-a'}
 
 #: In place of a response: the server closes the connection.
 CUT = None
@@ -50,20 +46,12 @@ class Request:
     def path(self) -> str:
         return urlsplit(self.url).path
 
-    @property
-    def query(self) -> dict[str, str]:
-        return {name: values[0] for name, values in parse_qs(urlsplit(self.url).query).items()}
 
-    @property
-    def body(self) -> Any:
-        return json.loads(self.text)
-
-
-def respond(body: Any = None, status: int = 200, *, length: int | None = None, **headers: str) -> bytes:
+def respond(body: Any = None, status: int = 200, **headers: str) -> bytes:
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [
         f'HTTP/1.1 {status} Reason',
-        f'Content-Length: {len(text) if length is None else length}',
+        f'Content-Length: {len(text)}',
         *(f'{name.replace("_", "-")}: {value}' for name, value in headers.items()),
     ]
     return '\r\n'.join([*lines, '', '']).encode() + text
@@ -84,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         if response is not CUT:
             self.wfile.write(response)
             self.wfile.flush()
-        self.close_connection = response is CUT or b'Connection: close' in response
+        self.close_connection = response is CUT
 
 
 class Peer(ThreadingHTTPServer):
@@ -126,30 +114,7 @@ def client(peer: Peer) -> Iterator[Client]:
     client.close()
 
 
-@pytest.fixture
-def sends(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The settings of each attempt. Every attempt raises the error under the key `raises` of the first item."""
-    tries: list[dict[str, Any]] = [{}]
-    real = HTTPAdapter.send
-
-    def send(self: HTTPAdapter, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
-        if urlsplit(str(request.url)).port != Address().port:
-            return real(self, request, **settings)  # of a thread of an earlier test
-        tries.append(settings)
-        raise tries[0]['raises']
-
-    monkeypatch.setattr(HTTPAdapter, 'send', send)
-    return tries
-
-
 # -- requests
-
-
-@pytest.mark.parametrize('found', [{'_id': 'y', '_rev': '1-a'}, {'_id': 'x'}, {'_id': 'x', '_rev': 5}, [DOC]])
-def test_another_document_than_the_one_asked_for_is_an_error(peer: Peer, client: Client, found: Any) -> None:
-    peer.responses = [respond(found)]
-    with pytest.raises(errors.BrokenAnswer, match='unexpected response to GET /x'):
-        client.get('x')
 
 
 @pytest.mark.parametrize('deep', ['[' * 5000 + ']' * 5000, '{"a":' * 5000 + '1' + '}' * 5000])
@@ -164,57 +129,6 @@ def test_what_is_nested_too_deeply_for_python_is_left_out(peer: Peer, client: Cl
     assert inner == http.TOO_DEEP
 
 
-def test_types_that_kombu_serializes_can_be_sent(peer: Peer, client: Client) -> None:
-    peer.responses = [respond(STORED, 201)]
-    client.put({'_id': 'x', 'eta': datetime(2025, 11, 21, tzinfo=timezone.utc)})
-    assert peer.seen[0].body['eta'] == {'__type__': 'datetime', '__value__': '2025-11-21T00:00:00+00:00'}
-
-
-@pytest.mark.parametrize(
-    ('doc_id', 'path'),
-    [
-        ('a/b?c#d%', '/a%2Fb%3Fc%23d%25'),
-        ('ü', '/%C3%BC'),
-        ('_design/x', '/_design/x'),
-        ('_local/x y', '/_local/x%20y'),
-        ('broker:binding:["a","b"]', '/broker%3Abinding%3A%5B%22a%22%2C%22b%22%5D'),
-        ('.', '/%2E'),
-        ('..', '/%2E%2E'),
-        ('_local/..', '/_local/%2E%2E'),
-        ('_design/../x', '/_design/..%2Fx'),
-        ('...', '/...'),
-        ('.x', '/.x'),
-    ],
-)
-def test_ids_are_quoted(peer: Peer, client: Client, doc_id: str, path: str) -> None:
-    peer.responses = [respond({**DOC, '_id': doc_id})]
-    client.get(doc_id)
-    assert peer.seen[0].path == '/a%2Fb' + path
-
-
-def test_documents_are_fetched_in_the_order_asked_for(peer: Peer, client: Client) -> None:
-    doc = {'_id': 'b', '_rev': '1-b'}
-    peer.responses = [
-        respond(
-            {
-                'results': [
-                    {
-                        'id': 'a',
-                        'docs': [{'error': {'id': 'a', 'rev': 'undefined', 'error': 'not_found', 'reason': 'missing'}}],
-                    },
-                    {'id': 'b', 'docs': [{'ok': doc}]},
-                    {'id': 'c', 'docs': [{'ok': {'_id': 'c', '_rev': '2-c', '_deleted': True}}]},
-                    {'id': 'd', 'docs': [{}]},
-                ]
-            }
-        )
-    ]  # `{}` is how the embedded server reports a missing document
-    assert client.fetch(('a', 'b', 'c', 'd')) == [None, doc, None, None]
-    [request] = peer.seen
-    assert (request.method, request.path, request.query) == ('POST', '/a%2Fb/_bulk_get', {})
-    assert request.body == {'docs': [{'id': 'a'}, {'id': 'b'}, {'id': 'c'}, {'id': 'd'}]}
-
-
 def test_the_winner_of_a_conflicted_document_is_fetched(peer: Peer, client: Client) -> None:
     one, other = {'_id': 'b', '_rev': '2-a'}, {'_id': 'b', '_rev': '2-b'}
     plain = {'_id': 'a', '_rev': '1-a'}
@@ -223,11 +137,6 @@ def test_the_winner_of_a_conflicted_document_is_fetched(peer: Peer, client: Clie
         respond({'rows': [{'id': 'b', 'key': 'b', 'doc': other}]}),
     ]
     assert client.fetch(['a', 'b']) == [plain, other]
-    assert (peer.seen[1].path, peer.seen[1].query, peer.seen[1].body) == (
-        '/a%2Fb/_all_docs',
-        {'include_docs': 'true'},
-        {'keys': ['b']},
-    )
 
 
 @pytest.mark.parametrize(
@@ -273,31 +182,18 @@ def test_a_forked_child_opens_its_own_connections(peer: Peer, client: Client, cl
 
 @pytest.mark.parametrize(
     'read',
-    [
-        lambda client: client.get('x'),
-        lambda client: client.fetch(['x']),
-        lambda client: client.view('d', 'v'),
-        lambda client: client.id_range('x'),
-        lambda client: client.sequence(),
-        lambda client: client.welcome(),
-    ],
-    ids=['get', 'fetch', 'view', 'id_range', 'sequence', 'welcome'],
+    [lambda client: client.get('x'), lambda client: client.fetch(['x']), lambda client: client.sequence()],
+    ids=['get', 'fetch', 'sequence'],
 )
-def test_a_read_is_repeated_after_a_cut_connection(peer: Peer, client: Client, read: Callable[[Client], Any]) -> None:
-    peer.responses = [
-        CUT,
-        respond({**DOC, 'rows': [], 'results': [{'id': 'x', 'docs': [{}]}], 'update_seq': 1, 'couchdb': 'Welcome'}),
-    ]
+def test_a_read_is_repeated_once(peer: Peer, client: Client, read: Callable[[Client], Any]) -> None:
+    peer.responses = [CUT, respond({**DOC, 'results': [{'id': 'x', 'docs': [{}]}], 'update_seq': 1})]
     read(client)
     first, second = peer.seen
     assert (first.method, first.url, first.text) == (second.method, second.url, second.text)
-
-
-def test_a_read_is_repeated_only_once(peer: Peer, client: Client) -> None:
-    peer.responses = [CUT, CUT, respond({})]
+    peer.responses = [CUT, CUT]
     with pytest.raises(errors.ServerUnavailable):
-        client.get('x')
-    assert len(peer.seen) == 2
+        read(client)
+    assert len(peer.seen) == 4
 
 
 @pytest.mark.parametrize(
@@ -318,59 +214,21 @@ def test_a_write_is_never_repeated(peer: Peer, client: Client, write: Callable[[
     assert len(peer.seen) == 1
 
 
-@pytest.mark.parametrize(
-    ('exc', 'kind'),
-    [
-        (requests.ReadTimeout(), errors.ServerUnavailable),
-        (requests.ConnectTimeout(), errors.ServerUnavailable),
-        (requests.exceptions.InvalidURL(), errors.ConfigurationError),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_other_errors_are_not_repeated(sends: list[dict[str, Any]], exc: Exception, kind: type[Exception]) -> None:
-    sends[0]['raises'] = exc
-    with pytest.raises(kind):
-        Client(Address(host='127.0.0.1')).get('x')
-    assert len(sends[1:]) == 1
-
-
 # -- responses
 
 
-def test_a_request_that_is_too_large_is_split(peer: Peer, client: Client) -> None:
-    """A proxy may allow smaller requests than CouchDB. A consumer once sent its claims again and again."""
-    docs = [{'_id': name} for name in 'abcd']
-    too_large = respond({'error': 'too_large', 'reason': 'x'}, 413)
-    peer.responses = [
-        too_large,
-        respond([{'id': 'a', 'rev': '1-a'}, {'id': 'b', 'error': 'conflict'}]),
-        too_large,
-        respond([{'id': 'c', 'rev': '1-c'}]),
-        too_large,
-    ]
-    found = client.bulk(docs)
-    assert [one.rev or one.error for one in found] == ['1-a', 'conflict', '1-c', 'document_too_large']
-    assert 'max_document_size' in found[-1].reason
-    assert [[doc['_id'] for doc in request.body['docs']] for request in peer.seen] == [
-        ['a', 'b', 'c', 'd'],
-        ['a', 'b'],
-        ['c', 'd'],
-        ['c'],
-        ['d'],
-    ]
-
-
-@pytest.mark.parametrize('text', [b'{"_id": "x"', b'  {"rows": [', b'[1, 2', b'{"a": "\xff"}'])
-def test_incomplete_json_is_an_outage(peer: Peer, client: Client, text: bytes) -> None:
+@pytest.mark.parametrize(
+    ('text', 'kind', 'said'),
+    [
+        *((text, errors.ServerUnavailable, 'cut off') for text in (b'{"_id": "x"', b'  {"rows": [', b'{"a": "\xff"}')),
+        *((text, errors.NotCouchDB, 'responds with status 200, without JSON') for text in (b'<html>', b'', b'\x89PNG')),
+    ],
+)
+def test_response_without_complete_json(
+    peer: Peer, client: Client, text: bytes, kind: type[Exception], said: str
+) -> None:
     peer.responses = [respond(text)]
-    with pytest.raises(errors.ServerUnavailable, match='cut off'):
-        client.get('x')
-
-
-@pytest.mark.parametrize('text', [b'<html>It works!</html>', b'', b'OK', b'\x89PNG'])
-def test_a_response_without_json_is_not_from_couchdb(peer: Peer, client: Client, text: bytes) -> None:
-    peer.responses = [respond(text)]
-    with pytest.raises(errors.NotCouchDB, match=f'127.0.0.1:{peer.server_port} responds with status 200, without JSON'):
+    with pytest.raises(kind, match=said):
         client.get('x')
 
 
@@ -381,6 +239,7 @@ def test_a_response_without_json_is_not_from_couchdb(peer: Peer, client: Client,
         (503, '60', 60),
         (429, '{in_60_s}', 60),
         (429, '3600', 100),
+        (429, 'inf', 100),
         (429, 'soon', 0),
         (429, '-5', 0),
         (500, '60', 0),
@@ -389,41 +248,20 @@ def test_a_response_without_json_is_not_from_couchdb(peer: Peer, client: Client,
 def test_retry_after_delays_the_next_request(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, status: int, retry_after: str, seconds: float
 ) -> None:
+    """Once, and no longer than the time limit: a header of one hour once delayed each request within that hour."""
     client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
     slept: list[float] = []
     # Not time.sleep itself, which other threads use as well.
-    monkeypatch.setattr(
-        'kombu_couchdb.couchdb.http.time',
-        SimpleNamespace(sleep=slept.append, monotonic=time.monotonic, time=time.time),
-    )
+    clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append)
+    monkeypatch.setattr(http, 'time', clocks)
     date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
     peer.responses = [respond({'error': 'busy'}, status, Retry_After=retry_after.format(in_60_s=date))]
     with pytest.raises(errors.ServerUnavailable):
         client.get('x')
     assert slept == []
-    client.get('x')
-    assert seconds / 2 <= sum(slept) <= seconds
-    client.close()
-
-
-@pytest.mark.parametrize('retry_after', ['3600', 'inf', 'nan', '-1'])
-def test_retry_after_delays_no_longer_than_the_time_limit(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch, retry_after: str
-) -> None:
-    """After a header of one hour, each request within that hour was once delayed by the time limit."""
-    slept: list[float] = []
-    monkeypatch.setattr(
-        http,
-        'time',
-        SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append),
-    )
-    client = Client(Address(host='127.0.0.1', port=peer.server_port), 5.0, 5.0)
-    peer.responses = [respond({'error': 'busy'}, 503, Retry_After=retry_after)]
-    with pytest.raises(errors.ServerUnavailable):
-        client.get('x')
     for _ in range(3):
         client.get('x')
-    assert sum(slept) <= 5.0
+    assert seconds / 2 <= sum(slept) <= seconds
     client.close()
 
 
@@ -467,14 +305,6 @@ def test_each_document_of_a_bulk_write_has_a_result(peer: Peer, client: Client, 
         WriteResult('a', WriteStatus.UNPROVEN, '1-a'),
         WriteResult('b', WriteStatus.CONFLICT, error='conflict', reason='x'),
     ]
-    assert peer.seen[0].path == '/a%2Fb/_bulk_docs'
-    assert peer.seen[0].body == {'docs': [{'_id': 'a'}, {'_id': 'b'}]}
-
-
-def test_the_date_header_sets_the_clock(peer: Peer, client: Client) -> None:
-    peer.responses = [respond(DOC, Date='Thu, 01 Jan 2099 00:00:00 GMT')]
-    client.get('x')
-    assert datetime.fromtimestamp(client.clock.now(), timezone.utc).year == 2099
 
 
 def test_the_server_is_asked_for_its_time_before_the_first_use(peer: Peer, client: Client) -> None:
@@ -486,21 +316,3 @@ def test_the_server_is_asked_for_its_time_before_the_first_use(peer: Peer, clien
 
 
 # -- the server and its database
-
-
-@pytest.mark.parametrize(
-    ('body', 'status'),
-    [
-        ({'message': 'hello'}, 200),
-        ([], 200),
-        (None, 200),
-        ('couchdb', 200),
-        ({'error': 'not_found'}, 404),
-        (b'<html>', 200),
-        (b'gone', 410),
-    ],
-)
-def test_another_server_is_not_couchdb(peer: Peer, client: Client, body: Any, status: int) -> None:
-    peer.responses = [respond(body, status)]
-    with pytest.raises(errors.NotCouchDB):
-        client.welcome()

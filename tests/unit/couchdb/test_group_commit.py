@@ -16,7 +16,7 @@ from kombu_couchdb.couchdb.bulk import RequestSize
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
-from kombu_couchdb.errors import AccessDenied, CouchDBError, DocumentTooLarge, ServerUnavailable, Unstorable
+from kombu_couchdb.errors import AccessDenied, CouchDBError, DocumentTooLarge, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 
 
@@ -90,12 +90,6 @@ def test_two_writes_of_one_document_never_share_a_request(bench: Bench) -> None:
     assert sorted(map(sorted, bench.server.requests)) == [['a'], ['b'], ['b', 'c']]
 
 
-def test_a_request_has_a_maximum_number_of_documents(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('kombu_couchdb.couchdb.group_commit._MAX_DOCS', 3)
-    bench.go([bench.write('a'), *(bench.write(f'{n}', f'{n}x') for n in range(3))])
-    assert [len(request) for request in bench.server.requests] == [1, 2, 2, 2]
-
-
 @pytest.mark.parametrize('error', [DocumentTooLarge('too large'), AccessDenied('forbidden')])
 def test_a_refusal_concerns_one_thread_only(bench: Bench, error: CouchDBError) -> None:
     bench.server.refused['c'] = error
@@ -112,18 +106,6 @@ def test_an_outage_is_raised_in_all_threads(bench: Bench) -> None:
     assert [type(error) for error in (b, c)] == [ServerUnavailable, ServerUnavailable]
     assert b is not c
     assert [sorted(ids) for ids in bench.server.requests] == [['a'], ['b', 'c']]
-
-
-def test_an_interrupted_sender_is_replaced(bench: Bench) -> None:
-    """A time limit may interrupt the thread that sends for all. Another thread then sends what is not written."""
-    bench.server.refused['b'] = KeyboardInterrupt()
-    a, *others = bench.go([bench.write('a'), bench.write('b'), bench.write('c')])
-    assert revs(a) == ['1-a']
-    assert any(isinstance(other, KeyboardInterrupt) for other in others)
-    assert [revs(other) for other in others if isinstance(other, list)] in ([['1-a']], [['1-b']], [])
-    del bench.server.refused['b']
-    assert revs(bench.commit.write([{'_id': 'd'}])) == ['1-a']
-    assert not bench.commit._pending
 
 
 def test_a_time_limit_is_raised_in_the_thread_that_it_interrupts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +129,6 @@ def test_a_time_limit_is_raised_in_the_thread_that_it_interrupts(bench: Bench, m
     assert sum(struck) == 1
     # The thread of the other entry sends it again.
     assert bench.server.requests[2:] == [['b'] if struck[1] else ['c']]
-
-
-def test_a_document_that_cannot_be_encoded_concerns_one_thread_only(bench: Bench) -> None:
-    first, good = bench.write('a'), bench.write('b')
-    with pytest.raises(Unstorable, match='not JSON serializable'):
-        bench.commit.write([{'_id': 'c', 'x': object()}])
-    assert [revs(results) for results in bench.go([first, good])] == [['1-a'], ['1-a']]
 
 
 def test_large_writes_share_no_request(bench: Bench) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents import concurrency, dead_letter, validation, workitem
-from kombu_couchdb.documents.concurrency import Concurrency
+from kombu_couchdb.documents import concurrency, workitem
 
 HEADERS: dict[str, Any] = {'id': 'a', 'task': 't', 'concurrency_key': 'k', 'concurrency_limit': 2}
 
@@ -24,16 +23,6 @@ def item(published: float = 1.0, **headers: Any) -> Any:
 
 def leaf(rev: str, by: str, **more: Any) -> dict[str, Any]:
     return {'_id': 'slot:k:0', '_rev': rev, 'by': by, **more}
-
-
-def test_limit_of_an_item() -> None:
-    assert concurrency.limit_of(item()) == Concurrency('k', 2)
-    assert concurrency.limit_of(item(concurrency_key=None, concurrency_limit=None)) is None
-    assert concurrency.limit_of({'message': None}) is None
-    changed = item()
-    changed['message']['headers']['concurrency_limit'] = []
-    assert concurrency.limit_of(changed) is None
-    assert 'concurrency_limit' in str(validation.flaw(changed))
 
 
 @pytest.mark.parametrize('limit', [True, False, 0, -1, 1001, 2.0, '2', None, [2]])
@@ -61,15 +50,6 @@ def test_conflicting_slots() -> None:
     assert concurrency.resolve(leaves, {'alive'}) == [{'_id': 'slot:k:0', '_rev': '1-b', '_deleted': True}]
     assert concurrency.resolve([leaf('1-a', 'x'), leaf('1-b', 'y')], {'x', 'y'}) is None
     assert concurrency.resolve([leaf('1-a', 'x')], {'x'}) == []
-
-
-def test_parked_item_becomes_claimable_again() -> None:
-    parked = concurrency.park(item(), 'k', 5.0)
-    assert concurrency.is_parked(parked)
-    assert workitem.is_waiting(parked)
-    assert concurrency.unpark(parked) == item()
-    assert not concurrency.is_parked(workitem.claim(validation.checked(parked), 'c', 6.0))
-    assert not concurrency.is_parked(dead_letter.made_of(parked, 'reason', 6.0))
 
 
 def waiting(**limits: int) -> list[dict[str, Any]]:

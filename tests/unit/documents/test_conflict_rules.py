@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.conflict_rules import decide, keep_winner, resolve
 
 
@@ -15,13 +16,6 @@ def leaf(rev: str, by: str | None, **more: Any) -> dict[str, Any]:
 
 NOW = 5.0
 OURS = leaf('2-b', 'us')
-
-
-def test_sole_unproven_claim_is_released_without_counting_an_attempt() -> None:
-    [doc] = decide([OURS], '2-b', '2-b', {'us'}, NOW) or []
-    assert doc['_rev'] == '2-b'
-    assert doc['claimed'] is None
-    assert doc['attempts'] == 0
 
 
 def test_unproven_claim_of_a_completed_message_is_deleted() -> None:
@@ -44,13 +38,6 @@ def test_leaf_that_names_nothing_as_done_completes_no_unique_job() -> None:
     assert resolve([{**job, 'claimed': None}, other], set(), NOW) == []
 
 
-def test_winning_unproven_claim_is_released_after_the_rival_ended() -> None:
-    released, voided = decide([OURS, leaf('2-a', 'them')], '2-b', '2-b', {'us'}, NOW) or []
-    assert released['_rev'] == '2-b'
-    assert released['claimed'] is None
-    assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
-
-
 def test_message_is_released_once_in_any_order_of_decisions() -> None:
     """Three consumers have unproven claims. In any order of their decisions, the item is released once."""
     claims = {'2-a': 'a', '2-b': 'b', '2-c': 'c'}
@@ -68,11 +55,29 @@ def test_message_is_released_once_in_any_order_of_decisions() -> None:
         assert released == 1
 
 
-def test_dead_letter_is_kept() -> None:
-    for seen in ('2-b', '2-a'):
-        assert decide([OURS, leaf('2-a', None, status='fail')], seen, '2-b', {'us'}, NOW) == [
-            {'_id': 'x', '_rev': '2-b', '_deleted': True, 'void': True}
-        ]
+# -- messages that are kept when they are completed (`keep_done`)
+
+DONE = {
+    **workitem.done(
+        {**OURS, 'type': 'WorkItem', 'queue': 'q', 'message': {'headers': {}, 'body': ''}}, 60.0, NOW, None
+    ),
+    '_rev': '3-d',
+}
+
+
+def test_unproven_claim_of_a_done_message_is_deleted() -> None:
+    """Whichever of the leaves CouchDB shows, and if the other claimant lives or not."""
+    for winner, living in itertools.product(('2-b', '3-d'), (set[str](), {'us'}, {'us', 'them'})):
+        assert decide([OURS, DONE], winner, '2-b', living, NOW) == [{'_id': 'x', '_rev': '2-b', '_deleted': True}]
+
+
+def test_conflict_with_a_done_message_keeps_it() -> None:
+    for rev, by in itertools.product(('2-b', '9-b'), (None, 'gone')):
+        leaves = [leaf(rev, by), DONE, leaf('4-e', None, status='fail')]
+        for order in itertools.permutations(leaves):
+            changes = resolve(list(order), set(), NOW) or []
+            assert {change['_rev'] for change in changes} == {rev, '4-e'}
+            assert all(change.get('_deleted') and not change.get('void') for change in changes)
 
 
 # -- unique jobs
@@ -121,12 +126,6 @@ def test_job_sent_during_an_unproven_claim_still_runs() -> None:
         assert (tasks(doc), doc['claimed'], doc.get('_deleted')) == (['c'], None, None)
 
 
-def test_jobs_sent_on_both_sides_of_a_partition_run_in_turn() -> None:
-    kept, gone = resolve([job('1-b', None, 'b'), job('1-a', None, 'a', 'c')], set(), NOW) or []
-    assert (kept['_rev'], tasks(kept)) == ('1-b', ['b', 'a', 'c'])
-    assert (gone['_rev'], gone['_deleted'], gone['void']) == ('1-a', True, True)
-
-
 # -- conflicts left by others
 
 
@@ -141,12 +140,6 @@ def test_completion_wins_over_all_other_leaves() -> None:
 
 def test_claims_of_running_consumers_are_not_changed() -> None:
     assert resolve([leaf('2-c', 'dead'), leaf('2-b', 'them')], {'them'}, NOW) is None
-
-
-def test_one_of_two_claims_of_ended_consumers_is_released() -> None:
-    released, voided = resolve([leaf('2-a', 'dead'), leaf('2-b', 'also dead')], {'us'}, NOW) or []
-    assert (released['_rev'], released['claimed'], released['attempts']) == ('2-b', None, 1)
-    assert voided == {'_id': 'x', '_rev': '2-a', '_deleted': True, 'void': True}
 
 
 def test_concurrent_resolvers_with_different_leaves_lose_no_message() -> None:

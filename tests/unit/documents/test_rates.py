@@ -57,12 +57,6 @@ def test_no_period_has_more_starts_than_the_rate(rate: RateLimit, late: float) -
         assert starts[-1] - starts[0] <= (len(starts) - 1) * rate.interval + 1e-6
 
 
-@pytest.mark.parametrize('next_', [None, 'soon', True, -1, 1e12, float('nan'), float('inf'), [], 10**400, -(10**400)])
-def test_malformed_next_start_is_now(next_: Any) -> None:
-    assert rates.next_of({'next': next_}, 1000.0) == 1000.0
-    assert rates.next_of(None, 1000.0) == 1000.0
-
-
 def test_leaf_with_the_latest_start_is_kept() -> None:
     leaves = [
         {'_id': 'rate:k', '_rev': rev, 'next': next_} for rev, next_ in (('2-a', 9.0), ('2-b', 5.0), ('2-c', 'x'))

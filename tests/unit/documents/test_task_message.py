@@ -81,13 +81,6 @@ def test_date_that_celery_cannot_compare_is_a_flaw(date: str) -> None:
     assert 'expires must be an ISO date' in (flaw({**TASK, 'expires': date}) or '')
 
 
-@pytest.mark.parametrize('encoding', ['utf-8', 'UTF-8', 'us-ascii', 'latin-1', 'iso-8859-15', 'cp1252', 'utf-16'])
-def test_text_is_decoded(encoding: str) -> None:
-    content = {'content-encoding': encoding, 'content-type': 'text/plain'}
-    assert flaw({}, **content) is None
-    assert loaded({**message(), **content}, 'text'.encode(encoding), None) == 'text'
-
-
 @pytest.mark.parametrize('encoding', ['bz2', 'zlib', 'zip', 'hex', 'base64', 'punycode', 'idna', 'unicode_escape', 'x'])
 def test_other_encodings_are_never_decoded(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(*_: Any) -> Any:

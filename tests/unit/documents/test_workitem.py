@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from base64 import b64decode
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -36,24 +35,6 @@ def item(**more: Any) -> Any:
 # -- new
 
 
-def test_new_item_waits_and_is_due() -> None:
-    doc = workitem.new('id', 'q', message(), NOW)
-    assert {name: value for name, value in doc.items() if name != 'message'} == {
-        '_id': 'id',
-        'type': 'WorkItem',
-        'queue': 'q',
-        'priority': 0,
-        'date': None,
-        'published': NOW,
-        'attempts': 0,
-        'claimed': None,
-    }
-    assert doc['message'] == message()
-    assert workitem.is_waiting(doc)
-    assert workitem.is_due(doc, 0.0)
-    assert validation.flaw(doc) is None
-
-
 @pytest.mark.parametrize('step', [1e-5, 1.0, 1e6, 3e9])
 def test_ids_sort_by_time(step: float) -> None:
     later = workitem.new_id(NOW + step)  # created first, so that the serial number does not determine the order
@@ -72,19 +53,18 @@ def test_priorities_are_clamped_to_0_to_9(given: Any, kept: int) -> None:
 # -- expiration
 
 
-@pytest.mark.parametrize(('expiration', 'expires'), [('1500', NOW + 1.5), (250, NOW + 0.25), ('0', NOW)])
-def test_expiration_is_in_milliseconds(expiration: Any, expires: float) -> None:
+@pytest.mark.parametrize(
+    ('expiration', 'expires'),
+    [('1500', NOW + 1.5), (250, NOW + 0.25), ('0', NOW), (None, None), ('soon', None), ('', None), ([], None)],
+)
+def test_expiration_is_in_milliseconds(expiration: Any, expires: float | None) -> None:
     doc = workitem.new('id', 'q', message(expiration=expiration), NOW)
-    assert doc['expires'] == expires
+    assert doc.get('expires') == expires
+    if expires is None:
+        assert not workitem.has_expired(doc, float('inf'))
+        return
     assert workitem.has_expired(doc, expires)
     assert not workitem.has_expired(doc, expires - 0.001)
-
-
-@pytest.mark.parametrize('expiration', [None, 'soon', '', []])
-def test_invalid_expiration_never_expires(expiration: Any) -> None:
-    doc = workitem.new('id', 'q', message(expiration=expiration), NOW)
-    assert 'expires' not in doc
-    assert not workitem.has_expired(doc, float('inf'))
 
 
 # -- due dates
@@ -113,16 +93,13 @@ def test_eta_in_any_notation_is_the_same_moment(eta: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize('eta', [None, '', 'Z', 'tomorrow', '2025-13-01T00:00:00Z', 5, 1.5, [], {}, True])
-def test_invalid_eta_is_ignored(eta: Any) -> None:
+def test_message_without_a_valid_eta_is_due_at_once(eta: Any) -> None:
     assert due_date(message(headers={'task': 'add', 'eta': eta})) is None
+    assert due_date({'headers': None}) is None
 
 
-@pytest.mark.parametrize(
-    'given', [{}, {'headers': None}, {'headers': {}}, {'headers': {'eta': '2099-01-01T00:00:00Z'}}]
-)
-def test_message_without_an_eta_is_due_at_once(given: dict[str, Any]) -> None:
-    """A header `eta` of a message that is not Celery's belongs to its application."""
-    assert due_date(given) is None
+def test_header_eta_of_a_message_that_is_not_celerys_belongs_to_its_application() -> None:
+    assert due_date({'headers': {'eta': '2099-01-01T00:00:00Z'}}) is None
 
 
 # -- changes of state
@@ -138,45 +115,6 @@ def test_release_counts_only_delivered_messages(delivered: bool, attempts: int) 
     released = workitem.release(workitem.claim(item(), 'me', NOW), delivered=delivered)
     assert released == item(attempts=attempts, **({'consumer': 'me'} if delivered else {}))
     assert workitem.is_waiting(released)
-
-
-def test_dead_letter_is_kept_with_its_reason() -> None:
-    dead = dead_letter.made_of(workitem.claim(item(), 'me', NOW), 'because', NOW + 2)
-    assert dead == item(attempts=1, status='fail', reason='because', failed=NOW + 2, consumer='me')
-    assert not workitem.is_waiting(dead)
-
-
-@pytest.mark.parametrize('length', [1_000, MAX_INLINE + 1, 1_000_000])
-def test_later_states_of_a_large_unique_job_are_not_larger(length: int) -> None:
-    def size(doc: dict[str, Any]) -> int:
-        return len(json.dumps(doc))
-
-    doc: Any = {
-        **workitem.new('id', 'q', message('x' * length, {'task': 't', 'job_key': 'k'}), NOW),
-        '_rev': '1-' + 'a' * 32,
-    }
-    consumer = f'broker:consumer:{"h" * 64}:4194304:{"f" * 32}'
-    claimed = {**workitem.claim(doc, consumer, NOW), '_rev': '2-' + 'b' * 32}
-    reason = 'malformed: the body cannot be decoded (Only base64 data is allowed)'
-    states = [
-        claimed,
-        workitem.release(claimed),
-        dead_letter.made_of(claimed, reason, NOW),
-        dead_letter.made_of(doc, reason, NOW),
-    ]
-    if length > MAX_INLINE:
-        assert max(map(size, states)) <= size(doc)
-    else:
-        assert 'room' not in doc  # small documents are far from any limit
-
-
-def test_large_body_is_an_attachment() -> None:
-    body = 'é' * (MAX_INLINE + 1)
-    doc = workitem.new('id', 'q', message(body), NOW)
-    assert doc['message'] == {**message(body), 'body': None}
-    assert b64decode(doc['_attachments']['body']['data']) == body.encode()
-    assert validation.flaw(doc) is None
-    assert '_attachments' not in workitem.new('id', 'q', message('x' * MAX_INLINE), NOW)
 
 
 def test_large_body_that_is_not_text_is_refused() -> None:
@@ -240,3 +178,42 @@ def test_only_a_date_removes_a_message(removed: Any) -> None:
     held = {'_id': 'a', '_rev': '2-a', 'queue': 'q', 'attempts': 1, 'claimed': {'by': 'c', 'date': 1.0}}
     assert '_deleted' not in workitem.release({**held, 'removed': removed})
     assert workitem.release({**held, 'removed': 5.0})['_deleted'] is True
+
+
+@pytest.mark.parametrize(
+    ('spoilt', 'named'),
+    [
+        ({'message': None}, 'message'),
+        ({'message': {**message(), 'properties': []}}, 'message.properties'),
+        ({'message': {**message(), 'headers': 'none'}}, 'message.headers'),
+        ({'message': {**message(), 'body': {}}}, 'message.body'),
+        ({'message': message(delivery_info='here')}, 'delivery_info'),
+        ({'claimed': {}}, 'claimed'),
+        ({'claimed': {'by': 7}}, 'claimed'),
+        ({'attempts': None}, 'attempts'),
+        ({'attempts': True}, 'attempts'),
+        ({'attempts': -1}, 'attempts'),
+        ({'date': 'tomorrow'}, 'date'),
+    ],
+)
+def test_flaw_names_the_member(spoilt: dict[str, Any], named: str) -> None:
+    sentence = validation.flaw(item(**spoilt))
+    assert sentence is not None
+    assert named in sentence
+    assert sentence.startswith('malformed: ')
+
+
+@pytest.mark.parametrize('place', ['headers', 'properties', 'message', 'item', 'next'])
+def test_deep_nesting_is_a_flaw(place: str) -> None:
+    deep, fit = (item(message={**message(), 'headers': {}, 'properties': {}}) for _ in range(2))
+    for doc, levels in ((deep, 600), (fit, 90)):
+        inner = {
+            'headers': doc['message']['headers'],
+            'properties': doc['message']['properties'],
+            'message': doc['message'],
+            'item': doc,
+            'next': doc,
+        }[place]
+        inner['next' if place == 'next' else 'x'] = nested(levels)
+    assert validation.flaw(fit) is None
+    assert validation.flaw(deep) == 'malformed: it is nested in more than 110 levels'

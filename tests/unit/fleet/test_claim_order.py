@@ -38,13 +38,6 @@ def test_consumer_that_is_alone_and_one_without_listeners_wait_for_nobody() -> N
         assert {order.of(name) for name in MESSAGES} == {(0, 0.0)}
 
 
-def test_news_are_told() -> None:
-    order = order_of(NAMES[0])
-    assert not order.set_consumers(NAMES[0], NAMES, NAMES)
-    assert order.set_consumers(NAMES[0], NAMES, NAMES[:2])
-    assert order.set_consumers(NAMES[0], NAMES[:4], NAMES[:2])
-
-
 # -- few messages: the listeners
 
 
@@ -120,22 +113,3 @@ def test_consumers_have_similar_shares_of_a_long_queue() -> None:
     shares = Counter(turns(order_of(NAMES[0]), rows(0, 8192)))
     assert len(shares) == len(NAMES)
     assert all(512 < share < 1536 for share in shares.values())
-
-
-def test_order_is_the_same_on_other_pages() -> None:
-    before = turns(order_of(NAMES[0]), rows(0, 1024))
-    pairs = list(zip(before[500:], turns(order_of(NAMES[0]), rows(500, 1524)), strict=False))
-    # All but the end of the first page, whose last run goes on.
-    assert sum(one == other for one, other in pairs) > 524 - 64
-    # Messages at the beginnings of runs were claimed.
-    left = [row for row, turn in zip(rows(0, 1024), before, strict=True) if turn or int(row.id[-1]) % 2]
-    known = dict(zip(rows(0, 1024), before, strict=True))
-    found = dict(zip(left, turns(order_of(NAMES[0]), left), strict=True))
-    assert all(found[row] == known[row] for row in left if known[row])
-
-
-def test_long_queue_stays_long_until_few_messages_are_left() -> None:
-    order = order_of(NAMES[0])
-    long = turns(order, rows(0, 1024))
-    assert turns(order, rows(924, 1024)) == long[924:]
-    assert turns(order, rows(1000, 1024)) == turns(order_of(NAMES[0]), rows(1000, 1024))

@@ -62,22 +62,15 @@ def test_lease_expires_after_the_last_heartbeat(world: World, seen: float) -> No
     assert LEASE + GRACE_SECONDS <= world.expired_after() < LEASE + GRACE_SECONDS + 0.1
 
 
-@pytest.mark.parametrize('silent_for', [0.0, 10.0, 36.0, 60.0, MONTH])
-def test_new_process_finds_an_old_heartbeat(world: World, silent_for: float) -> None:
-    """A process that is started later need not watch for the whole lease."""
+@pytest.mark.parametrize('silent_for', [0.0, 36.0, 60.0, MONTH])
+@pytest.mark.parametrize(('holding', 'most'), [({'a'}, LEASE), (set(), IDLE_LEASES * LEASE)], ids=['busy', 'idle'])
+def test_new_process_finds_an_old_heartbeat(world: World, holding: set[str], most: float, silent_for: float) -> None:
+    """It need not watch for the whole lease. A consumer that holds nothing may be silent for longer."""
+    world.holding = holding
     world.now += silent_for
-    expired = world.expired_after(most=MONTH + 1000.0)
-    assert expired == pytest.approx(max(LEASE, silent_for + (1 - CLOCK_SHARE) * LEASE) + GRACE_SECONDS, abs=0.1)
-
-
-@pytest.mark.parametrize('silent_for', [0.0, 10.0, 36.0, 60.0, MONTH])
-def test_consumer_that_holds_nothing_may_be_silent_for_longer(world: World, silent_for: float) -> None:
-    world.holding.clear()
-    world.now += silent_for
-    most = IDLE_LEASES * LEASE
     expired = world.expired_after(most=MONTH + 1000.0)
     assert expired == pytest.approx(max(most, silent_for + most - CLOCK_SHARE * LEASE) + GRACE_SECONDS, abs=0.1)
-    assert ends_at(world.doc) == world.doc['date'] + most
+    assert ends_at(world.doc) == world.doc['date'] + IDLE_LEASES * LEASE
 
 
 @pytest.mark.parametrize('holds', [True, False])
@@ -98,36 +91,16 @@ def test_a_missing_heartbeat_of_a_consumer_that_holds_something_is_suspect(world
     assert world.watch.suspects == holds
 
 
-def test_consumer_that_began_to_hold_something_may_be_silent_for_one_lease(world: World) -> None:
-    world.holding.clear()
-    assert not world.silent()
-    world.now += 2 * LEASE
-    assert not world.silent()
-    world.heartbeat()
-    world.holding.add('a')
-    assert LEASE + GRACE_SECONDS <= world.expired_after() < LEASE + GRACE_SECONDS + 0.1
-
-
-@pytest.mark.parametrize('jump', [90.0, -90.0, 600.0, -600.0, MONTH, -MONTH])
+@pytest.mark.parametrize('jump', [90.0, -600.0, MONTH, -MONTH])
 @pytest.mark.parametrize('restart', [False, True])
-def test_clock_jump_ends_no_lease_of_an_idle_consumer(world: World, jump: float, restart: bool) -> None:
-    """It writes a heartbeat after twice its lease."""
-    world.holding.clear()
-    for _ in range(10):
-        for _ in range(130):
-            world.now += 1.0
-            assert not world.silent()
-        world.heartbeat()
-        world.jumped += jump
-        if restart:
-            world.watch = world.new_watch()
-
-
-@pytest.mark.parametrize('jump', [90.0, -90.0, 600.0, -600.0, MONTH, -MONTH])
-@pytest.mark.parametrize('restart', [False, True])
-def test_clock_jump_ends_no_lease_of_a_living_consumer(world: World, jump: float, restart: bool) -> None:
-    for _ in range(10):
-        for _ in range(20):
+@pytest.mark.parametrize(('holding', 'pause'), [({'a'}, 20), (set(), 130)], ids=['busy', 'idle'])
+def test_clock_jump_ends_no_lease_of_a_living_consumer(
+    world: World, holding: set[str], pause: int, jump: float, restart: bool
+) -> None:
+    """It writes a heartbeat every third of its lease, or after twice its lease if it holds nothing."""
+    world.holding = holding
+    for _ in range(5):
+        for _ in range(pause):
             world.now += 1.0
             assert not world.silent()
         world.heartbeat()
@@ -171,16 +144,6 @@ def test_silence_during_an_outage_of_the_server_does_not_count(world: World, out
     assert world.expired_after() == pytest.approx(LEASE + GRACE_SECONDS + outage, abs=0.1)
 
 
-def test_heartbeat_stored_during_an_outage_counts_from_the_end_of_the_outage(world: World) -> None:
-    world.silent()
-    world.now += 1.0
-    world.heartbeat()
-    world.now += 90.0
-    world.watch.interrupted(90.0)
-    assert not world.silent()
-    assert world.expired_after() == pytest.approx(LEASE + GRACE_SECONDS + 90.0, abs=0.1)
-
-
 def test_repeated_short_interruptions_do_not_extend_a_lease_for_ever(world: World) -> None:
     """If the network loses a request per second, the messages of an expired consumer are released all the same."""
     world.silent()
@@ -202,10 +165,8 @@ def test_length_of_the_lease_is_read_from_the_document(monkeypatch: pytest.Monke
     'malformed',
     [
         {},
-        {'date': None},
         {'date': 'x', 'expires': []},
         {'date': 5, 'expires': 1},
-        {'date': True},
         {'date': 10**400, 'expires': 10**400},
         {'date': -1e300, 'expires': 1e300},
     ],
@@ -216,13 +177,6 @@ def test_malformed_heartbeat_has_the_default_lease(world: World, malformed: dict
     world.now += 7.0 + GRACE_SECONDS + 0.1
     assert world.silent()
     assert world.watch.expires('a') == expires_of(world.doc)
-
-
-def test_deleted_heartbeat_is_forgotten(world: World) -> None:
-    world.silent()
-    world.watch.observe({}, world.now, lambda names: [], ())
-    assert world.watch.next_in() == float('inf')
-    assert world.watch.expires('a') is None
 
 
 def test_dates_that_are_no_numbers_count_as_in_the_view() -> None:

@@ -25,17 +25,11 @@ class World:
         self.docs: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         self.held: set[str] = set()
-        self.consumers = 1
         self.lease = SimpleNamespace(id='me')
-        self.client: Any = SimpleNamespace(
-            bulk=self._bulk,
-            find=self._find,
-            id_range=self._id_range,
-            clock=SimpleNamespace(now=lambda: self.now),
-            replicas=1,
-        )
-        store: Any = SimpleNamespace(client=self.client)
-        peers: Any = SimpleNamespace(of=lambda queue, own: ['me'] * self.consumers)
+        clock = SimpleNamespace(now=lambda: self.now)
+        client = SimpleNamespace(bulk=self._bulk, find=self._find, id_range=self._id_range, clock=clock, replicas=1)
+        store: Any = SimpleNamespace(client=client)
+        peers: Any = SimpleNamespace(of=lambda queue, own: ['me'])
         topology: Any = SimpleNamespace(paused=frozenset())
         lease: Any = self.lease
         self.gate = LimitsGate(store, lease, topology, peers)
@@ -61,11 +55,9 @@ class World:
             results.append(WriteResult(doc['_id'], status, rev, 'forbidden', 'because'))
         return results
 
-    def cycle(self, *names: str, parked: str | None = None, **headers: Any) -> tuple[list[str], list[str]]:
+    def cycle(self, *names: str, **headers: Any) -> tuple[list[str], list[str]]:
         """Claim messages in a cycle; return the ids of those that are admitted, and of all documents to be written."""
-        where = {'parked': {'key': parked, 'date': 1}} if parked else {}
-        message = {'headers': headers}
-        docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': message, **where} for name in names]
+        docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': {'headers': headers}} for name in names]
         writes: list[PendingWrite] = []
         self.gate.begin(self.held)
         admitted = [doc['_id'] for doc in self.gate.admit({'q': docs}, writes)['q']]
@@ -79,8 +71,8 @@ class World:
     def limited(self, *names: str, limit: int = 1) -> tuple[list[str], list[str]]:
         return self.cycle(*names, concurrency_key='k', concurrency_limit=limit)
 
-    def rated(self, *names: str, rate: str = '10/s', parked: bool = False) -> tuple[list[str], list[str]]:
-        return self.cycle(*names, parked='rate:q:k' if parked else None, rate=rate, rate_key='k')
+    def rated(self, *names: str) -> tuple[list[str], list[str]]:
+        return self.cycle(*names, rate='10/s', rate_key='k')
 
     @property
     def slots(self) -> list[str]:
@@ -97,21 +89,6 @@ def world() -> World:
 
 
 # -- slots
-
-
-def test_as_many_messages_are_admitted_as_there_are_slots(world: World) -> None:
-    assert world.limited('a', 'b', 'c', 'd', limit=3) == (['a', 'b', 'c'], ['d'])
-    assert world.slots == ['slot:k:0', 'slot:k:1', 'slot:k:2']
-    assert world.gate.holds_slots()
-
-
-def test_slot_is_used_again_or_freed(world: World) -> None:
-    world.limited('a')
-    world.held = set()
-    assert world.limited('b') == (['b'], [])
-    assert world.requests == ['bulk']
-    world.held = set()
-    assert world.limited() == ([], ['slot:k:0'])
 
 
 def test_message_that_was_read_before_its_claim_gets_no_second_slot(world: World) -> None:
@@ -131,61 +108,7 @@ def test_message_that_was_read_before_its_claim_keeps_its_slot(world: World) -> 
     assert world.slots == ['slot:k:0']
 
 
-def test_slot_of_an_ended_lease_is_not_used_again(world: World) -> None:
-    world.limited('a')
-    world.held, world.lease.id = set(), 'second'
-    assert world.limited('b') == ([], ['b', 'slot:k:0'])
-
-
-@pytest.mark.parametrize('status', [WriteStatus.UNPROVEN, WriteStatus.CONFLICT])
-def test_slot_that_is_not_proven_is_not_used(world: World, status: WriteStatus) -> None:
-    world.statuses = [status]
-    assert world.limited('a') == ([], ['a', 'slot:k:0'] if status is WriteStatus.UNPROVEN else ['a'])
-
-
-def test_slot_of_a_message_without_a_start_is_freed(world: World) -> None:
-    world.docs['rate:k'] = {'_id': 'rate:k', '_rev': '1-a', 'next': world.now + 5, 'by': 'other'}
-    both: dict[str, Any] = {'concurrency_key': 'k', 'concurrency_limit': 1, 'rate': '1/s', 'rate_key': 'k'}
-    assert world.cycle('a', **both) == ([], ['a', 'slot:k:0'])
-    assert world.cycle('b', **both)[0] == []
-    assert world.requests.count('bulk') == 1  # now it is known that there is no start, so no slot is taken
-
-
-def test_who_parks_a_message_looks_for_free_slots_afterwards(world: World) -> None:
-    world.docs['slot:k:0'] = {'_id': 'slot:k:0', '_rev': '1-a'}
-    assert world.gate.due({}) == NEVER
-    assert world.limited('a') == ([], ['a'])
-    assert world.gate.due({}) <= time.monotonic()
-    assert world.limited() == ([], [])
-    assert world.gate.due({}) == NEVER
-
-
 # -- starts
-
-
-def test_one_start_at_a_time(world: World) -> None:
-    assert world.rated('a', 'b') == (['a'], ['b'])
-    assert world.next == pytest.approx(1000.11)
-    assert world.docs['rate:k']['by'] == 'me'
-    world.now += 0.02
-    assert world.rated('b', parked=True) == (['b'], [])  # up to BURST_SECONDS before its time
-    assert world.rated('c') == ([], ['c'])
-
-
-def test_no_request_while_it_is_known_that_there_is_no_start(world: World) -> None:
-    world.rated('a')
-    world.requests.clear()
-    assert world.rated('b') == ([], ['b'])
-    assert world.rated('c', parked=True) == ([], [])
-    assert not world.requests
-
-
-def test_the_known_revision_is_written_without_a_read(world: World) -> None:
-    world.rated('a')
-    world.now += 1
-    world.requests.clear()
-    world.rated('b')
-    assert world.requests == ['bulk']
 
 
 def test_a_start_that_another_consumer_has_taken_is_not_used(world: World) -> None:
@@ -196,43 +119,10 @@ def test_a_start_that_another_consumer_has_taken_is_not_used(world: World) -> No
     assert world.next == pytest.approx(world.now + 0.11)
 
 
-def test_conflict_with_starts_left(world: World) -> None:
-    world.rated('a')
-    world.now += 1
-    world.docs['rate:k'] |= {'_rev': '9-b', 'next': world.now, 'by': 'other'}
-    assert world.rated('b') == (['b'], [])
-
-
 def test_an_unproven_start_is_lost(world: World) -> None:
     world.statuses = [WriteStatus.UNPROVEN]
     assert world.rated('a') == ([], ['a'])
     assert world.next == pytest.approx(1000.11)
-
-
-def test_conflicts_end(world: World) -> None:
-    world.statuses = [WriteStatus.CONFLICT] * 9
-    assert world.rated('a') == ([], ['a'])
-    assert world.requests.count('bulk') == 3
-
-
-def test_burst_of_a_high_rate(world: World) -> None:
-    """In the first moment start as many as are due within BURST_SECONDS, and no more."""
-    admitted, parked = world.rated(*map(str, range(50)), rate='100/s')
-    assert (len(admitted), len(parked)) == (10, 40)
-
-
-def test_only_queues_with_credit_are_looked_at(world: World) -> None:
-    world.rated('a', 'b')
-    assert world.gate.due({'q': 1}) < NEVER
-    assert world.gate.due({'q': 0}) == world.gate.due({'other': 1}) == NEVER
-
-
-def test_messages_that_other_consumers_parked(world: World) -> None:
-    for parked in ('a concurrency key', 'rate:'):
-        world.gate.saw(parked)
-    assert world.gate.due({'q': 1}) == NEVER
-    world.gate.saw('rate:q:k')
-    assert world.gate.due({'q': 1}) < NEVER
 
 
 # -- refusals

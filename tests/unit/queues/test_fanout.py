@@ -42,29 +42,12 @@ def received(taken: list[tuple[str, Document]]) -> list[tuple[str, str]]:
     return [(queue, message['body']) for queue, message in taken]
 
 
-def test_each_broadcast_is_received_once(listener: Listener) -> None:
-    assert received(listener.take([broadcast(1)])) == [('q', 'p1')]
-    assert received(listener.take([broadcast(1), broadcast(2)])) == [('q', 'p2')]
-    assert received(listener.take([broadcast(1), broadcast(2)])) == []
-
-
-def test_broadcasts_are_received_in_the_order_of_sending(listener: Listener) -> None:
-    docs = [broadcast(2, date=NOW + 2), broadcast(1, 'r', date=NOW + 3), broadcast(1, date=NOW + 1)]
-    assert received(listener.take(docs)) == [('q', 'p1'), ('q', 'p2'), ('q', 'r1')]
-
-
 def test_numbers_give_the_order_if_the_clock_of_the_sender_steps_back(
     listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     docs = [broadcast(2, date=NOW - 1), broadcast(1, date=NOW), broadcast(3, date=NOW - 1)]
     assert received(listener.take(docs)) == [('q', 'p1'), ('q', 'p2'), ('q', 'p3')]
     assert caplog.records == []
-
-
-def test_queue_bound_late_receives_later_broadcasts(listener: Listener) -> None:
-    listener.take([broadcast(1), broadcast(1, 'o', 'other')])
-    listener.bind('other', 'r')
-    assert received(listener.take([broadcast(1, 'o', 'other'), broadcast(2, 'o', 'other')])) == [('r', 'o2')]
 
 
 def test_listener_that_falls_behind_logs_a_warning(
@@ -90,26 +73,3 @@ def test_broadcasts_reported_late_by_a_cluster_are_received(
     monkeypatch.setattr('kombu_couchdb.queues.fanout._MISSING_SECONDS', -1.0)
     listener.take([])
     assert caplog.records == []
-
-
-def test_number_of_missing_broadcasts_is_limited(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
-    listener.take([broadcast(1), broadcast(10_000)])
-    listener.take([broadcast(1, 'r'), broadcast(10, 'r')])
-    assert [record.getMessage().split(': ')[1].split()[0] for record in caplog.records] == ['8']
-
-
-@pytest.mark.parametrize(
-    'malformed',
-    [
-        {'type': 'Other'},
-        {'message': None},
-        {'message': 'text'},
-        {'number': None},
-        {'number': 'one'},
-        {'exchange': None},
-        {'exchange': []},
-    ],
-    ids=repr,
-)
-def test_malformed_broadcast_is_ignored(listener: Listener, malformed: Document) -> None:
-    assert received(listener.take([{**broadcast(1, 's'), **malformed}, broadcast(1)])) == [('q', 'p1')]

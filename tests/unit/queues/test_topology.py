@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time as time_module
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kombu_couchdb.documents.ids import BINDING, QUEUE
-from kombu_couchdb.queues import routing
-from kombu_couchdb.queues import topology as module
 from kombu_couchdb.queues.routing import Routes, binding_id, exchange_id, exchange_in, topic_matches
 
 Document = dict[str, Any]
@@ -23,18 +20,11 @@ Document = dict[str, Any]
     ('pattern', 'matching', 'others'),
     [
         ('a.b', ['a.b'], ['a', 'a.b.c', 'a.c', 'axb', 'ab', 'a.b.', '.a.b', '']),
-        ('*', ['a', 'stock'], ['a.b', 'a.']),
         ('a.*', ['a.b', 'a.c'], ['a', 'a.b.c', 'b.a']),
-        ('*.b', ['a.b'], ['b', 'a.b.b', 'a.c']),
-        ('a.*.c', ['a.b.c'], ['a.c', 'a.b.b.c']),
         ('#', ['', 'a', 'a.b', 'a.b.c'], []),
         ('a.#', ['a', 'a.b', 'a.b.c'], ['b', 'b.a', 'ab', 'ab.c', '']),
-        ('#.b', ['b', 'a.b', 'a.a.b'], ['a', 'b.a', 'ab', '']),
         ('a.#.b', ['a.b', 'a.x.b', 'a.x.y.b'], ['a', 'b', 'ab', 'a.x']),
         ('#.x.#', ['x', 'a.x', 'x.a', 'a.b.x.c.d'], ['a', 'ax', 'xa', 'a.xa']),
-        ('*.#', ['a', 'a.b', 'a.b.c'], []),
-        ('#.*', ['a', 'a.b'], []),
-        ('*.*', ['a.b'], ['a', 'a.b.c']),
         ('lazy.#.*', ['lazy.a', 'lazy.a.b'], ['lazy']),
         ('a+b.(c', ['a+b.(c'], ['aab.(c', 'a+b.c']),
         ('a*.b#', ['a*.b#'], ['ax.b', 'a.b']),
@@ -49,26 +39,9 @@ def test_topics_match_as_in_amqp(pattern: str, matching: list[str], others: list
 # -- the table
 
 
-@pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The monotonic time of the modules, which changes only when a test sets it."""
-    time = SimpleNamespace(now=1000.0)
-    time.monotonic = lambda: time.now
-    monkeypatch.setattr(routing, 'time', time)
-    monkeypatch.setattr(module, 'time', time)
-    return time
-
-
 def binding(exchange: str, key: str, queue: str, pattern: str | None = None) -> Document:
-    return {
-        '_id': binding_id(exchange, key, queue),
-        '_rev': '1-a',
-        'type': 'Binding',
-        'exchange': exchange,
-        'routing_key': key,
-        'pattern': pattern,
-        'queue': queue,
-    }
+    members = {'exchange': exchange, 'routing_key': key, 'pattern': pattern, 'queue': queue}
+    return {'_id': binding_id(exchange, key, queue), '_rev': '1-a', 'type': 'Binding', **members}
 
 
 def table(*bindings: Document) -> Routes:
@@ -81,7 +54,7 @@ def table(*bindings: Document) -> Routes:
 @pytest.mark.parametrize('stored', ['.*', r'^\.b$', '(', '', r'^(\.|a|aa)+$'])
 def test_stored_pattern_is_not_used_as_a_regular_expression(stored: str) -> None:
     """A user who may write to the database could otherwise keep every publisher busy for ever."""
-    routes = table({**binding('ex', 'a.*', 'q', 'a pattern'), 'pattern': stored})
+    routes = table(binding('ex', 'a.*', 'q', stored))
     assert routes.match('ex', 'b') == set()
     assert routes.match('ex', 'a' * 60 + '!') == set()
     assert routes.match('ex', 'a.b') == ({'q'} if stored else set())
@@ -108,27 +81,6 @@ def test_replace_keeps_updates_made_during_the_read() -> None:
     assert routes.match('ex', 'k') == {'before', 'new'}
 
 
-def test_times_of_old_updates_are_forgotten(time: SimpleNamespace) -> None:
-    """The changes feed reports a binding for each client of remote control, and a worker rarely reads them all."""
-    routes = Routes()
-    for number in range(1000):
-        time.now += 1.0
-        routes.update({'_id': f'{BINDING}{number}', '_deleted': True})
-    assert len(routes._updated) < 100
-
-
-def test_table_without_a_changes_feed_is_trusted_for_50_ms(time: SimpleNamespace) -> None:
-    routes = Routes()
-    assert not routes.known('ex')
-    routes.was_read('ex', time.now)
-    assert routes.known('ex')
-    assert not routes.known('other')
-    time.now += 0.049
-    assert routes.known('ex')
-    time.now += 0.002
-    assert not routes.known('ex')
-
-
 # -- declarations
 
 
@@ -136,10 +88,5 @@ def test_table_without_a_changes_feed_is_trusted_for_50_ms(time: SimpleNamespace
 def test_name_of_an_exchange_is_in_its_id(name: str) -> None:
     assert exchange_in(exchange_id(name)) == name
     assert exchange_in(binding_id(name, 'null', 'null')) is None
-
-
-@pytest.mark.parametrize(
-    'doc_id', [BINDING + 'malformed,null,null]', BINDING + '[1,null,null]', QUEUE + '["x",null,null]', BINDING]
-)
-def test_other_ids_have_no_exchange(doc_id: str) -> None:
-    assert exchange_in(doc_id) is None
+    for other in (BINDING + 'malformed,null,null]', BINDING + '[1,null,null]', QUEUE + '["x",null,null]', BINDING):
+        assert exchange_in(other) is None

@@ -34,7 +34,8 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(transient, '_RETRY_SECONDS', 0.01)
+    for name, seconds in (('_RETRY_SECONDS', 0.01), ('_CLOSE_SECONDS', 0.2), ('_ROOM_SECONDS', 0.2)):
+        monkeypatch.setattr(transient, name, seconds)
     return Server()
 
 
@@ -54,9 +55,7 @@ def test_messages_are_stored_in_order_and_together(messages: TransientMessages, 
     assert server.requests == 2
 
 
-def test_messages_wait_during_an_outage_and_the_oldest_are_dropped(
-    messages: TransientMessages, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_wait_during_an_outage_and_the_oldest_are_dropped(messages: TransientMessages, server: Server) -> None:
     server.error = ServerUnavailable('no')
     for number in range(1200):
         messages.add(number)
@@ -65,10 +64,7 @@ def test_messages_wait_during_an_outage_and_the_oldest_are_dropped(
     wait_for(lambda: server.stored == [*range(200, 1200)], 'the last 1000 messages to be stored')
 
 
-def test_publisher_waits_for_room_once_in_an_outage(
-    messages: TransientMessages, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transient, '_ROOM_SECONDS', 0.2)
+def test_publisher_waits_for_room_once_in_an_outage(messages: TransientMessages, server: Server) -> None:
     server.responds.clear()
     began = time.monotonic()
     for number in range(3000):
@@ -94,7 +90,7 @@ def test_close_does_not_wait_for_an_outage_to_end(messages: TransientMessages, s
     messages.add(0)
     wait_for(lambda: server.requests > 1, 'the outage to be noticed')
     messages.close()
-    wait_for(lambda: not [each for each in threading.enumerate() if each.name == 'transient-messages'], 'its end')
+    wait_for(lambda: messages._thread is None, 'its end')
     server.responds.clear()
     hanging = TransientMessages(server.store)
     hanging.add(0)
