@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
-from requests.adapters import HTTPAdapter
 
 from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
-from benchmarks.counting import Count, counting, written
+from benchmarks.counting import written
 from benchmarks.report import Run, write
 from benchmarks.run import run
 from benchmarks.systems import reachable
@@ -58,24 +56,6 @@ def test_a_run_keeps_the_measures_that_it_lacks(tmp_path: Path) -> None:
     assert 'on 2026-12-01' in delay
     assert '99' in delay
     assert after.count('.. image') == after.count('benchmark ends') == 1
-
-
-def test_systems_take_turns_in_each_round() -> None:
-    order: list[tuple[str, str]] = []
-
-    def case(label: str, rounds: int | None = None) -> Case:
-        def measured(system: Any) -> Sequence[float | None]:
-            order.append((label, system.name))
-            return [float(len(order)), None]
-
-        return Case('publish', label, (Figure('s'), Figure('s', name='other')), measured, rounds)
-
-    systems: list[Any] = [Named('a'), Named('b')]
-    results = Results()
-    run([case('x'), case('once', 1)], systems, 2, results, lambda text: None)
-    assert order == [('x', 'a'), ('x', 'b'), ('once', 'a'), ('once', 'b'), ('x', 'a'), ('x', 'b')]
-    assert results.values[Row('publish', 'x', 's', True)] == {'a': [1.0, 5.0], 'b': [2.0, 6.0]}
-    assert results.values[Row('publish', 'x, other', 's', True)] == {'a': [], 'b': []}
 
 
 def test_a_failure_of_one_system_does_not_affect_the_others() -> None:
@@ -125,30 +105,3 @@ def test_writes_are_counted_and_reads_are_not(
     method: str, url: str, body: bytes | Upload | None, expected: int
 ) -> None:
     assert written(method, url, body) == expected
-
-
-class Unsent(Exception):
-    """A request arrived at the adapter's own `send`."""
-
-
-@pytest.fixture
-def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send(*args: Any, **kwargs: Any) -> None:
-        raise Unsent
-
-    monkeypatch.setattr(HTTPAdapter, 'send', send)
-
-
-def request(method: str, url: str, body: str | None = None) -> None:
-    with pytest.raises(Unsent):
-        requests.request(method, url, data=body, timeout=1)
-
-
-@pytest.mark.usefixtures('nothing_sent')
-def test_requests_are_counted_by_database() -> None:
-    with counting() as all_, counting('one') as one:
-        request('GET', 'http://h/one/_changes')
-        request('POST', 'http://h/one/_bulk_docs?x=1', '{"docs": [{}, {}]}')
-        request('PUT', 'http://h/two/id', '{}')
-    request('PUT', 'http://h/one/id', '{}')
-    assert (all_, one) == (Count(3, 3), Count(2, 2))
