@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,8 @@ def queries() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(('place', 'query'), [pytest.param(*one, id=one[0]) for one in queries()])
 def test_query_selects_something(place: str, query: str) -> None:
     """Each selector matches an exported sample, but for variables of Grafana."""
+    if find_spec('promql_parser'):
+        import_module('promql_parser').parse(query)
     selectors = re.findall(r'\b(celery_\w+)(?:\{(.*?)\})?', query)
     assert selectors
     for name, matchers in selectors:
@@ -90,12 +94,6 @@ def test_query_selects_something(place: str, query: str) -> None:
             pytest.fail(f'{name}{{{matchers}}} selects nothing')
     for label in re.findall(r'(?:by|ignoring) \((\w+)\)', query):
         assert all(label in labels for name, _ in selectors[:1] for labels in exported()[name])
-
-
-@pytest.mark.parametrize(('place', 'query'), [pytest.param(*one, id=one[0]) for one in queries()])
-def test_query_is_valid(place: str, query: str) -> None:
-    parser = pytest.importorskip('promql_parser')
-    parser.parse(query)
 
 
 #: For each alert, series with a value at which it fires, and one at which it does not.
@@ -155,19 +153,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
 def test_dashboard_has_all_metrics_of_queues_and_databases() -> None:
     shown = set(re.findall(r'celery_\w+', ' '.join(query for place, query in queries() if place in set(panels()))))
     assert exported().keys() - shown == {'celery_couchdb_server_info'}
-    assert [panel['id'] for panel in DASHBOARD['panels']] == list(range(1, len(DASHBOARD['panels']) + 1))
-    for variable in DASHBOARD['templating']['list']:
-        assert variable['name'] in ('datasource', 'instance', 'queue')
-        for name in re.findall(r'celery_\w+', str(variable['query'])):
-            assert name in exported()
-    for panel in DASHBOARD['panels']:
-        grid = panel['gridPos']
-        assert grid['x'] + grid['w'] <= 24
-        for target in panel['targets']:
-            labels = {
-                label for name in re.findall(r'celery_\w+', target['expr']) for one in exported()[name] for label in one
-            }
-            assert set(re.findall(r'\{\{(\w+)\}\}', target['legendFormat'])) <= {*labels, 'instance'}
+    assert set(re.findall(r'celery_\w+', str(DASHBOARD['templating']['list']))) <= exported().keys()
 
 
 def panels() -> Iterator[str]:

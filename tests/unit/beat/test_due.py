@@ -19,7 +19,6 @@ from celery_couchdb.beat.entries import (
     Entry,
     ScheduleState,
     state_of,
-    task_id_of,
 )
 from celery_couchdb.beat.schedules import Asked
 
@@ -45,14 +44,13 @@ def test_new_entry_is_due_after_its_first_interval(entry: Make) -> None:
     fresh = planned(entry(), None, 'beat:state:x', None, 1000.0)
     assert (fresh['anchor'], fresh['due'], fresh['_id']) == (1000.0, 1010.0, 'beat:state:x')
     assert state_of(dict(fresh)) == fresh
-    assert planned(entry(), fresh, 'beat:state:x', '1-a', 5000.0) is fresh
+    assert planned(entry(schedule={'at': 2000}), None, 'i', None, 3000.0)['due'] is None  # it was over by then
 
 
 def test_enabling_sends_nothing_for_the_past(entry: Make) -> None:
     before = planned(entry(), None, 'i', None, 1000.0)
     disabled = planned(entry(enabled=False), before, 'i', None, 1020.0)
     assert disabled['due'] is None
-    assert upcoming(entry(enabled=False), disabled, 1020.0, 3) == []
     assert planned(entry(), disabled, 'i', None, 9000.0)['due'] == 9010.0
     # The same if no leader was there meanwhile: `start` tells that it was enabled anew.
     assert planned(entry(start=9000), before, 'i', None, 9500.0)['due'] == 9010.0
@@ -104,9 +102,8 @@ def test_new_time_zone_of_the_app_counts_at_once(app: Celery, entry: Make) -> No
     assert planned(entry(schedule={'every': 5}, start=now), None, 'i', None, now)['plan'] != tokyo['plan']
 
 
-@pytest.mark.parametrize('missed', ['once', 'skip'])
-def test_short_interruption_changes_nothing(entry: Make, missed: str) -> None:
-    sent, left = run(entry(missed=missed), state(due=1010.0), 1069.0)
+def test_short_interruption_changes_nothing(entry: Make) -> None:
+    sent, left = run(entry(missed='skip'), state(due=1010.0), 1069.0)
     assert sent == [1010.0, 1020.0, 1030.0, 1040.0, 1050.0, 1060.0]
     assert (left['due'], left['count'], left['skipped'], left['last']) == (1070.0, 6, 0, 1060.0)
 
@@ -135,19 +132,11 @@ def test_grace_decides_what_was_missed(entry: Make) -> None:
     daily = {'missed': 'skip', 'schedule': {'every': 86400}}
     assert run(entry(**daily, grace=3600), state(due=87400.0), 91000.0)[0] == [87400.0]
     assert run(entry(**daily, grace=3599), state(due=87400.0), 91000.0)[0] == []
+    assert run(entry(schedule={'at': 2000}, missed='skip'), state(due=2000.0), 90000.0)[0] == []
+    assert run(entry(schedule={'at': 2000}), state(due=2000.0), 90000.0)[0] == [2000.0]
     # Beat itself is late by some seconds while much is due.
     assert run(entry(**daily, grace=0), state(due=87400.0), 87409.9)[0] == [87400.0]
     assert run(entry(**daily, grace=0), state(due=87400.0), 87411.0)[0] == []
-
-
-def test_one_date_that_was_missed(entry: Make) -> None:
-    once = {'schedule': {'at': 2000}}
-    assert run(entry(**once), state(due=2000.0), 90000.0) == (
-        [2000.0],
-        state(due=None, count=1, last=2000.0, sent=90000.0, task_id=task_id_of(STATE, 2000.0)),
-    )
-    assert run(entry(**once, missed='skip'), state(due=2000.0), 90000.0)[0] == []
-    assert planned(entry(**once), None, 'i', None, 3000.0)['due'] is None  # it was over when the entry was added
 
 
 ZONES = ['Europe/Berlin', 'America/New_York', 'Australia/Lord_Howe', 'Asia/Beirut', 'UTC']
@@ -163,10 +152,10 @@ ZONES = ['Europe/Berlin', 'America/New_York', 'Australia/Lord_Howe', 'Asia/Beiru
             st.sampled_from(ZONES),
         ),
         st.builds(lambda seconds: {'every': seconds}, st.floats(300, 90_000)),
-        st.builds(lambda seconds: {'every': seconds, 'relative': True}, st.sampled_from([60, 3600, 86400])),
+        st.builds(lambda seconds: {'every': seconds, 'relative': True}, st.sampled_from([600, 3600, 86400])),
     ),
     start=st.integers(1_740_000_000, 1_770_000_000),
-    days=st.integers(0, 12),
+    days=st.integers(0, 6),
     seconds=st.integers(0, 86_400),
 )
 def test_computed_dates_are_those_that_steps_would_find(
@@ -219,20 +208,6 @@ def test_class_that_raises_an_error_makes_its_entry_malformed(app: Celery, kind:
     assert upcoming(broken, noticed, 1000.0, 3) == []
     # The next leader tries again.
     assert planned(in_code(app, Hourly(app=app)), noticed, 'i', None, 5000.0)['due'] == 5001.0
-
-
-def test_schedule_that_cannot_be_computed_makes_its_entry_malformed(
-    entry: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise LookupError('no table')
-
-    daily = entry(schedule={'every': 86400})
-    monkeypatch.setattr(daily.rule, 'next', fail)
-    fresh = planned(daily, None, 'i', None, 1000.0)
-    assert (fresh['plan'], fresh['due']) == (MALFORMED, None)
-    # The stored date was due, whatever comes after it.
-    assert decide(daily, state(due=4600.0), 4605.0, 500)[:3] == ([4600.0], 0, None)
 
 
 class Weekdays(schedule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -59,14 +60,10 @@ def test_size(octets: int | None, text: str) -> None:
 
 
 def test_number_has_separators_and_zero_has_no_style() -> None:
+    assert [rate_cell(rate).text for rate in (0, 0.001, 4321)] == ['0', '<0.1', '4,321.0']
     assert count_cell(1234567, fg='red') == Cell('1,234,567', {'fg': 'red'})
     assert count_cell(0, fg='red') == Cell('0', {'dim': True})
     assert count_cell(None).text == '-'
-
-
-@pytest.mark.parametrize(('per_second', 'text'), [(0, '0'), (0.001, '<0.1'), (4321, '4,321.0')])
-def test_rate(per_second: float, text: str) -> None:
-    assert rate_cell(per_second).text == text
 
 
 @pytest.mark.parametrize(('length', 'text'), [(8, 'abcdefgh'), (7, 'abc…fgh'), (1, '…')])
@@ -110,9 +107,7 @@ def test_numbers_are_right_aligned_and_names_left_aligned() -> None:
 def test_longest_shortenable_column_is_cut_first() -> None:
     columns = [Column('QUEUE', 'q', min_width=5), Column('HOST', 'h', min_width=5), Column('READY', 'n', right=True)]
     wide = {'q': 'q' * 60, 'h': 'h' * 30, 'n': '1,234,567'}
-    lines = click.unstyle(format_table(columns, [wide], 60)).split('\n')
-    assert max(map(len, lines)) == 60
-    assert lines[1].split()[0].count('q') < 60
+    assert max(map(len, click.unstyle(format_table(columns, [wide], 60)).split('\n'))) == 60
     assert '…' not in format_table(columns, [{'q': 'q' * 20, 'h': 'h' * 20, 'n': 1}], 60)
     narrow = click.unstyle(format_table(columns, [wide], 10)).split('\n')
     assert narrow[1] == 'qq…qq  hh…hh  1,234,567'
@@ -120,11 +115,7 @@ def test_longest_shortenable_column_is_cut_first() -> None:
 
 @pytest.mark.parametrize('no_color', [True, False])
 def test_colours_can_be_switched_off(no_color: bool) -> None:
-    class Celery:
-        pass
-
-    Celery.no_color = no_color  # type: ignore[attr-defined]
-    with click.Context(click.Command('status'), obj=Celery()):
+    with click.Context(click.Command('status'), obj=SimpleNamespace(no_color=no_color)):
         assert ('\x1b' in remove_unwanted_colours(click.style('red', fg='red'))) is not no_color
 
 

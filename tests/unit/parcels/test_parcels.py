@@ -30,24 +30,6 @@ def holder(kind: str, **kwargs: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ('task', 'embedded'),
-    [
-        ('mail.send', {'callbacks': None, 'errbacks': None, 'chain': None, 'chord': None}),
-        ('add', {'callbacks': [signature('mail.send')], 'chain': [signature('add'), signature('add')]}),
-        ('add', {'chord': signature('mail.send', options={'queue': 'mail'})}),
-        ('add', {'callbacks': [holder('group', tasks=[signature('add'), holder('chain', tasks=[signature('add')])])]}),
-        (
-            'add',
-            {'chain': [holder('chord', header=[signature('add')], body=signature('add'), kwargs={'task': 'mine'})]},
-        ),
-        ('add', {'callbacks': [signature('add', args=[{'task': 'mine'}], options={'link': [signature('add')]})]}),
-    ],
-)
-def test_accepted_parcel(task: str, embedded: Any) -> None:
-    assert ACCEPT.refusal(task, embedded) is None
-
-
-@pytest.mark.parametrize(
     ('task', 'embedded', 'name'),
     [
         ('subtract', None, 'subtract'),
@@ -55,20 +37,12 @@ def test_accepted_parcel(task: str, embedded: Any) -> None:
         (['add'], None, 'add'),
         ('celery.group', None, 'celery.group'),
         ('celery.map', None, 'celery.map'),
-        ('add', {'callbacks': [signature('subtract')]}, 'subtract'),
         ('add', {'callbacks': [signature('celery.map', args=['subtract', [1]])]}, 'celery.map'),
         ('add', {'errbacks': [signature('add', options={'link': [signature('subtract')]})]}, 'subtract'),
         ('add', {'chord': holder('chord', header=[], body=signature('subtract'))}, 'subtract'),
         ('add', {'chord': signature('add', options={'link_error': [signature('subtract')]})}, 'subtract'),
-        *(
-            ('add', {'chain': [signature('add', options={option: value})]}, 'subtract')
-            for option, value in (
-                ('chord', signature('subtract')),
-                ('chain', [signature('subtract')]),
-                ('link', signature('subtract')),
-                ('link_error', [signature('subtract')]),
-            )
-        ),
+        ('add', {'chain': [signature('add', options={'chord': signature('subtract')})]}, 'subtract'),
+        ('add', {'chain': [signature('add', options={'chain': [signature('subtract')]})]}, 'subtract'),
         ('add', {'chain': [holder('group', tasks=[holder('group', tasks=[signature('subtract')])])]}, 'subtract'),
         ('add', {'chain': [signature('add', options={'queue': 'admin'})]}, 'admin'),
         ('add', {'chain': [signature('add', options={'exchange': 'celery.pidbox'})]}, 'celery.pidbox'),
@@ -89,18 +63,14 @@ def test_refused_parcel(task: Any, embedded: Any, name: str) -> None:
         {'chord': 'subtract'},
         {'chord': signature('add', options={'link_error': ['subtract']})},
         {'callbacks': [signature('add', options={'link': 'subtract'})]},
-        {'callbacks': [signature('add', options='x')]},
         {'chain': [holder('chord', header='subtract', body=signature('add'))]},
         {'chain': [holder('group', tasks=['subtract'])]},
-        {'chain': [holder('group', tasks={'subtract': 1})]},
         {'chain': signature('add')},
         {'callbacks': [signature('add', type='subtract')]},
         {'callbacks': [signature('add', args='x')]},
-        {'callbacks': [signature('add', kwargs=['x'])]},
         {'chain': [signature('add', subtask_type='xmap', kwargs={'task': 'subtract', 'it': [1]})]},
         {'chain': [signature('add', subtask_type='group', kwargs={'tasks': []})]},
         {'chain': [signature('celery.group', subtask_type='group', args=[['subtract']], kwargs={'tasks': []})]},
-        {'chain': [signature('celery.group', subtask_type=['group'])]},
     ],
 )
 def test_invalid_signature_is_refused(embedded: Any) -> None:
@@ -112,9 +82,7 @@ def test_invalid_signature_is_refused(embedded: Any) -> None:
     'options',
     [
         {'region': 'us'},
-        {'headers': {'x-region': 'us'}},
         {'headers': {'x-from-region': 'us'}},
-        {'task_id': 'b', 'headers': {PARCEL: ['order-17', 'b']}},
         {'task_id': 'b', 'headers': {'headers': {PARCEL: ['order-17', 'b']}}},
     ],
 )
@@ -133,24 +101,6 @@ def test_deeply_nested_signatures_are_checked() -> None:
 
 def test_nothing_is_accepted_by_default() -> None:
     assert Accept((), {'celery'}).refusal('add', None) == "task 'add' is not in parcels_accept"
-
-
-def test_parcel_of_a_plain_call() -> None:
-    call = call_in(
-        {
-            '_id': 'a',
-            'task': 'add',
-            'args': [1],
-            'kwargs': {'y': 2},
-            'queue': 'mail',
-            'date': 5,
-            'priority': 3,
-            'customer': "a member of the publisher's own",
-        },
-        ACCEPT,
-    )
-    assert (call.task, call.args, call.kwargs) == ('add', [1], {'y': 2})
-    assert (call.options['queue'], call.options['eta'].timestamp(), call.options['priority']) == ('mail', 5.0, 3)
 
 
 def body(args: str = '[1, 2]', kwargs: str = '{}', **embedded: Any) -> str:
@@ -182,17 +132,10 @@ def test_message_cannot_say_where_its_result_goes() -> None:
     assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == own
 
 
-@pytest.mark.parametrize(
-    'header', [['order-17', 'another task'], ['order-17'], ['order-17', 'a', 'b'], [17, 'a'], 'order-17', None]
-)
+@pytest.mark.parametrize('header', [['order-17', 'another task'], ['order-17'], [17, 'a'], None])
 def test_result_of_another_task_names_no_parcel(header: Any) -> None:
     """All tasks that a task sends have its header."""
     assert parcel_of(Context({'task': 'add', 'id': 'a', 'headers': {PARCEL: header}}), 'a') is None
-
-
-def test_long_document_id_is_refused() -> None:
-    with pytest.raises(ParcelRefused, match='the id of the document has more than 255 characters'):
-        call_in({'_id': 'a' * 256, 'task': 'add'}, ACCEPT)
 
 
 @pytest.mark.parametrize('name', ['callbacks', 'chain', 'is_eager', 'args', 'get'])
@@ -238,12 +181,9 @@ def test_headers_of_a_signature_are_those_of_applications(name: str) -> None:
         {'producer': 'x'},
         {'countdown': 'x'},
         {'eta': '9999-12-31T23:59:59'},
-        {'priority': 'x'},
         {'task_id': 'parcel:x'},
-        {'task_id': 'a\nb'},
         {'shadow': 'a\x1b[2J'},
         {'headers': 'x'},
-        {'stamped_headers': 'x'},
         {'stamped_headers': ['chain'], 'chain': [{'task': 'subtract'}]},
     ],
 )
@@ -331,8 +271,6 @@ def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
         ({'headers': {'task': 'subtract', 'id': 'a'}}, 'subtract'),
         ({'headers': {'task': 'add', 'id': 'a', 'compression': 'application/x-gzip'}}, 'cannot be read'),
         ({'headers': {'task': 'add', 'id': 'a', 'job_key': 'k'}}, 'unique job'),
-        ({'headers': {'task': 'add'}}, 'no id'),
-        ({'headers': {'id': 'a'}}, 'no task'),
         ({'headers': {'task': 'add', 'id': 'a\nforged'}}, 'id must be printable text'),
         ({'body': body(errbacks=['subtract'])}, 'are not written as'),
         ({'headers': {'task': 'add', 'id': 'a', 'n': 1e309}}, 'cannot hold the number'),
@@ -343,12 +281,9 @@ def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
             'concurrency_key is not for publishers',
         ),
         ({'content-type': 'application/x-python-serialize'}, 'is not accepted'),
-        ({'body': '[1'}, 'cannot be read'),
         ({'body': '[1]'}, 'must be a list of'),
         ({'body': '[' * 100_000}, 'cannot be read'),
-        ({'body': None}, 'its body is missing'),
         ({'body': body(chain=[{'task': 'subtract'}])}, 'subtract'),
-        ({'headers': 5}, 'malformed'),
     ],
 )
 def test_refused_message(changes: dict[str, Any], reason: str) -> None:

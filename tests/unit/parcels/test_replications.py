@@ -12,7 +12,7 @@ from kombu_couchdb.errors import AccessDenied, ConfigurationError
 from kombu_couchdb.options import Options
 from kombu_couchdb.parcels import replications
 from kombu_couchdb.parcels.replications import endpoint
-from kombu_couchdb.regions.region_status import addresses, pulled_parcels, pulled_results
+from kombu_couchdb.regions.region_status import addresses, pulled_parcels
 
 SOURCE = {
     'url': 'https://us:6984/celery_regions',
@@ -42,26 +42,6 @@ def credentials() -> tuple[str, str]:
 def test_only_documents_between_the_two_regions_are_pulled(doc_id: str, travels: bool) -> None:
     selector = pulled_parcels('eu', 'us', SOURCE, TARGET)['selector']
     assert bool(re.search(selector['_id']['$regex'], doc_id)) == travels
-
-
-def test_results_of_the_own_region_are_pulled() -> None:
-    doc = pulled_results('eu', 'us', SOURCE, TARGET)
-    assert doc == {
-        '_id': 'celery-results-eu-from-us',
-        'source': {**SOURCE, 'headers': {'X-Celery-Region': 'us'}},
-        'target': TARGET,
-        'continuous': True,
-        'selector': {'to': 'eu'},
-    }
-
-
-def test_endpoint_has_the_name_and_password_of_the_address() -> None:
-    address = Address(host='us', port=1, database='a/b', user='me', password=lambda: 'secret')
-    assert endpoint(address) == {
-        'url': 'http://us:1/a%2Fb',
-        'auth': {'basic': {'username': 'me', 'password': 'secret'}},
-    }
-    assert endpoint(address, 'http://127.0.0.1:5984')['url'] == 'http://127.0.0.1:5984/a%2Fb'
 
 
 def regions_of(urls: dict[str, str], **more: Any) -> dict[str, Address]:

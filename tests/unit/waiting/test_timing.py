@@ -36,14 +36,6 @@ def test_tasks_of_the_same_duration_need_few_requests(seconds: float, most: int)
     assert max(times[-1] for times in found) < seconds * 1.16
 
 
-@pytest.mark.parametrize('ready', [0.05, 1.0, 100.0])
-def test_result_that_comes_early_is_found_soon(ready: float) -> None:
-    expectation = Expectation()
-    for _ in range(20):
-        expectation.learn(600.0, 600.0)
-    assert requests(expectation, ready)[-1] <= max(0.2, 2 * ready)
-
-
 # -- Pacing
 
 
