@@ -7,13 +7,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
-from benchmarks.counting import written
 from benchmarks.report import Run, write
 from benchmarks.run import run
-from kombu_couchdb.couchdb.bounds import Upload
 
 SPEED = Row('publish', 'one thread', 'messages/s', True)
 DELAY = Row('delay', 'idle, p50', 'ms', False)
@@ -77,20 +73,3 @@ def test_a_failure_of_one_system_does_not_affect_the_others() -> None:
     }
     assert len(told) == 2
     assert 'secret' not in ''.join(told)
-
-
-@pytest.mark.parametrize(
-    ('method', 'url', 'body', 'expected'),
-    [
-        ('PUT', 'http://h/db/id', b'{}', 1),
-        ('DELETE', 'http://h/db/id?rev=1', None, 1),
-        ('GET', 'http://h/db/id', None, 0),
-        ('POST', 'http://h/db/_bulk_docs', b'{"docs": [{}, {}]}', 2),
-        ('POST', 'http://h/db/_bulk_docs', Upload(b'{"docs": [{}, {}]}', 1.0), 2),
-        ('POST', 'http://h/db/_changes?since=0', b'{"docs": [{}]}', 0),
-    ],
-)
-def test_writes_are_counted_and_reads_are_not(
-    method: str, url: str, body: bytes | Upload | None, expected: int
-) -> None:
-    assert written(method, url, body) == expected
