@@ -19,8 +19,9 @@ from tests.support import release_all
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all tests of this folder as slow: they wait for time limits, leases and outages."""
+    folder = Path(__file__).parent.relative_to(Path(__file__).parents[2]).as_posix()
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith(f'{folder}/'):
             item.add_marker(pytest.mark.slow)
 
 

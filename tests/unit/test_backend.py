@@ -7,7 +7,6 @@ import json
 import math
 import pickle
 from contextlib import nullcontext
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -19,9 +18,7 @@ from kombu_couchdb.errors import (
     AccessDenied,
     ConfigurationError,
     Conflict,
-    CouchDBError,
     DatabaseMissing,
-    NotFound,
     ServerUnavailable,
 )
 
@@ -61,9 +58,6 @@ def test_backend_can_be_pickled() -> None:
         (DatabaseMissing(), True),
         (AccessDenied(), False),
         (Conflict(), False),
-        (NotFound(), False),
-        (CouchDBError(), False),
-        (OSError(), False),
     ],
 )
 def test_always_retry_stores_a_result_again_after_temporary_errors(
@@ -104,78 +98,17 @@ def test_always_retry_reads_again_in_a_task_for_the_time_limit_of_a_request(monk
         state()
 
 
-def test_missing_right_to_create_the_database_says_what_to_do() -> None:
-    backend = app_of('couchdb://user:secret@host/db').backend
-
-    def missing(doc_id: str) -> Any:
-        raise DatabaseMissing('no')
-
-    def create() -> None:
-        raise AccessDenied('no')
-
-    backend.client.get, backend.client.create = missing, create
-    with pytest.raises(
-        AccessDenied,
-        match=(
-            r"^http://host:5984/db: user 'user' may not create the database, which does not exist; "
-            r'let an administrator run '
-        ),
-    ):
-        backend.get('key')
-
-
 # -- the document
 
 
-def same(a: Any, b: Any) -> bool:
-    """Return whether two values and their types are equal. NaN equals NaN, and 0.0 does not equal -0.0."""
-    return repr(a) == repr(b)
-
-
 #: Results that are stored as JSON.
-PLAIN: list[Any] = [
-    None,
-    True,
-    -5,
-    2**40,
-    0.5,
-    'ü😀',
-    '\\ud800',
-    [1, 'a'],
-    {'_id': 1, '_rev': 2},
-    {'a': {'b': [0.25]}},
-]
+PLAIN: list[Any] = [None, True, -5, 2**40, 0.5, 'ü😀', '\\ud800', [1, 'a'], {'_id': 1, '_rev': 2}, {'a': {'b': [0.25]}}]
 
 #: Results that a server might change.
-FRAGILE: list[Any] = [
-    2**53,
-    2.0,
-    -0.0,
-    5e-324,
-    math.nan,
-    math.inf,
-    '\ud800',
-    b'bytes',
-    {'__proto__': 1},
-]
+FRAGILE: list[Any] = [2**53, 2.0, -0.0, 5e-324, math.nan, math.inf, '\ud800', b'bytes', {'__proto__': 1}]
 
 #: More that each serializer can encode, or refuses.
-OTHERS: list[Any] = [
-    -(2**53),
-    10**400,
-    -1.5e300,
-    'ü😀\x00\n',
-    [],
-    {'_id': 1, '_rev': '2', '_deleted': True, '_attachments': {}, '_x': {'_y': 3}},
-    {'\udfff': 1},
-    '\ud83d \ude00',
-    '__type__',
-    {'__type__': 1},
-    datetime(2026, 1, 2, 3, tzinfo=timezone.utc),
-    'NaN',
-    {'2': 1, '1': 2},
-    0.30000000000000004,
-]
+OTHERS: list[Any] = [10**400, 'ü😀\x00\n', {'_deleted': True}, {'\udfff': 1}, {'__type__': 1}, {'2': 1, '1': 2}]
 
 
 @pytest.mark.parametrize('serializer', ['json', 'pickle', 'msgpack', 'yaml'])
@@ -190,18 +123,15 @@ def test_round_trip(serializer: str) -> None:
         back = unpack(through)
         assert type(back) is type(payload)
         decoded = [loads(p, content_type, encoding, accept=None, force=True) for p in (back, payload)]
-        assert same(*decoded)
+        assert repr(decoded[0]) == repr(decoded[1])  # NaN equals NaN, and 0.0 does not equal -0.0
         encoded += 1
     assert encoded > 10 or serializer in ('msgpack', 'yaml')
 
 
-@pytest.mark.parametrize('result', PLAIN)
-def test_plain_results_are_stored_as_json(result: Any) -> None:
-    _, _, payload = dumps({'status': 'SUCCESS', 'result': result}, serializer='json')
-    assert pack(payload, 'application/json') == {'value': {'status': 'SUCCESS', 'result': result}}
-
-
-@pytest.mark.parametrize('result', [*FRAGILE, {'__type__': 'no', '__value__': 1}])
-def test_values_that_a_server_might_change_are_stored_as_text(result: Any) -> None:
-    _, _, payload = dumps({'result': [result]}, serializer='json')
-    assert pack(payload, 'application/json') == {'value': payload, 'content_type': 'application/json'}
+def test_only_results_that_no_server_changes_are_stored_as_json() -> None:
+    for result in PLAIN:
+        _, _, payload = dumps({'status': 'SUCCESS', 'result': result}, serializer='json')
+        assert pack(payload, 'application/json') == {'value': {'status': 'SUCCESS', 'result': result}}
+    for result in [*FRAGILE, {'__type__': 'no', '__value__': 1}]:
+        _, _, payload = dumps({'result': [result]}, serializer='json')
+        assert pack(payload, 'application/json') == {'value': payload, 'content_type': 'application/json'}

@@ -7,16 +7,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pytest
-import requests
-from requests.adapters import HTTPAdapter
-
 from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
-from benchmarks.counting import Count, counting, written
 from benchmarks.report import Run, write
 from benchmarks.run import run
-from benchmarks.systems import reachable
-from kombu_couchdb.couchdb.bounds import Upload
 
 SPEED = Row('publish', 'one thread', 'messages/s', True)
 DELAY = Row('delay', 'idle, p50', 'ms', False)
@@ -60,24 +53,6 @@ def test_a_run_keeps_the_measures_that_it_lacks(tmp_path: Path) -> None:
     assert after.count('.. image') == after.count('benchmark ends') == 1
 
 
-def test_systems_take_turns_in_each_round() -> None:
-    order: list[tuple[str, str]] = []
-
-    def case(label: str, rounds: int | None = None) -> Case:
-        def measured(system: Any) -> Sequence[float | None]:
-            order.append((label, system.name))
-            return [float(len(order)), None]
-
-        return Case('publish', label, (Figure('s'), Figure('s', name='other')), measured, rounds)
-
-    systems: list[Any] = [Named('a'), Named('b')]
-    results = Results()
-    run([case('x'), case('once', 1)], systems, 2, results, lambda text: None)
-    assert order == [('x', 'a'), ('x', 'b'), ('once', 'a'), ('once', 'b'), ('x', 'a'), ('x', 'b')]
-    assert results.values[Row('publish', 'x', 's', True)] == {'a': [1.0, 5.0], 'b': [2.0, 6.0]}
-    assert results.values[Row('publish', 'x, other', 's', True)] == {'a': [], 'b': []}
-
-
 def test_a_failure_of_one_system_does_not_affect_the_others() -> None:
     told: list[str] = []
 
@@ -98,57 +73,3 @@ def test_a_failure_of_one_system_does_not_affect_the_others() -> None:
     }
     assert len(told) == 2
     assert 'secret' not in ''.join(told)
-
-
-def test_an_unreachable_server_is_reported_without_its_password(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv('RABBITMQ_URL', 'amqp://guest:secret@127.0.0.1:1//')
-    found, absent = reachable(['rabbitmq'])
-    assert not found
-    assert absent['rabbitmq'].startswith('not reached; set RABBITMQ_URL')
-    assert 'secret' not in absent['rabbitmq']
-
-
-@pytest.mark.parametrize(
-    ('method', 'url', 'body', 'expected'),
-    [
-        ('PUT', 'http://h/db/id', b'{}', 1),
-        ('DELETE', 'http://h/db/id?rev=1', None, 1),
-        ('GET', 'http://h/db/id', None, 0),
-        ('POST', 'http://h/db/_bulk_docs', b'{"docs": [{}, {}]}', 2),
-        ('POST', 'http://h/db/_bulk_docs', Upload(b'{"docs": [{}, {}]}', 1.0), 2),
-        ('POST', 'http://h/db/_changes?since=0', b'{"docs": [{}]}', 0),
-    ],
-)
-def test_writes_are_counted_and_reads_are_not(
-    method: str, url: str, body: bytes | Upload | None, expected: int
-) -> None:
-    assert written(method, url, body) == expected
-
-
-class Unsent(Exception):
-    """A request arrived at the adapter's own `send`."""
-
-
-@pytest.fixture
-def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send(*args: Any, **kwargs: Any) -> None:
-        raise Unsent
-
-    monkeypatch.setattr(HTTPAdapter, 'send', send)
-
-
-def request(method: str, url: str, body: str | None = None) -> None:
-    with pytest.raises(Unsent):
-        requests.request(method, url, data=body, timeout=1)
-
-
-@pytest.mark.usefixtures('nothing_sent')
-def test_requests_are_counted_by_database() -> None:
-    with counting() as all_, counting('one') as one:
-        request('GET', 'http://h/one/_changes')
-        request('POST', 'http://h/one/_bulk_docs?x=1', '{"docs": [{}, {}]}')
-        request('PUT', 'http://h/two/id', '{}')
-    request('PUT', 'http://h/one/id', '{}')
-    assert (all_, one) == (Count(3, 3), Count(2, 2))

@@ -10,11 +10,6 @@ from chaos.ledger import Event
 from chaos.report import complaints
 from chaos.verdict import judge
 
-# -- the plan
-
-
-# -- the verdict
-
 
 def accepted(*keys: str, kind: str = 'late', tries: int = 1, early: bool = False, results: bool = True) -> Event:
     return {
@@ -26,14 +21,6 @@ def accepted(*keys: str, kind: str = 'late', tries: int = 1, early: bool = False
         'early': early,
         'results': results,
     }
-
-
-def stored(*keys: str) -> Event:
-    return {'event': 'stored', 'keys': list(keys)}
-
-
-def due(key: str, at: float, try_: int = 0) -> Event:
-    return {'event': 'due', 'key': key, 'try': try_, 'at': at}
 
 
 def run_of(
@@ -75,12 +62,6 @@ def fault(
     }
 
 
-def told(number: int, *, heard: bool = True) -> list[Event]:
-    return [
-        {'event': event, 'number': number, 'at': float(number)} for event in ('told', *(['heard'] if heard else []))
-    ]
-
-
 def test_all_is_well() -> None:
     verdict = judge(
         [
@@ -96,13 +77,9 @@ def test_all_is_well() -> None:
     assert (verdict.tasks, verdict.chords, verdict.faults.total(), verdict.standstill) == (3, 1, 1, 5.0)
 
 
-def test_task_that_never_ended_is_lost() -> None:
-    verdict = judge([accepted('a', 'b'), *run_of('a', 1.0, ends=False), fault(0.0, 9.0, deadly=True)])
-    assert verdict.lost == ['a', 'b']
-    assert not verdict.holds
-
-
 def test_task_whose_last_try_never_ended_is_lost() -> None:
+    verdict = judge([accepted('a', 'b'), *run_of('a', 1.0, ends=False), fault(0.0, 9.0, deadly=True)])
+    assert (verdict.lost, verdict.holds) == (['a', 'b'], False)
     assert judge([accepted('a', tries=2), *run_of('a', 1.0)]).lost == ['a']
     assert judge([accepted('a', tries=2), *run_of('a', 1.0), *run_of('a', 2.0, try_=1)]).lost == []
 
@@ -111,7 +88,6 @@ def test_task_whose_last_try_never_ended_is_lost() -> None:
     ('fault', 'excused'),
     [
         (fault(2.0, 3.0, ['w1.1@chaos'], deadly=True), True),
-        (fault(2.0, 2.0, ['w1.1@chaos'], deadly=True, pid=1), True),
         (fault(2.0, 3.0, ['w1.2@chaos'], deadly=True), False),
         (fault(2.0, 3.0, ['w1.1@chaos']), False),
         (fault(0.1, 0.2, ['w1.1@chaos'], deadly=True), False),
@@ -132,9 +108,7 @@ def killed(began: float, *, pid: int | None = None) -> Event:
         # The second link was never sent: the first one's process was killed after its end, or it was not.
         (('chain', ['a', 'b', 'c']), [*run_of('a', 1.0), killed(1.6)], [], ['b', 'c']),
         (('chain', ['a', 'b', 'c']), [*run_of('a', 1.0), killed(60.0)], ['b', 'c'], []),
-        (('chain', ['a', 'b']), [*run_of('a', 1.0, ends=False), killed(1.1)], [], ['a', 'b']),
         (('chord', ['c/0', 'c/1', 'body']), [*run_of('c/0', 1.0), *run_of('c/1', 1.0), killed(1.6)], [], ['body']),
-        (('chord', ['c/0', 'c/1', 'body']), [*run_of('c/0', 1.0), *run_of('c/1', 1.0)], ['body'], []),
     ],
 )
 def test_what_a_lost_task_would_have_sent_is_lost_with_it(
@@ -152,28 +126,20 @@ def test_what_a_lost_task_would_have_sent_is_lost_with_it(
     [
         ([], False),
         ([killed(1.6)], True),
-        ([killed(1.6, pid=1)], True),
         ([killed(1.6, pid=2)], False),  # another child
         ([killed(0.0)], False),  # before the end, at 1.5
         ([killed(30.0)], False),  # the result had enough time
         ([fault(2.0, 29.0, ['w1']), killed(30.0)], True),  # the network was cut meanwhile
-        ([fault(2.0, 29.0, ['w2']), killed(30.0)], False),
         ([fault(1.6, 2.6, ['w1.1@chaos'])], False),  # not deadly
     ],
 )
 def test_result_of_a_task_acknowledged_early_may_be_lost_with_its_process(faults: list[Event], excused: bool) -> None:
-    verdict = judge([accepted('a', early=True), *run_of('a', 1.0), stored(), *faults])
+    stored: Event = {'event': 'stored', 'keys': []}
+    verdict = judge([accepted('a', early=True), *run_of('a', 1.0), stored, *faults])
     assert (verdict.results_at_most_once, verdict.results_lost) == ((['a'], []) if excused else ([], ['a']))
     assert verdict.holds == excused
-    assert judge([accepted('a'), *run_of('a', 1.0), stored(), *faults]).results_lost == ['a']
-
-
-def test_results_are_stored() -> None:
-    runs = [*run_of('a', 1.0), *run_of('b', 1.0), *run_of('c', 1.0)]
-    orders = [accepted('a'), accepted('b'), accepted('c', results=False)]
-    assert judge([*orders, *runs, stored('a', 'b')]).holds
-    assert judge([*orders, *runs, stored('a')]).results_lost == ['b']
-    assert judge([*orders, *runs]).holds  # nobody has looked yet
+    assert judge([accepted('a'), *run_of('a', 1.0), stored, *faults]).results_lost == ['a']
+    assert judge([accepted('a'), *run_of('a', 1.0), {**stored, 'keys': ['a']}]).holds
 
 
 @pytest.mark.parametrize(
@@ -182,21 +148,12 @@ def test_results_are_stored() -> None:
         ([], False),
         ([fault(2.0, 2.0, ['w1.1@chaos'])], True),
         ([fault(2.0, 3.0, None)], True),
-        ([fault(2.0, 3.0, ['w1'])], True),
-        (
-            [fault(2.0, 3.0, ['w2'])],
-            True,
-        ),  # the second run's worker: it may have had the message before the first one's
-        ([fault(2.0, 3.0, ['w3'])], False),
-        ([fault(2.0, 3.0, [])], False),
+        ([fault(2.0, 3.0, ['w2'])], True),  # it may have had the message before the worker of the first run
         ([fault(2.0, 3.0, ['w1.2@chaos'])], False),
-        ([fault(2.0, 3.0, ['w1.1@chaos'], pid=1)], True),
         ([fault(2.0, 3.0, ['w1.1@chaos'], pid=9)], False),
         ([fault(2.0, 3.0, ['w1.1@chaos'], interrupts=False)], False),
         ([fault(0.1, 0.5, ['w1.1@chaos'])], False),
         ([fault(6.0, 7.0, ['w1.1@chaos'])], False),
-        ([fault(2.0, 3.0, ['w1.1@chaos'], event='machine')], True),
-        ([fault(2.0, 3.0, ['w1.1@chaos'], since=0.9)], True),
         ([fault(2.0, 3.0, ['w1.1@chaos'], since=1.1)], False),
     ],
 )
@@ -221,44 +178,26 @@ def test_body_of_a_chord_that_was_sent_twice() -> None:
     assert judge([*chord, *run_of('c/body', 5.0, sent=2), fault(2.1, 2.1, None)]).sent_twice == ['c/body']
 
 
+def test_clock_that_is_ahead_explains_a_task_that_runs_early() -> None:
+    """By the server's time it was due when it was delivered, at 2.0."""
+    due: Event = {'event': 'due', 'key': 'a', 'try': 0, 'at': 9.0}
+    for ahead, began, excused in ((90.0, 1.0, True), (90.0, 3.0, False), (-90.0, 1.0, False)):
+        clock = fault(began, began + 8.0, ahead=ahead)
+        assert bool(judge([accepted('a'), due, *run_of('a', 2.5, received=2.0), clock]).too_early) != excused
+
+
 @pytest.mark.parametrize(
     ('at', 'astray', 'early'), [(9.9, False, True), (10.0, False, False), (8.0, True, False), (7.0, True, True)]
 )
 def test_run_that_began_too_early(at: float, astray: bool, early: bool) -> None:
-    verdict = judge([accepted('a', kind='planned'), due('a', 10.0), *run_of('a', at, astray=astray)])
+    due: Event = {'event': 'due', 'key': 'a', 'try': 0, 'at': 10.0}
+    verdict = judge([accepted('a', kind='planned'), due, *run_of('a', at, astray=astray)])
     assert bool(verdict.too_early) == early
     assert verdict.holds != early
 
 
-# -- the server's clock
-
-
-@pytest.mark.parametrize(
-    ('ahead', 'began', 'excused'),
-    [(90.0, 1.0, True), (90.0, 3.0, False), (90.0, -20.0, False), (-90.0, 1.0, False), (0.0, 1.0, False)],
-)
-def test_clock_that_is_ahead_explains_a_task_that_runs_early(ahead: float, began: float, excused: bool) -> None:
-    """By the server's time it was due when it was delivered, at 2.0."""
-    verdict = judge(
-        [accepted('a'), due('a', 9.0), *run_of('a', 2.5, received=2.0), fault(began, began + 8.0, ahead=ahead)]
-    )
-    assert bool(verdict.too_early) != excused
-
-
-# -- the listener
-
-
-@pytest.mark.parametrize(
-    ('events', 'deaf'),
-    [
-        ([], False),
-        (told(0), False),
-        (told(0, heard=False), True),
-        (told(0) + told(1, heard=False), True),
-        (told(0, heard=False) + told(1), False),
-    ],
-)
-def test_listener_hears_the_last_event(events: list[Event], deaf: bool) -> None:
-    verdict = judge(events)
-    assert (verdict.deaf, verdict.holds) == (deaf, not deaf)
-    assert ('missed the last event: the listener' in complaints(verdict)) == deaf
+def test_listener_that_missed_the_last_event_is_told() -> None:
+    told: list[Event] = [{'event': 'told', 'number': 0, 'at': 0.0}, {'event': 'told', 'number': 1, 'at': 1.0}]
+    heard: Event = {'event': 'heard', 'number': 1, 'at': 1.0}
+    assert judge([*told, heard]).holds
+    assert 'missed the last event: the listener' in complaints(judge([*told, {**heard, 'number': 0}]))

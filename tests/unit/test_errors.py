@@ -33,16 +33,11 @@ def refused(status: int, body: Any = None, user: str | None = 'me', size: int = 
 # -- class hierarchy
 
 
-@pytest.mark.parametrize('name', errors.__all__)
-def test_all_errors_have_one_base_class(name: str) -> None:
-    if name != 'RETRIED':
-        assert issubclass(getattr(errors, name), errors.CouchDBError)
-
-
 def test_exactly_the_retried_errors_are_oserrors() -> None:
     assert set(errors.RETRIED) == {errors.ServerUnavailable, errors.DatabaseMissing}
     for name in set(errors.__all__) - {'RETRIED'}:
         kind = getattr(errors, name)
+        assert issubclass(kind, errors.CouchDBError)
         # kombu and Celery retry on OSError by themselves.
         assert issubclass(kind, OSError) == issubclass(kind, errors.RETRIED)
 
@@ -62,20 +57,16 @@ def test_exactly_the_retried_errors_are_oserrors() -> None:
             errors.ServerUnavailable,
         ),
         (404, {'error': 'not_found', 'reason': 'missing'}, errors.NotFound),
-        (404, {'error': 'not_found', 'reason': 'deleted'}, errors.NotFound),
         (404, {'error': 'not_found', 'reason': 'Database does not exist.'}, errors.DatabaseMissing),
         (404, {'error': 'not_found', 'reason': 'no_db_file'}, errors.DatabaseMissing),
         (404, b'<html>not here</html>', errors.NotFound),
-        (405, {'error': 'method_not_allowed'}, errors.RequestRefused),
         (409, {'error': 'conflict', 'reason': 'Document update conflict.'}, errors.Conflict),
         (412, {'error': 'file_exists'}, errors.Conflict),
         (413, {'error': 'document_too_large', 'reason': 'id'}, errors.DocumentTooLarge),
-        (415, None, errors.RequestRefused),
         (429, None, errors.ServerUnavailable),
         (500, {'error': 'internal_server_error'}, errors.ServerUnavailable),
         (502, b'<html>Bad Gateway</html>', errors.ServerUnavailable),
         (503, b'', errors.ServerUnavailable),
-        (504, b'[1]', errors.ServerUnavailable),
         (504, b'[' * 100_000, errors.ServerUnavailable),
     ],
 )
@@ -88,11 +79,7 @@ def test_class_of_each_status(status: int, body: Any, kind: type[Exception]) -> 
 
 
 def test_reason_of_the_server_is_shown_shortened() -> None:
-    assert 'Document update conflict.' in str(
-        refused(409, {'error': 'conflict', 'reason': 'Document update conflict.'})
-    )
     assert 'file_exists' in str(refused(412, {'error': 'file_exists'}))
-    assert 'The Reason' in str(refused(503))
     assert len(str(refused(500, {'reason': 'x' * 10_000}))) < 500
 
 
@@ -118,16 +105,12 @@ def nested() -> Exception:
             errors.ServerUnavailable,
             'the host name cannot be resolved; correct it, or check the name server',
         ),
-        (http.ProxyError('Connection refused'), errors.ServerUnavailable, 'celery: Connection refused'),
         (http.ConnectTimeout(), errors.ServerUnavailable, 'no connection within the time limit'),
         (http.ReadTimeout(), errors.ServerUnavailable, 'request_timeout'),
         (http.SSLError('CERTIFICATE_VERIFY_FAILED'), errors.ServerUnavailable, 'ca_certs'),
         (http.ChunkedEncodingError('cut'), errors.ServerUnavailable, 'cut'),
-        (http.ContentDecodingError('bad gzip'), errors.ServerUnavailable, 'bad gzip'),
         (http.ProxyError('proxy'), errors.ServerUnavailable, 'proxy'),
         (http.InvalidURL(f'http://{SECRET}'), errors.ConfigurationError, 'host or port is not valid'),
-        (http.InvalidSchema(f'{SECRET}://'), errors.ConfigurationError, 'host or port is not valid'),
-        (http.MissingSchema(SECRET), errors.ConfigurationError, 'host or port is not valid'),
         (OSError('Could not find the TLS certificate file, invalid path: me.pem'), errors.ConfigurationError, 'me.pem'),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else '',

@@ -20,21 +20,13 @@ SWITCHES = [f.name for f in fields(Options) if isinstance(f.default, bool)]
 
 
 @pytest.mark.parametrize('name', SECONDS)
-@pytest.mark.parametrize('value', [1, 2.5, 0.001, 10**6])
-def test_seconds_may_be_integers_or_floats(name: str, value: float) -> None:
-    found = getattr(Options.of({'visibility_timeout': 10**7, name: value}), name)
-    assert found == value
-    assert isinstance(found, float)
+def test_seconds_may_be_integers_or_floats(name: str) -> None:
+    for value in (1, 0.001):
+        found = getattr(Options.of({'visibility_timeout': 10**7, name: value}), name)
+        assert (found, type(found)) == (value, float)
 
 
-@pytest.mark.parametrize('value', ['environment', 'shop.secrets:couchdb', 'shop.secrets.couchdb'])
-def test_source_of_credentials_is_accepted(value: str) -> None:
-    assert Options.of({'credentials': value}).credentials == value
-
-
-@pytest.mark.parametrize(
-    'value', [('user', 'secret-word'), {'user': 'secret-word'}, lambda: ('user', 'secret-word'), '', None, 1]
-)
+@pytest.mark.parametrize('value', [('user', 'secret-word'), {'user': 'secret-word'}, ''])
 def test_credentials_themselves_are_refused_without_being_shown(value: Any) -> None:
     with pytest.raises(
         ConfigurationError, match='credentials must be "environment" or the dotted path of a function'
@@ -43,7 +35,7 @@ def test_credentials_themselves_are_refused_without_being_shown(value: Any) -> N
     assert 'secret-word' not in str(caught.value)
 
 
-@pytest.mark.parametrize('value', ['digest', 'Cookie', '', None, True])
+@pytest.mark.parametrize('value', ['digest', None])
 def test_unknown_authentication_method_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match='auth must be one of basic, cookie'):
         Options.of({'auth': value})
@@ -53,12 +45,10 @@ MAY_BE_ZERO = ['delivery_limit', 'keep_done', 'receipts_retention']
 
 
 @pytest.mark.parametrize('name', [name for name in NUMBERS if name not in MAY_BE_ZERO])
-@pytest.mark.parametrize(
-    'value', ['5', None, True, False, 0, -1, 0.0, -0.5, float('inf'), float('nan'), [], {}], ids=repr
-)
-def test_value_that_is_not_a_positive_number_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf'\b{name}\b.*number.*above 0, not {re.escape(repr(value))}'):
-        Options.of({name: value})
+def test_value_that_is_not_a_positive_number_is_refused_by_name(name: str) -> None:
+    for value in ('5', None, True, 0, -0.5, float('inf'), float('nan')):
+        with pytest.raises(ConfigurationError, match=rf'\b{name}\b.*number.*above 0, not {re.escape(repr(value))}'):
+            Options.of({name: value})
 
 
 @pytest.mark.parametrize('name', MAY_BE_ZERO[1:])
@@ -68,7 +58,7 @@ def test_completed_messages_and_receipts_are_kept_for_0_seconds_or_more(name: st
         Options.of({name: -1})
 
 
-@pytest.mark.parametrize('value', ['5', None, True, -1, 0.0, 2.5, float('inf')], ids=repr)
+@pytest.mark.parametrize('value', ['5', True, -1, 2.5])
 def test_invalid_delivery_limit_is_refused(value: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=rf'delivery_limit must be a whole number.*not {re.escape(repr(value))}'
@@ -77,42 +67,27 @@ def test_invalid_delivery_limit_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize('name', WHOLE)
-@pytest.mark.parametrize('value', [1.5, 2.0])
-def test_fractions_of_messages_are_refused(name: str, value: float) -> None:
+def test_fractions_of_messages_are_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f'{name} must be a whole number'):
-        Options.of({name: value})
+        Options.of({name: 2.0})
 
 
 @pytest.mark.parametrize('name', SWITCHES)
-@pytest.mark.parametrize('value', ['true', 'no', 0, 1, None, 1.0], ids=repr)
-def test_switches_must_be_booleans(name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f'{name} must be True or False, not {value!r}'):
-        Options.of({name: value})
+def test_switches_must_be_booleans(name: str) -> None:
+    for value in ('true', 1, None):
+        with pytest.raises(ConfigurationError, match=f'{name} must be True or False, not {value!r}'):
+            Options.of({name: value})
 
 
-@pytest.mark.parametrize('name', ['visibility_time', 'VISIBILITY_TIMEOUT', 'global_keyprefix', 'of', ''])
-def test_error_about_an_unknown_option_lists_the_known_ones(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f'unknown transport option {name!r}') as caught:
-        Options.of({'visibility_timeout': 5, name: 1})
+def test_error_about_an_unknown_option_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match="unknown transport option 'visibility_time'") as caught:
+        Options.of({'visibility_timeout': 5, 'visibility_time': 1})
     for f in fields(Options):
         assert f.name in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    'name',
-    [
-        'max_retries',
-        'interval_start',
-        'interval_step',
-        'interval_max',
-        'connect_retries_timeout',
-        'errback',
-        'callback',
-        'deadletter_queue',
-    ],
-)
-def test_options_of_kombu_are_ignored(name: str) -> None:
-    assert Options.of({name: object()}) == Options()
+def test_options_of_kombu_are_ignored() -> None:
+    assert Options.of({'max_retries': object(), 'callback': object(), 'deadletter_queue': object()}) == Options()
 
 
 def rows_of(page: str, title: str) -> list[tuple[str, str]]:
@@ -138,7 +113,7 @@ def test_documentation_lists_every_option_of_results_with_its_default() -> None:
 
 
 @pytest.mark.parametrize('name', ['request_timeout', 'connect_timeout'])
-@pytest.mark.parametrize(('value', 'lease'), [(60.0, None), (100, None), (5, 5), (5.0, 3.0)])
+@pytest.mark.parametrize(('value', 'lease'), [(60.0, None), (5.0, 3.0)])
 def test_time_limits_longer_than_the_lease_are_refused(name: str, value: float, lease: float | None) -> None:
     given = {name: value, **({} if lease is None else {'visibility_timeout': lease})}
     with pytest.raises(
@@ -147,12 +122,3 @@ def test_time_limits_longer_than_the_lease_are_refused(name: str, value: float, 
         rf'\({lease or 60:g} s\): while a request hangs no heartbeat is sent',
     ):
         Options.of(given)
-
-
-@pytest.mark.parametrize(
-    ('lease', 'request_timeout', 'connect_timeout'), [(60.0, 8.0, 4.0), (24.0, 8.0, 4.0), (6.0, 2.0, 2.0)]
-)
-def test_default_time_limits_fit_the_lease(lease: float, request_timeout: float, connect_timeout: float) -> None:
-    options = Options.of({'visibility_timeout': lease})
-    assert (options.request_timeout, options.connect_timeout) == (request_timeout, connect_timeout)
-    assert Options.of({'visibility_timeout': 5.0, 'request_timeout': 4.9}).request_timeout == 4.9

@@ -34,14 +34,11 @@ def test_retry_policy_is_completed_with_defaults() -> None:
         ('visibility_timeout', 1),
         ('sweep_intervall', 1),
         ('request_timeout', '5'),
-        ('request_timeout', 0),
         ('sweep_interval', -1),
         ('result_chord_ordered', 1),
-        ('create_database', 'no'),
         ('retry_policy', {'tries': 1}),
         ('retry_policy', 5),
         ('global_keyprefix', '_mine'),
-        ('global_keyprefix', 5),
     ],
 )
 def test_wrong_options_are_refused_by_name(name: str, value: Any) -> None:
@@ -55,15 +52,6 @@ def test_error_about_an_unknown_option_lists_the_known_ones() -> None:
         backend_of(retry_polcy={})
     for name in (*(f.name for f in fields(ResultOptions)), 'retry_policy', 'global_keyprefix'):
         assert re.search(rf'known are: .*\b{name}\b', str(caught.value))
-
-
-def test_global_keyprefix_is_prepended_to_every_id() -> None:
-    backend = backend_of(global_keyprefix='shop')
-    assert [backend.get_key_for_task('x'), backend.get_key_for_group('x'), backend.chords._prefix] == [
-        'shop_celery-task-meta-x',
-        'shop_celery-taskset-meta-x',
-        'shop_chord-unlock-',
-    ]
 
 
 # -- what the broker's settings say, if it is CouchDB

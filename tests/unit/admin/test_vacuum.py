@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import idempotency, workitem
 from kombu_couchdb.documents.ids import job_id
-from kombu_couchdb.errors import AccessDenied, NotFound
 from kombu_couchdb.parcels.parcel import moved_id
 
 #: The id of a message.
@@ -56,51 +56,6 @@ def test_purge_requests_fit_the_limits_of_couchdb() -> None:
     assert list(batches([])) == []
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-
-class Database:
-    """A simulated client with the methods that marks need."""
-
-    def __init__(self) -> None:
-        self.clock, self.docs, self.seq = Clock(), dict[str, Any](), 0
-
-    def sequence(self) -> str:
-        self.seq += 1
-        return f'{self.seq}-opaque'
-
-    def get(self, doc_id: str) -> Any:
-        if doc_id not in self.docs:
-            raise NotFound(doc_id)
-        return {**self.docs[doc_id], '_rev': '0-1'}
-
-    def put(self, doc: dict[str, Any]) -> str:
-        self.docs[doc['_id']] = doc
-        return '0-1'
-
-
-def test_marks_are_used_when_they_are_old_enough() -> None:
-    database: Any = Database()
-    marks = Marks(database)
-    assert (marks.latest(0), marks.ready_in(300)) == (None, 300)
-    for at in (1000, 1100, 1200):
-        database.clock.time = at
-        marks.add(150)
-    database.clock.time = 1260
-    found = [marks.latest(age) for age in (0, 60, 61, 160, 161, 260, 261)]
-    assert found == [*['3-opaque'] * 2, *['2-opaque'] * 2, *['1-opaque'] * 2, None]
-    assert [marks.ready_in(age) for age in (300, 260)] == [40, 0]
-    for _ in range(50):
-        database.clock.time += 100
-        marks.add(150)  # drops the marks that were superseded
-    assert [mark['date'] for mark in database.docs['_design/celery-marks']['marks']] == [6060.0, 6160.0, 6260.0]
-
-
 def cluster(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], welcome: str = 'couchdb') -> Cluster:
     """Return a cluster whose server sends the given responses."""
     found = Cluster(Client(Address(user='me', password='secret-word')))
@@ -118,12 +73,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], welcome: s
 def test_nothing_is_purged_while_a_node_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match=r'node b@host is down.*start it, or take it out of the cluster$'):
         cluster(monkeypatch, {'/_membership': {'all_nodes': ['a@host'], 'cluster_nodes': ['a@host', 'b@host']}}).check()
-
-
-def test_wrong_password_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = AccessDenied("http://localhost:5984 refused user 'admin': Name or password is incorrect")
-    with pytest.raises(AccessDenied, match=r'incorrect$'):
-        cluster(monkeypatch, {'/_membership': refused}).check()
 
 
 NODES = {'all_nodes': ['a@host', 'b@host', 'c@host'], 'cluster_nodes': ['a@host', 'b@host']}
@@ -158,7 +107,6 @@ def test_vacuum_does_not_wait_for_work_on_other_databases(monkeypatch: pytest.Mo
 
 def test_only_our_documents_are_written_again() -> None:
     """Members can write the list of ids that were being purged."""
-    database = Database()
     ours = ['broker:queue:q', 'celery-task-meta-1']
-    database.docs['_local/celery-vacuum'] = {'_id': '_local/celery-vacuum', 'purging': ['invoice', *ours, '_design/x']}
-    assert Marks(cast(Client, database)).purging() == ours
+    client: Any = SimpleNamespace(get=lambda doc_id: {'purging': ['invoice', *ours, '_design/x']})
+    assert Marks(client).purging() == ours

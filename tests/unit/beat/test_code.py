@@ -47,6 +47,16 @@ def test_entry_is_written_once(app: Celery, database: Database) -> None:
     assert (doc['enabled'], doc['start'], doc['source']) == (True, 1100.0, 'app')
     assert Entry.of('x', doc, app).error is None
     assert database.start(in_code(app, args=(1, 2), options={'queue': 'q'})) == []
+    database.start(in_code(app, args=(8,)))
+    assert database.docs['x']['start'] == 1100.0  # it changes only with the schedule
+    database.start(in_code(app, args=(8,), schedule=20))
+    assert database.docs['x']['start'] == 1400.0
+
+
+def test_operator_s_entry_of_the_same_name_stays(app: Celery, database: Database) -> None:
+    database.docs['x'] = {'_id': 'beat:entry:x', 'type': 'Schedule', 'task': 'mine', 'schedule': {'every': 5}}
+    assert database.start(in_code(app)) == []
+    assert database.replaced == ['x']
 
 
 def test_operator_s_edit_stays_until_the_code_changes(app: Celery, database: Database) -> None:
@@ -56,14 +66,6 @@ def test_operator_s_edit_stays_until_the_code_changes(app: Celery, database: Dat
     assert database.start(in_code(app, args=(8,))) == ['x']
     doc = database.docs['x']
     assert (doc['args'], doc['enabled']) == ([8], False)
-
-
-def test_start_changes_only_with_the_schedule(app: Celery, database: Database) -> None:
-    database.start(in_code(app))
-    database.start(in_code(app, args=(8,)))
-    assert database.docs['x']['start'] == 1100.0
-    database.start(in_code(app, args=(8,), schedule=20))
-    assert database.docs['x']['start'] == 1300.0
 
 
 def test_removed_entry_is_kept_and_comes_back(app: Celery, database: Database) -> None:
@@ -76,13 +78,6 @@ def test_removed_entry_is_kept_and_comes_back(app: Celery, database: Database) -
     assert Entry.of('x', database.docs['x'], app).enabled
     assert database.docs['x']['start'] == 1400.0  # nothing is sent for the time without it
     assert not Entry.of('y', database.docs['y'], app).enabled  # an operator has disabled it
-
-
-def test_operator_s_entry_of_the_same_name_stays(app: Celery, database: Database) -> None:
-    database.docs['x'] = {'_id': 'beat:entry:x', 'type': 'Schedule', 'task': 'mine', 'schedule': {'every': 5}}
-    assert database.start(in_code(app)) == []
-    assert database.replaced == ['x']
-    assert database.start() == []
 
 
 def test_values_that_json_cannot_hold_stay_in_the_code(app: Celery) -> None:

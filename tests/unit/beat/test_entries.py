@@ -18,24 +18,15 @@ from .conftest import STATE, Make
     [
         ({'type': 'Plan'}, 'type must be "Schedule"'),
         ({'task': ''}, 'task must be the name of a task'),
-        ({'task': 5}, 'task must be the name of a task'),
         ({'shedule': {}}, "'shedule' is not a member of an entry"),
         ({'args': {}}, 'args must be a list'),
-        ({'kwargs': []}, 'kwargs must be an object'),
-        ({'options': 5}, 'options must be an object'),
         ({'options': {'task_id': 'x'}}, "options must not contain 'task_id'"),
         ({'options': {'headers': {'id': 'x'}}}, 'options.headers must not contain "id"'),
-        ({'start': ''}, 'start must be a date'),
         ({'start': False}, 'start must be a date'),
         ({'enabled': 'yes'}, 'enabled must be true or false'),
         ({'missed': 'never'}, 'missed must be one of once, skip, all'),
-        ({'missed': []}, 'missed must be one of'),
         ({'grace': -1}, 'grace must be a number of seconds'),
-        ({'grace': None}, 'grace must be a number of seconds'),
-        ({'start': 'now'}, 'start must be a date'),
-        ({'start': 1e300}, 'start must be a date'),
         ({'source': 'me'}, 'source must be "app" or "database"'),
-        ({'code': 5}, 'code must be a list'),
         ({'code': ['args']}, 'its args are in the code of the app'),
         ({'args': [{'__type__': 'what', '__value__': 5}]}, 'args cannot be decoded'),
         ({'schedule': {'every': -5}}, 'schedule.every must be a number'),
@@ -49,16 +40,9 @@ def test_malformed_entries_have_a_sentence(entry: Make, members: dict[str, Any],
     assert found.plan == 'error'
 
 
-@pytest.mark.parametrize('missing', ['task', 'schedule'])
-def test_missing_members(app: Celery, missing: str) -> None:
-    doc = {'type': 'Schedule', 'task': 't', 'schedule': {'every': 5}}
-    del doc[missing]
-    assert Entry.of('x', doc, app).error == f'{missing} is missing'
-
-
-def test_names_have_a_length(app: Celery) -> None:
-    for name in ('', 'x' * 201):
-        assert 'name of an entry must have 1 to 200' in str(Entry.of(name, {}, app).error)
+def test_missing_member_and_long_name_have_a_sentence(app: Celery) -> None:
+    assert Entry.of('x', {'type': 'Schedule', 'schedule': {'every': 5}}, app).error == 'task is missing'
+    assert 'name of an entry must have 1 to 200' in str(Entry.of('x' * 201, {}, app).error)
 
 
 def test_names() -> None:

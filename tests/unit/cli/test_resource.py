@@ -17,17 +17,6 @@ TEXTS = Resource[str](lambda part: [{'text': text} for text in part], [Column('T
 MORE = 'These are the first {}; there are more (--limit).\n'
 
 
-def test_long_list_is_one_table(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = [f'{number:03}' for number in range(450)] + ['longer', 'left']
-    for limit, more in ((451, MORE.format(451)), (452, '')):
-        TEXTS.print_list(texts, False, empty='none', limit=limit)
-        printed, errors = capsys.readouterr()
-        assert printed.splitlines()[:3] == ['  TEXT', '   000', '   001']
-        assert len(printed.splitlines()) == limit + 1
-        assert 'longer' in printed.splitlines()
-        assert errors == more
-
-
 def test_short_list(capsys: pytest.CaptureFixture[str]) -> None:
     def show(texts: list[str], *, as_json: bool) -> str:
         TEXTS.print_list(texts, as_json, empty='none', limit=2)
@@ -38,15 +27,6 @@ def test_short_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(['a', 'b'], as_json=False) == 'TEXT\n   a\n   b\n+'
     assert show(['a', 'b', 'c'], as_json=False) == 'TEXT\n   a\n   b\n+' + MORE.format(2)
     assert show(['a', 'b', 'c'], as_json=True) == '{"text": "a"}\n{"text": "b"}\n+'
-
-
-def test_details_are_escaped_and_long_values_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    TEXTS.show(['a\x1b[2J', 'x' * 3000], False)
-    first, blank, second = capsys.readouterr().out.splitlines()
-    assert (first, blank) == (r'text       a\x1b[2J', '')
-    assert second == f'text       {"x" * 2000}… (see --json)'
-    TEXTS.show(['a', 'b'], True)
-    assert capsys.readouterr().out == '{"text": "a"}\n{"text": "b"}\n'
 
 
 def changed(count: int, refused: dict[str, str], *, yes: bool = True, total: int = 3) -> tuple[Result, list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -13,7 +14,6 @@ from celery_couchdb.cli.tables import (
     Duration,
     Json,
     count_cell,
-    echo,
     format_ago,
     format_date,
     format_duration,
@@ -33,12 +33,8 @@ from celery_couchdb.cli.tables import (
         (0, '0 s'),
         (-3, '0 s'),
         (59.9, '59 s'),
-        (60, '1 m 0 s'),
-        (192, '3 m 12 s'),
         (3599, '59 m 59 s'),
         (3600, '1 h 0 m'),
-        (7500, '2 h 5 m'),
-        (86399, '23 h 59 m'),
         (4 * 86400 + 3 * 3600, '4 d 3 h'),
         (1e8, '1,157 d 9 h'),
         (None, '-'),
@@ -53,11 +49,8 @@ def test_age(seconds: float | None, text: str) -> None:
     [
         (0, '0 B'),
         (999, '999 B'),
-        (1000, '1.0 kB'),
-        (4_200_000, '4.2 MB'),
         (999_949, '999.9 kB'),
         (999_999, '1.0 MB'),
-        (3_100_000_000, '3.1 GB'),
         (5_000 * 10**12, '5,000.0 TB'),
         (None, '-'),
     ],
@@ -67,19 +60,13 @@ def test_size(octets: int | None, text: str) -> None:
 
 
 def test_number_has_separators_and_zero_has_no_style() -> None:
+    assert [rate_cell(rate).text for rate in (0, 0.001, 4321)] == ['0', '<0.1', '4,321.0']
     assert count_cell(1234567, fg='red') == Cell('1,234,567', {'fg': 'red'})
     assert count_cell(0, fg='red') == Cell('0', {'dim': True})
     assert count_cell(None).text == '-'
 
 
-@pytest.mark.parametrize(
-    ('per_second', 'text'), [(0, '0'), (0.001, '<0.1'), (0.05, '0.1'), (12.34, '12.3'), (4321, '4,321.0')]
-)
-def test_rate(per_second: float, text: str) -> None:
-    assert rate_cell(per_second).text == text
-
-
-@pytest.mark.parametrize(('length', 'text'), [(9, 'abcdefgh'), (8, 'abcdefgh'), (7, 'abc…fgh'), (4, 'ab…h'), (1, '…')])
+@pytest.mark.parametrize(('length', 'text'), [(8, 'abcdefgh'), (7, 'abc…fgh'), (1, '…')])
 def test_long_text_is_cut_in_the_middle(length: int, text: str) -> None:
     assert shorten('abcdefgh', length) == text
 
@@ -93,12 +80,6 @@ def test_control_characters_in_a_name_are_escaped() -> None:
     assert printable('müll\x1b[2J\n') == r'müll\x1b[2J\n'
     assert printable(EVIL) == r'a\x1b[2J\r\nb\x9b2J\x85\u2028\u202e\ud800'
     assert '\x1b' not in format_table([Column('NAME', 'name')], [{'name': '\x1b[2J'}], 80).split('\n')[1]
-
-
-def test_control_characters_in_a_line_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    echo(EVIL)
-    echo(EVIL, err=True)
-    assert capsys.readouterr() == (printable(EVIL) + '\n', printable(EVIL) + '\n')
 
 
 def test_control_characters_in_json_are_escaped() -> None:
@@ -126,28 +107,15 @@ def test_numbers_are_right_aligned_and_names_left_aligned() -> None:
 def test_longest_shortenable_column_is_cut_first() -> None:
     columns = [Column('QUEUE', 'q', min_width=5), Column('HOST', 'h', min_width=5), Column('READY', 'n', right=True)]
     wide = {'q': 'q' * 60, 'h': 'h' * 30, 'n': '1,234,567'}
-    lines = click.unstyle(format_table(columns, [wide], 60)).split('\n')
-    assert max(map(len, lines)) == 60
-    assert lines[1].split()[0].count('q') < 60
+    assert max(map(len, click.unstyle(format_table(columns, [wide], 60)).split('\n'))) == 60
     assert '…' not in format_table(columns, [{'q': 'q' * 20, 'h': 'h' * 20, 'n': 1}], 60)
     narrow = click.unstyle(format_table(columns, [wide], 10)).split('\n')
     assert narrow[1] == 'qq…qq  hh…hh  1,234,567'
 
 
-def test_colours_do_not_affect_the_width() -> None:
-    columns = [Column('A', None, lambda row: Cell('x', row)), Column('B', 'fg')]
-    plain, styled = (format_table(columns, [style], 80) for style in ({'fg': None}, {'fg': 'red'}))
-    assert styled.replace('red', '-') != plain
-    assert click.unstyle(styled).replace('red', '-') == click.unstyle(plain)
-
-
 @pytest.mark.parametrize('no_color', [True, False])
 def test_colours_can_be_switched_off(no_color: bool) -> None:
-    class Celery:
-        pass
-
-    Celery.no_color = no_color  # type: ignore[attr-defined]
-    with click.Context(click.Command('status'), obj=Celery()):
+    with click.Context(click.Command('status'), obj=SimpleNamespace(no_color=no_color)):
         assert ('\x1b' in remove_unwanted_colours(click.style('red', fg='red'))) is not no_color
 
 
@@ -157,18 +125,18 @@ def test_date_and_age_of_a_document_can_be_anything() -> None:
     assert [format_ago(value, 100.0) for value in (40, None, 'then')] == ['1 m 0 s', '-', '-']
 
 
-@pytest.mark.parametrize(('text', 'seconds'), [('90', 90), ('90s', 90), ('1.5m', 90), ('2h', 7200), ('1d', 86400)])
+@pytest.mark.parametrize(('text', 'seconds'), [('90', 90), ('1.5m', 90), ('1d', 86400)])
 def test_duration(text: str, seconds: float) -> None:
     assert Duration()(text) == seconds
 
 
-@pytest.mark.parametrize('text', ['', 'd', '1w', '-1s', 'nan', '1..2s', '1e3'])
+@pytest.mark.parametrize('text', ['', '1w', '-1s', 'nan'])
 def test_duration_that_is_none_is_a_usage_error(text: str) -> None:
     with pytest.raises(click.BadParameter, match='give a number and a unit, such as 90s'):
         Duration()(text)
 
 
-@pytest.mark.parametrize(('kind', 'text'), [(list, '{}'), (dict, '[]'), (dict, '5'), (list, '[1'), (dict, '[' * 9999)])
+@pytest.mark.parametrize(('kind', 'text'), [(list, '{}'), (dict, '[]'), (list, '[1'), (dict, '[' * 9999)])
 def test_option_must_be_a_list_or_an_object(kind: type[object], text: str) -> None:
     assert Json(list)('[1, "two"]') == [1, 'two']
     with pytest.raises(click.BadParameter, match=r'it must be (a list|an object) in JSON, not'):

@@ -18,9 +18,6 @@ from kombu.utils.json import dumps
 from celery_couchdb.parcels import PARCEL, parcel_of
 from celery_couchdb.parcels.parcel_checks import Accept, ParcelRefused, call_in, checked
 
-#: 100 MB of blanks, compressed to 100 kB.
-BOMB = base64.b64encode(zlib.compress(b' ' * 100_000_000)).decode()
-
 ACCEPT = Accept(['add', 'mail.*'], {'celery', 'mail'})
 
 
@@ -33,49 +30,19 @@ def holder(kind: str, **kwargs: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ('task', 'embedded'),
-    [
-        ('mail.send', {'callbacks': None, 'errbacks': None, 'chain': None, 'chord': None}),
-        ('add', {'callbacks': [signature('mail.send')], 'chain': [signature('add'), signature('add')]}),
-        ('add', {'chord': signature('mail.send', options={'queue': 'mail'})}),
-        ('add', {'callbacks': [holder('group', tasks=[signature('add'), holder('chain', tasks=[signature('add')])])]}),
-        (
-            'add',
-            {'chain': [holder('chord', header=[signature('add')], body=signature('add'), kwargs={'task': 'mine'})]},
-        ),
-        ('add', {'callbacks': [signature('add', args=[{'task': 'mine'}], options={'link': [signature('add')]})]}),
-    ],
-)
-def test_accepted_parcel(task: str, embedded: Any) -> None:
-    assert ACCEPT.refusal(task, embedded) is None
-
-
-@pytest.mark.parametrize(
     ('task', 'embedded', 'name'),
     [
         ('subtract', None, 'subtract'),
         ('adder', None, 'adder'),
         (['add'], None, 'add'),
-        (None, None, 'None'),
-        ('celery.backend_cleanup', None, 'backend_cleanup'),
         ('celery.group', None, 'celery.group'),
         ('celery.map', None, 'celery.map'),
-        ('celery.starmap', None, 'celery.starmap'),
-        ('celery.chunks', None, 'celery.chunks'),
-        ('add', {'callbacks': [signature('subtract')]}, 'subtract'),
         ('add', {'callbacks': [signature('celery.map', args=['subtract', [1]])]}, 'celery.map'),
         ('add', {'errbacks': [signature('add', options={'link': [signature('subtract')]})]}, 'subtract'),
         ('add', {'chord': holder('chord', header=[], body=signature('subtract'))}, 'subtract'),
         ('add', {'chord': signature('add', options={'link_error': [signature('subtract')]})}, 'subtract'),
-        *(
-            ('add', {'chain': [signature('add', options={option: value})]}, 'subtract')
-            for option, value in (
-                ('chord', signature('subtract')),
-                ('chain', [signature('subtract')]),
-                ('link', signature('subtract')),
-                ('link_error', [signature('subtract')]),
-            )
-        ),
+        ('add', {'chain': [signature('add', options={'chord': signature('subtract')})]}, 'subtract'),
+        ('add', {'chain': [signature('add', options={'chain': [signature('subtract')]})]}, 'subtract'),
         ('add', {'chain': [holder('group', tasks=[holder('group', tasks=[signature('subtract')])])]}, 'subtract'),
         ('add', {'chain': [signature('add', options={'queue': 'admin'})]}, 'admin'),
         ('add', {'chain': [signature('add', options={'exchange': 'celery.pidbox'})]}, 'celery.pidbox'),
@@ -93,26 +60,17 @@ def test_refused_parcel(task: Any, embedded: Any, name: str) -> None:
     [
         {'errbacks': ['subtract']},
         {'errbacks': 'subtract'},
-        {'callbacks': ['subtract']},
-        {'chain': ['subtract']},
         {'chord': 'subtract'},
         {'chord': signature('add', options={'link_error': ['subtract']})},
         {'callbacks': [signature('add', options={'link': 'subtract'})]},
-        {'callbacks': [signature('add', options='x')]},
         {'chain': [holder('chord', header='subtract', body=signature('add'))]},
         {'chain': [holder('group', tasks=['subtract'])]},
-        {'chain': [holder('group', tasks={'subtract': 1})]},
         {'chain': signature('add')},
-        {'chord': [signature('add')]},
-        {'callbacks': signature('add')},
-        {'callbacks': [[signature('add')]]},
         {'callbacks': [signature('add', type='subtract')]},
         {'callbacks': [signature('add', args='x')]},
-        {'callbacks': [signature('add', kwargs=['x'])]},
         {'chain': [signature('add', subtask_type='xmap', kwargs={'task': 'subtract', 'it': [1]})]},
         {'chain': [signature('add', subtask_type='group', kwargs={'tasks': []})]},
         {'chain': [signature('celery.group', subtask_type='group', args=[['subtract']], kwargs={'tasks': []})]},
-        {'chain': [signature('celery.group', subtask_type=['group'])]},
     ],
 )
 def test_invalid_signature_is_refused(embedded: Any) -> None:
@@ -124,9 +82,7 @@ def test_invalid_signature_is_refused(embedded: Any) -> None:
     'options',
     [
         {'region': 'us'},
-        {'headers': {'x-region': 'us'}},
         {'headers': {'x-from-region': 'us'}},
-        {'task_id': 'b', 'headers': {PARCEL: ['order-17', 'b']}},
         {'task_id': 'b', 'headers': {'headers': {PARCEL: ['order-17', 'b']}}},
     ],
 )
@@ -145,24 +101,6 @@ def test_deeply_nested_signatures_are_checked() -> None:
 
 def test_nothing_is_accepted_by_default() -> None:
     assert Accept((), {'celery'}).refusal('add', None) == "task 'add' is not in parcels_accept"
-
-
-def test_parcel_of_a_plain_call() -> None:
-    call = call_in(
-        {
-            '_id': 'a',
-            'task': 'add',
-            'args': [1],
-            'kwargs': {'y': 2},
-            'queue': 'mail',
-            'date': 5,
-            'priority': 3,
-            'customer': "a member of the publisher's own",
-        },
-        ACCEPT,
-    )
-    assert (call.task, call.args, call.kwargs) == ('add', [1], {'y': 2})
-    assert (call.options['queue'], call.options['eta'].timestamp(), call.options['priority']) == ('mail', 5.0, 3)
 
 
 def body(args: str = '[1, 2]', kwargs: str = '{}', **embedded: Any) -> str:
@@ -194,23 +132,14 @@ def test_message_cannot_say_where_its_result_goes() -> None:
     assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == own
 
 
-@pytest.mark.parametrize(
-    'header', [['order-17', 'another task'], ['order-17'], ['order-17', 'a', 'b'], [17, 'a'], 'order-17', None]
-)
+@pytest.mark.parametrize('header', [['order-17', 'another task'], ['order-17'], [17, 'a'], None])
 def test_result_of_another_task_names_no_parcel(header: Any) -> None:
     """All tasks that a task sends have its header."""
     assert parcel_of(Context({'task': 'add', 'id': 'a', 'headers': {PARCEL: header}}), 'a') is None
 
 
-def test_long_document_id_is_refused() -> None:
-    with pytest.raises(ParcelRefused, match='the id of the document has more than 255 characters'):
-        call_in({'_id': 'a' * 256, 'task': 'add'}, ACCEPT)
-
-
-@pytest.mark.parametrize(
-    'name', ['callbacks', 'chain', 'chord', 'errbacks', 'is_eager', 'called_directly', 'args', 'get']
-)
-@pytest.mark.parametrize('own_body', [body(), '[[1], {}, {}]', '[[1], {}, null]'])
+@pytest.mark.parametrize('name', ['callbacks', 'chain', 'is_eager', 'args', 'get'])
+@pytest.mark.parametrize('own_body', [body(), '[[1], {}, null]'])
 def test_header_that_acts_like_a_part_of_the_body_is_refused(name: str, own_body: str) -> None:
     """Each header becomes an attribute of Celery's request, where the worker looks for the next tasks, too."""
     headers = {'task': 'add', 'id': 'a', name: [signature('subtract')]}
@@ -218,7 +147,7 @@ def test_header_that_acts_like_a_part_of_the_body_is_refused(name: str, own_body
         checked({'message': message(headers=headers, body=own_body)}, None, ACCEPT, ['json'])
 
 
-@pytest.mark.parametrize('missing', ['callbacks', 'chain', 'chord', 'errbacks'])
+@pytest.mark.parametrize('missing', ['callbacks', 'chain'])
 def test_body_that_leaves_a_part_to_the_headers_is_refused(missing: str) -> None:
     embedded = {name: None for name in ('callbacks', 'errbacks', 'chain', 'chord') if name != missing}
     for spoilt in (embedded, {**embedded, missing: None, PARCEL: ['order-17', 'a']}):
@@ -226,9 +155,7 @@ def test_body_that_leaves_a_part_to_the_headers_is_refused(missing: str) -> None
             checked({'message': message(body=json.dumps([[1], {}, spoilt]))}, None, ACCEPT, ['json'])
 
 
-@pytest.mark.parametrize(
-    'name', ['rate_key', 'concurrency_key', 'job_key', 'task', 'id', 'chain', 'timelimit', 'headers']
-)
+@pytest.mark.parametrize('name', ['rate_key', 'job_key', 'task', 'chain', 'headers'])
 def test_headers_of_a_signature_are_those_of_applications(name: str) -> None:
     """The headers of a signature replace those that Celery writes, and choose limits that all tasks share."""
     allowed = {'traceparent': '00-0', 'customer': 5}
@@ -249,21 +176,14 @@ def test_headers_of_a_signature_are_those_of_applications(name: str) -> None:
     'options',
     [
         {'time_limit': 5},
-        {'soft_time_limit': 5},
         {'keep_done': 1e9},
         {'retries': -1},
-        {'retry_policy': {'max_retries': None}},
         {'producer': 'x'},
-        {'delivery_info': {}},
         {'countdown': 'x'},
-        {'expires': []},
         {'eta': '9999-12-31T23:59:59'},
-        {'priority': 'x'},
         {'task_id': 'parcel:x'},
-        {'task_id': 'a\nb'},
         {'shadow': 'a\x1b[2J'},
         {'headers': 'x'},
-        {'stamped_headers': 'x'},
         {'stamped_headers': ['chain'], 'chain': [{'task': 'subtract'}]},
     ],
 )
@@ -279,7 +199,6 @@ def test_what_celery_writes_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None
     one, two = app.signature('add', (1, 1)), app.signature('mail.send', (1,))
     for canvas in (
         chain(one, two, group(two, two), two),
-        chain(group(one, one), two, two),
         chord([one, chain(one, two)], two) | two | group(two, two) | two,
         chord([chord([one, one], two), one], chain(two, two)),
         chain(one, group(two, chain(two, two)), group(two, two), two),
@@ -297,13 +216,13 @@ def test_what_celery_writes_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None
     stamped = chain(one, two, group(two, two)) | two.clone().set(link=one)
     stamped.stamp(customer='x')
     stamped.apply_async()
-    assert len(sent) > 18
+    assert len(sent) > 15
     for task_body, headers in sent:
         moved = message(body=dumps(task_body), headers=headers)
         assert checked({'message': moved}, None, ACCEPT, ['json'])['headers'].items() <= headers.items()
 
 
-@pytest.mark.parametrize('name', ['stamped_headers', 'chain', 'link', 'chord', 'task_id', 'headers', 'queue', 'region'])
+@pytest.mark.parametrize('name', ['stamped_headers', 'chain', 'task_id', 'region'])
 def test_stamps_do_not_become_options_of_a_retry(name: str) -> None:
     """A retry gives stamps to `apply_async` as options. An empty stamp `stamped_headers` makes them act."""
     stamps = {'customer': 'x', name: [signature('subtract')]}
@@ -351,39 +270,34 @@ def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
     [
         ({'headers': {'task': 'subtract', 'id': 'a'}}, 'subtract'),
         ({'headers': {'task': 'add', 'id': 'a', 'compression': 'application/x-gzip'}}, 'cannot be read'),
-        (
-            {
-                'headers': {'task': 'add', 'id': 'a', 'compression': 'gzip'},
-                'body': BOMB,
-                'properties': {'body_encoding': 'base64'},
-            },
-            'decompresses to more than',
-        ),
         ({'headers': {'task': 'add', 'id': 'a', 'job_key': 'k'}}, 'unique job'),
-        ({'headers': {'task': 'add'}}, 'no id'),
-        ({'headers': {'id': 'a'}}, 'no task'),
         ({'headers': {'task': 'add', 'id': 'a\nforged'}}, 'id must be printable text'),
-        ({'headers': {'task': 'add', 'id': 'a' * 256}}, 'id must be printable text'),
         ({'body': body(errbacks=['subtract'])}, 'are not written as'),
         ({'headers': {'task': 'add', 'id': 'a', 'n': 1e309}}, 'cannot hold the number'),
         ({'headers': {'task': 'add', 'id': 'a', 'shadow': 'x\n[forged]'}}, 'the header shadow must be printable'),
-        ({'headers': {'task': 'add', 'id': 'a', 'root_id': 'x\x1b[2J'}}, 'the header root_id must be printable'),
-        ({'headers': {'task': 'add', 'id': 'a', 'group': '\u202e'}}, 'the header group must be printable'),
         ({'headers': {'task': 'add', 'id': 'a', 'rate_key': 'k', 'rate': '1/h'}}, 'rate_key is not for publishers'),
         (
             {'headers': {'task': 'add', 'id': 'a', 'concurrency_key': 'k', 'concurrency_limit': 1}},
             'concurrency_key is not for publishers',
         ),
         ({'content-type': 'application/x-python-serialize'}, 'is not accepted'),
-        ({'content-type': 'text/plain'}, 'is not accepted'),
-        ({'body': '[1'}, 'cannot be read'),
         ({'body': '[1]'}, 'must be a list of'),
         ({'body': '[' * 100_000}, 'cannot be read'),
-        ({'body': None}, 'its body is missing'),
         ({'body': body(chain=[{'task': 'subtract'}])}, 'subtract'),
-        ({'headers': 5}, 'malformed'),
     ],
 )
 def test_refused_message(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ParcelRefused, match=reason):
         checked({'message': message(**changes)}, None, ACCEPT, ['json', 'pickle'])
+
+
+def test_message_that_decompresses_to_much_more_is_refused() -> None:
+    bomb = base64.b64encode(zlib.compress(b' ' * 20_000_000)).decode()
+    headers = {'task': 'add', 'id': 'a', 'compression': 'gzip'}
+    with pytest.raises(ParcelRefused, match='decompresses to more than'):
+        checked(
+            {'message': message(headers=headers, body=bomb, properties={'body_encoding': 'base64'})},
+            None,
+            ACCEPT,
+            ['json'],
+        )

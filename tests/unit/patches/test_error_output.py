@@ -29,12 +29,6 @@ def logged(caplog: pytest.LogCaptureFixture, exc: Exception, level: int) -> str:
     return caplog.text
 
 
-def test_worker_ends_with_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    text = logged(caplog, AccessDenied('no right'), logging.INFO)
-    assert "Unrecoverable error: AccessDenied('no right')" in text
-    assert 'Traceback' not in text
-
-
 @pytest.mark.parametrize(
     ('exc', 'level'), [(AccessDenied('no right'), logging.DEBUG), (ValueError('a fault'), logging.INFO)]
 )
@@ -57,11 +51,6 @@ def told(monkeypatch: pytest.MonkeyPatch, exc: Exception, module: str) -> list[A
     except Exception:
         sys.excepthook(*sys.exc_info())
     return others
-
-
-def test_program_ends_with_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(monkeypatch, ConfigurationError('write it otherwise'), 'celery.bin.celery') == []
-    assert capsys.readouterr().err == 'Error: write it otherwise\n'
 
 
 def test_errors_that_kombu_has_replaced_are_shortened(

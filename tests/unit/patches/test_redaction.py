@@ -29,14 +29,10 @@ SAME = f'{ONE};couchdb://you:{OTHER}@b:2/db'
     ('url', 'shown'),
     [
         ('', ''),
-        ('couchdb://', 'couchdb://'),
-        ('couchdb://a:1/db', 'couchdb://a:1/db'),
         ('couchdb://me@a/db', 'couchdb://me@a/db'),
-        (ONE, 'couchdb://me:**@a:1/db'),
         (LIST, 'couchdb://me:**@a:1/db;couchdbs://you:**@b/db?ssl_ca_certs=x'),
         (f'couchdb://:{SECRET}@a', 'couchdb://:**@a'),
         (f'COUCHDB://me:{SECRET}@a', 'COUCHDB://me:**@a'),
-        (f'couchdb://a:1/db;{ONE}', 'couchdb://a:1/db;couchdb://me:**@a:1/db'),
         (f'couchdb://a:1/db;redis://:{SECRET}@b;{ONE}', 'couchdb://a:1/db;redis://:**@b;couchdb://me:**@a:1/db'),
     ],
 )
@@ -44,7 +40,7 @@ def test_passwords_are_masked_in_each_url_of_a_list(url: str, shown: str) -> Non
     assert redacted(url) == shown
 
 
-@pytest.mark.parametrize('char', list('/#?@:%[];\n ü'))
+@pytest.mark.parametrize('char', list('/#@:;\n'))
 def test_unquoted_password_is_masked_completely(char: str) -> None:
     password = f'{SECRET}{char}{OTHER}{char}'
     assert redacted(f'couchdb://me:{password}@a;couchdb://me:{password}@b') == 'couchdb://me:**@a;couchdb://me:**@b'
@@ -78,13 +74,11 @@ def app_of(settings: Any, **how: Any) -> Celery:
         app_of({'broker_url': SAME, 'result_backend': SAME, 'broker_read_url': SAME, 'broker_write_url': ONE}),
         app_of({'broker_url': SAME.split(';'), 'result_backend': ONE, 'broker_read_url': SAME.split(';')}),
         app_of({'BROKER_URL': SAME, 'CELERY_RESULT_BACKEND': SAME}),
-        app_of({'broker_url': ONE, 'result_backend': ONE, 'beat_scheduler_options': {'store': SAME}}),
-        app_of({'broker_url': ONE, 'nodes': SAME.encode()}),
         app_of({'broker_url': ONE, 'nodes': [[ONE], ({SAME: [SAME.encode()]}, {SAME})], 'others': {'a': [[SAME]]}}),
         app_of({'broker_url': ONE, 'nodes': [Node(SAME)], 'node': Node(ONE), 'by_node': {Node(ONE): 1}}),
         app_of({'broker_url': f'couchdb://me:{SECRET}/@a/db', 'result_backend': f'couchdb://me:{SECRET}#@a/db'}),
     ],
-    ids=['Django', 'lower case', 'lists', 'old names', 'nested', 'bytes', 'nested lists', 'objects', 'not quoted'],
+    ids=['Django', 'lower case', 'lists', 'old names', 'nested lists', 'objects', 'not quoted'],
 )
 def test_settings_are_shown_without_passwords(app: Celery) -> None:
     table = app.conf.table(with_defaults=True)
@@ -110,18 +104,14 @@ def test_other_settings_are_shown_as_by_celery() -> None:
     assert shown['security_key'] == '********'
 
 
-@pytest.mark.parametrize('url', [ONE, SAME])
-def test_graph_of_workers_is_shown_without_passwords(url: str) -> None:
-    app = app_of({'broker_url': url, 'result_backend': url.replace('/db', '/results')})
+def test_graph_of_workers_is_shown_without_passwords() -> None:
+    app = app_of({'broker_url': SAME, 'result_backend': SAME.replace('/db', '/results')})
     done = CliRunner().invoke(graph, ['workers', 'nodes:w', 'threads:1'], obj=SimpleNamespace(app=app))
     assert done.exit_code == 0, done.output
     assert SECRET not in done.output
     assert OTHER not in done.output
     assert '"couchdb://me:**@a:1/db' in done.output
     assert '"couchdb://me:**@a:1/results' in done.output
-    asked = CliRunner().invoke(graph, ['workers', 'nodes:w', 'backend:redis'], obj=SimpleNamespace(app=app))
-    assert 'redis' in asked.output
-    assert 'results' not in asked.output
 
 
 def test_connection_masks_passwords_of_alternates_and_keeps_using_them() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from celery_couchdb.regions.lending import Load, wanted
-from kombu_couchdb.regions.region import wants_of
 
 
 @pytest.mark.parametrize(
@@ -22,12 +21,3 @@ def test_region_begins_when_it_is_half_idle_and_ceases_when_it_is_busy(
 def test_number_is_a_multiple_of_the_idle_processes_up_to_a_maximum() -> None:
     loads = {'q': Load(4, 1), 'r': Load(40, 0)}
     assert wanted(loads, {}, {'q': 8, 'r': 32}) == {'q': 24, 'r': 100}
-
-
-def test_single_process_that_is_busy_wants_nothing() -> None:
-    assert wanted({'q': Load(1, 1), 'r': Load(0, 0)}, {}, {}) == {}
-
-
-@pytest.mark.parametrize('doc', [{}, {'want': 5}, {'want': {'q': 'x', 'r': -1, 's': None}}, {'want': {'q': 0}}])
-def test_malformed_document_wants_nothing(doc: dict[str, object]) -> None:
-    assert wants_of(doc) == {}

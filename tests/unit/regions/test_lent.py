@@ -33,7 +33,6 @@ def test_only_messages_that_wait_for_long_enough_are_lent() -> None:
     'changes',
     [
         {'type': 'DoneItem'},
-        {'type': 'LentItem'},
         {'status': 'fail'},
         {'_deleted': True},
         {'claimed': {'by': 'broker:consumer:x', 'date': NOW}},
@@ -41,7 +40,6 @@ def test_only_messages_that_wait_for_long_enough_are_lent() -> None:
         {'attempts': 1},
         {'key': 'k'},
         {'message': None},
-        {'message': {'body': '', 'headers': {}, 'properties': {}}},
     ],
 )
 def test_other_items_are_not_lent(changes: dict[str, Any]) -> None:
@@ -61,12 +59,6 @@ def test_parcel_names_home_and_region_and_keeps_the_rest_of_the_lifetime() -> No
     assert found['message']['headers']['x-from-region'] == 'us'
     assert found['message']['properties']['expiration'] == '50000'
     assert 'region' not in found['message']['properties']
-
-
-def test_lent_item_beside_an_acknowledged_leaf_is_deleted() -> None:
-    marked = {**region.lent(item(), 'eu', NOW), '_rev': '2-a'}
-    [deletion] = conflict_rules.resolve([marked, {'_id': 'one', '_rev': '3-b', '_deleted': True}], set(), NOW) or []
-    assert (deletion['_rev'], deletion['_deleted']) == ('2-a', True)
 
 
 def test_proven_claim_is_not_touched_while_an_unproven_lent_item_exists() -> None:

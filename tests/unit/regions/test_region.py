@@ -17,7 +17,7 @@ def message(headers: Any = None, **properties: Any) -> dict[str, Any]:
     return {'body': '', 'headers': headers, 'properties': properties}
 
 
-@pytest.mark.parametrize('name', ['', 'any', 'EU', '1', 'e:u', 'e u', 'x' * 31, 7, None, 'eu\n'])
+@pytest.mark.parametrize('name', ['', 'any', 'EU', 'e:u', 'x' * 31, 7, 'eu\n'])
 def test_wrong_name(name: Any) -> None:
     with pytest.raises(ConfigurationError, match='names of regions'):
         Options.of({'region': name, 'regions': URLS})
@@ -30,9 +30,7 @@ def test_wrong_name(name: Any) -> None:
         ({'regions': URLS}, 'need each other'),
         ({'region': 'asia', 'regions': URLS}, "no URL for region 'asia'"),
         ({'region': 'us', 'regions': ['us']}, 'must map'),
-        ({'region': 'us', 'regions': {}}, 'must map'),
         ({'region': 'us', 'regions': {'us': 'http://user:secret@us'}}, 'must have a URL'),
-        ({'region': 'us', 'regions': {'us': None}}, 'must have a URL'),
     ],
 )
 def test_wrong_options_are_named_without_passwords(given: dict[str, Any], text: str) -> None:

@@ -62,43 +62,6 @@ def test_everything_that_an_ended_child_has_sent_is_before_the_next_mark(
     assert recorder.written == names
 
 
-def test_several_concurrent_children(queue: ResultQueue, recorder: Recorder) -> None:
-    queue.open(serve_children=True)
-    names = [[f'{n}-{m}' for m in range(20)] for n in range(5)]
-    children = [start(lambda own=own: hand(queue, *own)) for own in names]  # type: ignore[misc]
-    assert [ended(child) for child in children] == [0] * 5
-    queue.wait()
-    assert sorted(recorder.written) == sorted(name for own in names for name in own)
-
-
-def test_child_reads_its_own_result_only_when_it_is_stored(queue: ResultQueue, recorder: Recorder) -> None:
-    queue.open(serve_children=True)
-    recorder.gate.clear()
-    seen, see = os.pipe()
-
-    def check() -> bool:
-        hand(queue, 'a')
-        queue.settle(['another'])
-        os.write(see, b'1')
-        queue.settle(['a'])
-        os.write(see, b'2')
-        return True
-
-    child = start(check)
-    wait_for(lambda: recorder.tried, 'the write to begin')
-    assert os.read(seen, 2) == b'1'
-    recorder.gate.set()
-    assert ended(child) == 0
-    assert os.read(seen, 2) == b'2'
-    os.close(seen)
-    os.close(see)
-
-
-def test_child_without_a_parent_that_serves_it_stores_results_itself(queue: ResultQueue) -> None:
-    queue.open(serve_children=False)
-    assert ended(start(lambda: not queue.is_open and not hand(queue, 'a'))) == 0
-
-
 def test_large_result_is_not_handed_over(queue: ResultQueue) -> None:
     queue.open(serve_children=True)
     large = item('a', value='x' * MAX_BYTES)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from celery.worker import state
 
 from celery_couchdb.results import result_queue
-from celery_couchdb.results.queue_item import QueueItem, Refusal
+from celery_couchdb.results.queue_item import QueueItem
 from celery_couchdb.results.result_queue import ResultQueue
 from kombu_couchdb.consumer.pace import Pace, Wakeup
 from kombu_couchdb.consumer.pending_writes import PendingWrites
 from kombu_couchdb.documents.ids import JOB
-from kombu_couchdb.errors import AccessDenied
 from tests.conftest import wait_for
 
 from .conftest import Recorder, item
@@ -36,42 +33,6 @@ def hold(queue: ResultQueue, recorder: Recorder) -> None:
     wait_for(lambda: recorder.tried, 'the write to begin')
 
 
-@pytest.mark.parametrize(
-    ('first', 'second', 'kept'),
-    [
-        (('SUCCESS', [0, 0, 2]), ('FAILURE', [0, 0, 4]), 'SUCCESS'),
-        (('FAILURE', [0, 0, 2]), ('STARTED', [0, 0, 2]), 'FAILURE'),
-        (('FAILURE', [0, 0, 2]), ('SUCCESS', [0, 0, 4]), 'SUCCESS'),
-    ],
-)
-def test_final_result_stays(
-    queue: ResultQueue, recorder: Recorder, first: tuple[str, list[int]], second: tuple[str, list[int]], kept: str
-) -> None:
-    hold(queue, recorder)
-    for status, delivery in (first, second):
-        queue.hand_over(item('a', status, delivery=delivery))
-    recorder.gate.set()
-    queue.wait()
-    assert recorder.states == ['SUCCESS', kept]
-    assert queue.is_stored(3)
-
-
-def test_replaced_part_of_a_chord_is_stored_with_the_newer_result(queue: ResultQueue, recorder: Recorder) -> None:
-    hold(queue, recorder)
-    stored: list[QueueItem] = []
-
-    def on_stored(results: Sequence[QueueItem], done: Callable[[Sequence[QueueItem]], None]) -> None:
-        stored.extend(results)
-        done(results)
-
-    recorder.on_stored = on_stored
-    queue.hand_over(item('a', 'FAILURE', delivery=[0, 0, 2], part='part'))
-    queue.hand_over(item('a', 'SUCCESS', delivery=[0, 0, 4]))
-    recorder.gate.set()
-    queue.wait()
-    assert [(each.id, each.part_id, each.group_id) for each in stored[1:]] == [('a', 'part', 'group')]
-
-
 def test_result_is_not_done_before_its_chord_is_counted(queue: ResultQueue, recorder: Recorder) -> None:
     waiting: list[Callable[[], None]] = []
     recorder.on_stored = lambda results, done: waiting.append(lambda: done(results))
@@ -84,45 +45,6 @@ def test_result_is_not_done_before_its_chord_is_counted(queue: ResultQueue, reco
     assert queue.unstored() == []
     waiting[0]()
     assert queue.is_stored(mark)
-
-
-def test_outage(queue: ResultQueue, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    recorder.outages = 3
-    queue.hand_over(item('a'))
-    queue.hand_over(item('b'))
-    queue.wait()
-    assert recorder.written == ['a', 'b']
-    assert [record.message for record in caplog.records] == [
-        'results are not stored: no response; they wait until CouchDB responds'
-    ]
-
-
-def test_wrong_password_loses_results_as_it_does_without_a_queue(queue: ResultQueue, recorder: Recorder) -> None:
-    recorder.error = AccessDenied('wrong password')
-    recorder.outages = 1
-    queue.hand_over(item('a'))
-    queue.wait()
-    assert recorder.lost == ['a: wrong password']
-
-
-def test_unexpected_error_loses_only_the_result_that_causes_it(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = recorder.write
-
-    def fails(batch: Sequence[QueueItem], *, uncertain: bool = False) -> list[Refusal]:
-        if any(each.id == 'bad' for each in batch):
-            raise KeyError('unexpected')
-        return write(batch, uncertain=uncertain)
-
-    hold(queue, recorder)
-    monkeypatch.setattr(recorder, 'write', fails)
-    for name in ('a', 'bad', 'b'):
-        queue.hand_over(item(name))
-    recorder.gate.set()
-    queue.wait()
-    assert recorder.written == ['held', 'a', 'b']
 
 
 @pytest.mark.parametrize('hook', ['on_stored', 'on_refused'])
@@ -171,18 +93,6 @@ def test_stored_parts_leave_room_for_what_completes_their_chord(
     queue.wait()
     queue.wait()
     assert recorder.written == ['held', 'a', 'failure of the body', 'failure of the next step']
-
-
-def test_worker_that_must_stop_at_once_names_what_it_could_not_store(
-    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(result_queue, '_COLD_SECONDS', 0.2)
-    recorder.outages = 1_000_000
-    queue.hand_over(item('a'))
-    queue.hand_over(item('b'))
-    monkeypatch.setattr(state, 'should_terminate', 0)
-    queue.close()
-    assert '2 results could not be stored before the worker ended: a, b' in caplog.messages
 
 
 # -- acknowledgements
