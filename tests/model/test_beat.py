@@ -209,14 +209,6 @@ FAULTS = [
         'a step of the local clock counts', Beats, Clock, 'now', '+ self._offset', '+ self._offset + self.local_step'
     ),
     Fault(
-        'the lead is taken up again in the same term, and what was taken when it ended is forgotten',
-        Beats,
-        LeaderLease,
-        '_write',
-        'self._terms += 1',
-        'self._terms = 1',
-    ),
-    Fault(
         'after an edit, the dates begin at the start of the entry',
         Beats,
         beat_scheduler,

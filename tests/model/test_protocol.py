@@ -15,11 +15,11 @@ from .removing import RemovingCluster, RemovingSingle
     ('machine', 'examples'),
     [
         (Single, 90),
-        (Cluster, 40),
+        (Cluster, 50),
         (LimitedSingle, 15),
         (LimitedCluster, 15),
         (RemovingSingle, 20),
-        (RemovingCluster, 20),
+        (RemovingCluster, 15),
     ],
 )
 def test_promises_hold_in_any_order_of_events(machine: type[Protocol], examples: int) -> None:
