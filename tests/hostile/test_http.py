@@ -141,7 +141,7 @@ def test_inconsistent_headers_and_bodies(wires: Callable[[], Wire]) -> None:
     wire = wires()
     statuses, headers = st.sampled_from([200, 200, 200, 404, 500, 302, 100, 204]), st.sampled_from(HEADERS)
     answers = []
-    right = (200, [], DOC)  # at least one valid response
+    right: tuple[int, list[str], bytes] = (200, [], DOC)  # at least one valid response
     for status, lines, body in [
         right,
         *found(st.tuples(statuses, st.lists(headers, max_size=3), st.sampled_from(BODIES))),

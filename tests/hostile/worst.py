@@ -46,55 +46,76 @@ def deep(levels: int, kind: str = 'list') -> str:
     return '[' * levels + ']' * levels if kind == 'list' else '{"a":' * levels + '{}' + '}' * levels
 
 
-def _texts(kind: dict[str, Any], path: str, levels: Iterable[int]) -> list[str]:
-    """Return a document for each depth, with a nested value at this path."""
+def _texts(
+    name: str, kinds: dict[str, dict[str, Any]], places: dict[str, tuple[str, ...]], levels: Iterable[int]
+) -> list[str]:
+    """Return a document for each place and depth, with a nested value in that place."""
     found = []
-    for depth in levels:
-        doc = copy.deepcopy(kind)
-        doc['_id'] += f' {path} {depth}'
-        inner: Any = doc
-        *steps, last = path.split('.')
-        for step in steps:
-            inner = inner[int(step)] if step.isdecimal() else inner[step]
-        inner[last] = _HERE
-        found.append(json.dumps(doc).replace(f'"{_HERE}"', deep(depth, _LEVELS.get(depth, 'list'))))
+    for kind, path in places.items():
+        for depth in levels:
+            doc = copy.deepcopy(kinds[name])
+            doc['_id'] += f' {kind} {depth}'
+            inner: Any = doc
+            for step in path[:-1]:
+                inner = inner[int(step)] if step.isdecimal() else inner[step]
+            inner[path[-1]] = _HERE
+            found.append(json.dumps(doc).replace(f'"{_HERE}"', deep(depth, _LEVELS.get(depth, 'list'))))
     return found
-
-
-def _largest(kinds: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return documents with one of the largest numbers in place of each number or null."""
-    return [
-        {**kind, '_id': f'{kind["_id"]} {member} {number}', member: value}
-        for number, value in enumerate(LARGEST)
-        for kind in kinds.values()
-        for member, old in kind.items()
-        if isinstance(old, (int, float)) or old is None
-    ]
 
 
 def broker_texts(queue: str, most: int) -> list[str]:
     """Return the documents for a broker's database with this queue, with at most `most` levels."""
+    anywhere = {
+        'headers': ('message', 'headers', 'x'),
+        'properties': ('message', 'properties', 'x'),
+        'top': ('x',),
+        'message': ('message', 'x'),
+    }
     texts, levels = [], [depth for depth in _LEVELS if depth <= most]
-    for kind in BROKER.values():
-        paths = ['x', *(name for name in ('exchange', 'queues', 'rates', 'routing_key') if name in kind)]
-        paths += ['message.headers.x', 'message.properties.x', 'message.x'] if 'message' in kind else []
-        paths += ['next.0.x', 'next.0.message.headers.x'] if 'next' in kind else []
-        paths += ['arguments.x'] if 'arguments' in kind else []
-        for path in paths:
-            texts += _texts(kind, path, [*levels, *_EDGE] if path == 'message.headers.x' else levels)
-    docs = _largest(BROKER)
-    attached = {'body': {'content_type': 'text/plain', 'data': 'aGVsbG8='}, 'other': {'data': 'aGVsbG8='}}
+    for name in ('waiting', 'scheduled', 'claimed', 'expired', 'unique', 'unique, claimed', 'dead'):
+        texts += _texts(name, BROKER, anywhere, levels)
+    texts += _texts(
+        'unique', BROKER, {'next': ('next', '0', 'message', 'headers', 'x'), 'nexttop': ('next', '0', 'x')}, levels
+    )
+    texts += _texts('unique, claimed', BROKER, {'next': ('next', '0', 'message', 'headers', 'x')}, levels)
+    texts += _texts('broadcast', BROKER, {**anywhere, 'to': ('exchange',)}, levels)
+    texts += _texts('consumer', BROKER, {'top': ('x',), 'queues': ('queues',), 'rates': ('rates',)}, levels)
+    texts += _texts('queue', BROKER, {'top': ('x',), 'arguments': ('arguments', 'x')}, levels)
+    texts += _texts('binding', BROKER, {'top': ('x',), 'key': ('routing_key',)}, levels)
+    for name in ('waiting', 'claimed', 'unique'):
+        texts += _texts(name, BROKER, {'headers': ('message', 'headers', 'x')}, _EDGE)
+    docs = []
+    for number, value in enumerate(LARGEST):
+        for name in ('waiting', 'scheduled', 'claimed', 'unique', 'unique, claimed', 'consumer', 'queue', 'broadcast'):
+            kind = BROKER[name]
+            docs += [
+                {**kind, '_id': f'{kind["_id"]} {member} {number}', member: value}
+                for member, old in kind.items()
+                if isinstance(old, (int, float)) or old is None
+            ]
     for name in ('waiting', 'unique', 'unique, claimed'):
         kind = BROKER[name]
-        after = {**kind.get('next', [{}])[0], **HARD_TO_STORE}
         docs += [
             {**kind, '_id': kind['_id'] + ' next', 'key': 'k', 'next': [HARD_TO_STORE]},
-            {**kind, '_id': kind['_id'] + ' nextmessage', 'key': 'k', 'next': [after]},
-            {**kind, '_id': kind['_id'] + ' attached', '_attachments': attached},
+            {
+                **kind,
+                '_id': kind['_id'] + ' nextmessage',
+                'key': 'k',
+                'next': [{**kind['next'][0], **HARD_TO_STORE}] if 'next' in kind else [HARD_TO_STORE],
+            },
+            {
+                **kind,
+                '_id': kind['_id'] + ' attached',
+                '_attachments': {
+                    'body': {'content_type': 'text/plain', 'data': 'aGVsbG8='},
+                    'other': {'data': 'aGVsbG8='},
+                },
+            },
         ]
     # Almost as large as `max_document_size` allows.
-    large = 'x' * 7_998_400
-    docs += [{**BROKER[name], '_id': BROKER[name]['_id'] + ' large', 'x': large} for name in ('waiting', 'claimed')]
+    docs += [
+        {**BROKER[name], '_id': f'{BROKER[name]["_id"]} large', 'x': 'x' * 7_998_400} for name in ('waiting', 'claimed')
+    ]
     texts += list(map(json.dumps, docs))
     name = json.dumps(queue)
     return [
@@ -105,11 +126,19 @@ def broker_texts(queue: str, most: int) -> list[str]:
 
 def result_texts(most: int) -> list[str]:
     """Return the documents for a result database, with at most `most` levels."""
-    levels = [depth for depth in _LEVELS if depth <= most]
-    texts = [text for kind in RESULTS.values() for text in _texts(kind, 'x', levels)]
-    for name, path in (('result', 'value.result'), ('group', 'value.x'), ('chord', 'body.x'), ('part', 'value.x')):
-        texts += _texts(RESULTS[name], path, levels)
-    return texts + list(map(json.dumps, _largest(RESULTS)))
+    texts, levels = [], [depth for depth in _LEVELS if depth <= most]
+    for name in ('result', 'group', 'chord', 'chord, claimed', 'part'):
+        value = 'value' if 'value' in RESULTS[name] else 'body'
+        texts += _texts(name, RESULTS, {'top': ('x',), 'value': (value, 'x')}, levels)
+    texts += _texts('result', RESULTS, {'result': ('value', 'result')}, levels)
+    docs = [
+        {**RESULTS[name], '_id': f'{RESULTS[name]["_id"]} {member} {number}', member: value}
+        for number, value in enumerate(LARGEST)
+        for name in RESULTS
+        for member, old in RESULTS[name].items()
+        if isinstance(old, (int, float))
+    ]
+    return texts + list(map(json.dumps, docs))
 
 
 def store(client: Any, texts: list[str]) -> None:
