@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,8 @@ def test_ids_of_the_brokers_documents(mover: Callable[[], Mover], client: Client
 
 
 def test_parcels_with_conflicts_run_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
-    for doc in ({'_id': 'a', 'task': 'add', 'args': [1, 2]}, {**GOOD, '_id': 'b'}):
+    docs: list[dict[str, Any]] = [{'_id': 'a', 'task': 'add', 'args': [1, 2]}, {**GOOD, '_id': 'b'}]
+    for doc in docs:
         for number in range(20):
             leave_leaf(parcels, doc['_id'], f'1-{number:032x}', **{**doc, 'published': float(number)})
     store(parcels, [{**GOOD, '_id': 'c'}])
