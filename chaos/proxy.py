@@ -23,6 +23,9 @@ _CLOSING = 2.0
 #: The bytes passed on at a time while the rate is limited.
 _PIECE = 8192
 
+#: The size of the receive buffer of a proxy that begins with a limited rate, in bytes.
+_BUFFER = 32_768
+
 
 #: The header `Date` of a response. It always has the same length.
 _DATE = re.compile(rb'(?<=\r\n)(Date: )([^\r]{29})(?=\r\n)', re.IGNORECASE)
@@ -51,9 +54,9 @@ class Answer:
 
 
 class Proxy:
-    """Forwards connections to `(host, port)`; a context manager."""
+    """Forwards connections to `(host, port)`, perhaps at a limited rate; a context manager."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, rate: float | None = None) -> None:
         self._target = (host, port)
         self._listener: socket.socket | None = None
         self.port = 0
@@ -64,11 +67,11 @@ class Proxy:
         #: How long each chunk of a request or response is delayed, in seconds.
         self.delay = 0.0
         #: The rate of each connection in bytes per second; None: unlimited.
-        self.rate: float | None = None
+        self.rate = rate
         #: How many seconds the server's clock is ahead, as responses show it.
         self.ahead = 0.0
-        #: The number of connections accepted so far.
-        self.accepted = 0
+        #: The number of connections accepted, and of bytes passed on, so far.
+        self.accepted = self.passed = 0
         self.restore()
 
     def cut(self) -> None:
@@ -92,6 +95,8 @@ class Proxy:
         """Accept connections again on the same port."""
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if self.rate is not None:  # a large buffer would hide from the sender how slow the link is
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         self._listener.bind(('127.0.0.1', self.port))
         self._listener.listen(128)
         self.port = self._listener.getsockname()[1]
@@ -161,6 +166,7 @@ class Proxy:
                     self._send(key.data, data)
 
     def _send(self, to: socket.socket, data: bytes) -> None:
+        self.passed += len(data)
         while (rate := self.rate) is not None and data:
             piece, data = data[:_PIECE], data[_PIECE:]
             time.sleep(len(piece) / rate)

@@ -15,10 +15,10 @@ import pytest
 import requests
 
 from celery_couchdb.testing import Server
+from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.parcels import parcel
 from tests.browser import Page
-from tests.chaos.link import Link
 from tests.conftest import PATIENCE, wait_for
 from tests.device import pouchdb
 from tests.support import ROOT
@@ -91,13 +91,13 @@ def test_orders_that_were_put_offline(
     origin = f'http://127.0.0.1:{pages.server_port}'
     if apache_couchdb:
         allow(site.server, origin, stack)
-    with Link(site.server.host, site.server.port, 1e9) as link:
-        port = link.port  # which nothing listens at from now on: the network is away
+    proxy = stack.enter_context(Proxy(site.server.host, site.server.port))
+    proxy.refuse()  # the network is away
     page = Page(tmp_path / 'profile', origin)
     stack.callback(page.close)
     wait_for(lambda: page.run("document.readyState === 'complete' && typeof connect === 'function'"), 'the page')
     login = {
-        'url': f'http://127.0.0.1:{port}/{parcels.address.database}',
+        'url': f'http://127.0.0.1:{proxy.port}/{parcels.address.database}',
         'user': site.server.user,
         'password': site.server.password,
     }
@@ -117,7 +117,7 @@ def test_orders_that_were_put_offline(
     page.reload()
     wait_for(lambda: len(orders(page)) == 3, 'the page, offline')
     assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
-    stack.enter_context(Link(site.server.host, site.server.port, 1e9, port))
+    proxy.restore()
     wait_for(lambda: all('delivered' in text for text in orders(page)), 'the delivery')
     example = Example(site, 'offline')
     example.environment['SHOP_PARCELS'] = parcels.address.database

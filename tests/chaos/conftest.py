@@ -12,7 +12,6 @@ from kombu import Connection
 from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.embedded import EmbeddedServer
 from tests.patience import PatientConnection
 from tests.support import release_all
 
@@ -47,12 +46,3 @@ def connect(server: Server, client: Client, database: str, proxy: Proxy) -> Iter
     yield connect
     proxy.go_on()
     release_all(opened)
-
-
-@pytest.fixture
-def own_server() -> Iterator[EmbeddedServer]:
-    """A running embedded server for this test alone."""
-    with EmbeddedServer() as own:
-        yield own
-        if own.process is None:  # the test failed while the server was stopped
-            own.start()

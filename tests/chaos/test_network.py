@@ -15,10 +15,6 @@ from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, items, publish, record_requests
 
-#: Time limits in seconds for consumers that should notice an unresponsive server soon. A refused connection is noticed
-#: at once.
-QUICK = {'request_timeout': 2.0, 'connect_timeout': 1.0}
-
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if 'trying again' in record.message]
@@ -78,22 +74,6 @@ def test_consumer_survives_cut_connections(connect: Callable[..., Connection], p
     inbox.wait(20)
     assert sorted(set(inbox.bodies)) == list(range(20))
     wait_for(lambda: not items(client), 'all messages to be acknowledged')
-
-
-def test_consumer_resumes_after_a_silent_network(
-    connect: Callable[..., Connection], proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    inbox = Inbox(connect(through_proxy=True, **QUICK))
-    publish(connect(), 'before')
-    inbox.wait(1)
-    proxy.hang()
-    publish(connect(), 'meanwhile')
-    inbox.drain_until(lambda: complaints(caplog), 'the consumer to notice the failure')
-    proxy.go_on()
-    inbox.wait(2)
-    publish(connect(), 'after')
-    inbox.wait(3)
-    assert sorted(inbox.bodies) == ['after', 'before', 'meanwhile']
 
 
 def test_acks_made_while_disconnected_are_written_later(

@@ -65,8 +65,7 @@ class Waiting(threading.Thread):
         return self.app.backend.subscriber._longpoll._response is not None
 
 
-@pytest.mark.parametrize('count', [3, 120], ids=['few', 'many'])
-@pytest.mark.parametrize('trouble', ['cut', 'refuse'])
+@pytest.mark.parametrize(('count', 'trouble'), [(3, 'cut'), (120, 'refuse')])
 def test_results_stored_while_the_connection_is_down(
     behind_proxy: Celery, worker: Any, proxy: Proxy, count: int, trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:

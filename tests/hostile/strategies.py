@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .worst import HARD_TO_STORE, LARGEST
 
-__all__ = ['ODD', 'any_text', 'json_values', 'retyped', 'spoilt']
+__all__ = ['ODD', 'any_text', 'found', 'json_values', 'retyped']
 
 #: Text with a special meaning somewhere. The first ones cannot be stored.
 ODD = [
@@ -74,9 +75,17 @@ def retyped(document: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(document, changes))
 
 
-def spoilt(documents: Iterable[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """One of these documents, malformed."""
-    return st.one_of([retyped(document) for document in documents])
+def found(strategy: st.SearchStrategy[Any], count: int | None = None) -> list[Any]:
+    """Return so many values of a strategy, by default as many as the profile tries."""
+    values: list[Any] = []
+
+    @settings(max_examples=count or settings().max_examples)
+    @given(strategy)
+    def each(value: Any) -> None:
+        values.append(value)
+
+    each()
+    return values
 
 
 _MISSING = object()

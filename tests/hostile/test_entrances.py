@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.app.task import Context
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import task_message, workitem
 from kombu_couchdb.parcels import parcel
 from tests.acceptance.conftest import site
 from tests.acceptance.test_regions import start
@@ -21,18 +23,28 @@ from tests.parcels import database_of_parcels
 from tests.regions import Regions, regions_on
 
 from .parcels import GOOD, store
-from .test_task_messages import EMBEDDED, FULL, NAMES
 
 __all__ = ['site', 'start']
+
+EMBEDDED: dict[str, Any] = dict.fromkeys(('callbacks', 'errbacks', 'chain', 'chord'))
+
+#: A message as Celery writes it. If its task is `flaky`, it runs again at once.
+FULL: dict[str, Any] = {
+    'body': json.dumps([[1, 0], {}, EMBEDDED]),
+    'content-type': 'application/json',
+    'content-encoding': 'utf-8',
+    'headers': Celery(set_as_current=False).amqp.as_task_v2('a', 'add', (1, 0)).headers,
+    'properties': {'body_encoding': 'utf-8', 'priority': 0, 'correlation_id': 'a', 'delivery_info': {'exchange': ''}},
+}
+
+#: Its headers, and others that a worker, this transport or the parcels know.
+NAMES = sorted({*FULL['headers'], *task_message.HEADERS, *dir(Context), 'x-parcel', 'rate_key', 'job_key'})
 
 #: The members of a device's parcel.
 _CALL = ('task', 'args', 'kwargs', 'id', 'queue', 'date', 'expires', 'priority', 'message', 'type', 'published')
 
 #: Values of which most are wrong for each header.
-_VALUES: list[Any] = ['x', '9999-12-31T23:59:59', -5, 1e300, [[1]], ['x', 'y'], {'x': 'y'}]
-
-#: A message whose task, if it is `flaky`, runs again at once.
-_USUAL: dict[str, Any] = {**FULL, 'body': json.dumps([[1, 0], {}, EMBEDDED])}
+_VALUES: list[Any] = ['x', '9999-12-31T23:59:59', -5, [[1]], ['x', 'y'], {'x': 'y'}]
 
 
 @pytest.fixture
@@ -52,7 +64,7 @@ def messages(journal: Path, whom: str) -> list[dict[str, Any]]:
     """Return messages with a wrong header or member each, or with stamps that a retry could take for options."""
     unlisted = {'task': 'nap', 'args': [str(journal), whom, 0], 'kwargs': {}, 'options': {}, 'immutable': True}
     headers: dict[str, Any] = FULL['headers']
-    values = [*_VALUES, [unlisted]]
+    values = [*(_VALUES[::2] if whom == 'region' else _VALUES), [unlisted]]
     changed: list[dict[str, Any]] = [{name: value} for name in NAMES if not name.startswith('__') for value in values]
     stamps: list[dict[str, Any]] = [
         {name: [unlisted], 'stamped_headers': []} for name in ('link', 'chain', 'task_id', 'stamped_headers')
@@ -61,9 +73,9 @@ def messages(journal: Path, whom: str) -> list[dict[str, Any]]:
     embedded: list[dict[str, Any]] = [{**EMBEDDED, name: value} for name in EMBEDDED for value in values]
     bodies = [*values, *([[1, 0], {}, members] for members in embedded)]
     return [
-        *({**_USUAL, 'headers': {**headers, 'id': f'{whom}-{n}', **header}} for n, header in enumerate(changed)),
-        *({**_USUAL, name: value} for name in ('content-type', 'content-encoding') for value in values),
-        *({**_USUAL, 'body': json.dumps(body)} for body in bodies),
+        *({**FULL, 'headers': {**headers, 'id': f'{whom}-{n}', **header}} for n, header in enumerate(changed)),
+        *({**FULL, name: value} for name in ('content-type', 'content-encoding') for value in values),
+        *({**FULL, 'body': json.dumps(body)} for body in bodies),
     ]
 
 

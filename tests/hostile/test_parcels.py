@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from celery_couchdb.parcels import mover as module
 from celery_couchdb.parcels.mover import Mover
 from kombu_couchdb.couchdb.client import Client
-from tests.support import items
+from tests.support import items, leave_leaf
 
 from .documents import BROKER
-from .parcels import GOOD, MESSAGE, check_refusals, store, store_conflicts
+from .parcels import GOOD, MESSAGE, check_refusals, store
 
 
 def test_hostile_messages_are_refused_and_the_others_are_moved(
@@ -46,19 +47,11 @@ def test_ids_of_the_brokers_documents(mover: Callable[[], Mover], client: Client
     assert len(items(client)) == len(foreign)
 
 
-def test_forged_sender(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
-    """A message cannot claim to come from another parcel, or from a region."""
-    forged = {**MESSAGE['headers'], 'x-parcel': ['order-17', 'task-1'], 'x-from-region': 'us'}
-    store(parcels, [{**GOOD, '_id': 'a', 'message': {**MESSAGE, 'headers': forged}}])
-    mover().step()
-    [item] = items(client)
-    assert not {'x-parcel', 'x-from-region'} & {*item['message']['headers']}
-
-
-@pytest.mark.slow
 def test_parcels_with_conflicts_run_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
-    store_conflicts(parcels, {'_id': 'a', 'task': 'add', 'args': [1, 2]}, 1_000)
-    store_conflicts(parcels, {**GOOD, '_id': 'b'}, 1_000)
+    docs: list[dict[str, Any]] = [{'_id': 'a', 'task': 'add', 'args': [1, 2]}, {**GOOD, '_id': 'b'}]
+    for doc in docs:
+        for number in range(20):
+            leave_leaf(parcels, doc['_id'], f'1-{number:032x}', **{**doc, 'published': float(number)})
     store(parcels, [{**GOOD, '_id': 'c'}])
     mover().step()
     assert len(items(client)) == 3

@@ -92,7 +92,7 @@ WRONG, LOCKED = (
 
 #: The responses of the server, by kind of error.
 ANSWERS: dict[str, Any] = {
-    **{str(status): told(status, 'x', PROLONGED) for status in (302, 400, 404, 409, 412, 413, 429, 500, 503)},
+    **{str(status): told(status, 'x', PROLONGED) for status in (302, 400, 404, 409, 413, 429, 503)},
     '401': told(401),
     '403': told(403),
     'wrong': told(401, WRONG),
@@ -104,7 +104,6 @@ ANSWERS: dict[str, Any] = {
     'cut body': head(200, 'Content-Length: 500', PROLONGED) + DOC[:-3],
     'no JSON': head(200, 'Content-Length: 1', PROLONGED) + b'<',
     'other JSON': head(200, 'Content-Length: 2', PROLONGED) + b'{}',
-    'half JSON': head(200, 'Content-Length: 1', PROLONGED) + b'{',
     'deep JSON': head(200, 'Content-Length: 100000', PROLONGED) + b'[' * 100_000,
     'compressed': head(200, 'Content-Length: 1', PROLONGED, 'Content-Encoding: gzip') + b'x',
     'slow head': dripped(b'HTTP/1.1 200 OK\r\nA: ', 1000),
@@ -115,7 +114,6 @@ ANSWERS: dict[str, Any] = {
 CALLS: dict[str, Callable[[Client], Any]] = {
     'get': lambda client: client.get('x'),
     'bulk': lambda client: client.bulk([{'_id': 'x', 'text': 'y' * 100_000}]),
-    'fetch': lambda client: client.fetch(['x', 'y']),
     'longpoll': lambda client: Longpoll(client).wait(0, 0, {}),
 }
 
@@ -143,27 +141,25 @@ def client_of(port: int, auth: str = 'basic', **more: Any) -> Client:
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
 @pytest.mark.parametrize('call', CALLS)
-@pytest.mark.parametrize('answer', ANSWERS)
-def test_error_responses(
-    wires: Callable[[], Wire], answer: str, call: str, auth: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_error_responses(wires: Callable[[], Wire], call: str, auth: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    if answer.startswith('slow') and call == 'longpoll':
-        pytest.skip('a longpoll may be silent for a long time')
-    wire = wires()
-    client = client_of(wire.server_address[1], auth)
-    wire.answer = BEGUN
-    client.http.current.auth.headers(client.http.current._post_session)
-    wire.answer = ANSWERS[answer]
-    limit(client, answer)
-    try:
-        CALLS[call](client)
-    except CouchDBError as exc:
-        check(exc)
-    else:  # errors of single documents are part of the response
-        assert (call, answer) in [('bulk', status) for status in ('400', '409', '412', '413')]
+    for kind, answer in ANSWERS.items():
+        if kind.startswith('slow') and call == 'longpoll':
+            continue  # a longpoll may be silent for a long time
+        wire = wires()
+        client = client_of(wire.server_address[1], auth)
+        wire.answer = BEGUN
+        client.http.current.auth.headers(client.http.current._post_session)
+        wire.answer = answer
+        limit(client, kind)
+        try:
+            CALLS[call](client)
+        except CouchDBError as exc:
+            check(exc)
+        else:  # errors of single documents are part of the response
+            assert (call, kind) in [('bulk', status) for status in ('400', '409', '413')]
+        client.close()
     assert not any(secret in caplog.text for secret in SECRETS)
-    client.close()
 
 
 def limit(client: Client, answer: str) -> None:
@@ -172,20 +168,21 @@ def limit(client: Client, answer: str) -> None:
         node.timeouts = (0.3, 0.3) if answer.startswith('slow') else node.timeouts
 
 
-@pytest.mark.parametrize('answer', ANSWERS)
-def test_session_that_cannot_be_opened(wires: Callable[[], Wire], answer: str) -> None:
-    wire = wires()
-    wire.answer = ANSWERS[answer]
-    client = client_of(wire.server_address[1], 'cookie')
-    limit(client, answer)
-    check(failure(lambda: client.get('x')))
-    client.close()
+def test_session_that_cannot_be_opened(wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, answer in ANSWERS.items():
+        monkeypatch.setattr(auth, '_shared', Shared({}))
+        wire = wires()
+        wire.answer = answer
+        client = client_of(wire.server_address[1], 'cookie')
+        limit(client, kind)
+        check(failure(lambda client=client: client.get('x')))  # type: ignore[misc]
+        client.close()
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])
-@pytest.mark.parametrize('tls', [True, False])
-def test_server_that_does_not_respond(auth: str, tls: bool) -> None:
-    check(failure(lambda: client_of(1, auth, tls=tls).get('x')))
+def test_server_that_does_not_respond(auth: str) -> None:
+    for tls in (True, False):
+        check(failure(lambda tls=tls: client_of(1, auth, tls=tls).get('x')))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie'])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -52,24 +53,22 @@ def test_worker_runs_tasks_despite_the_worst_documents(site: Site, apache_couchd
     ]
 
 
-@pytest.mark.parametrize(
-    'spoilt', ['too late', 'too deep', 'with an attachment', 'with odd names behind it', 'many attempts']
-)
-def test_unique_job_replaces_a_malformed_document(site: Site, spoilt: str) -> None:
+def test_unique_job_replaces_a_malformed_document(site: Site) -> None:
     report = task_of(site)
     site.set_up()
-    job = {**BROKER['unique'], '_id': 'job:["celery","report","k"]', 'queue': 'celery', 'status': 'fail', 'next': []}
-    text = json.dumps(
-        {
-            'too late': {**job, 'published': 1e305},
-            'too deep': {**job, 'x': 'here'},
-            'with an attachment': {**job, '_attachments': {'body': {'data': 'aGVsbG8='}}},
-            'with odd names behind it': {**job, 'next': [HARD_TO_STORE]},
-            'many attempts': {**job, 'attempts': int(LARGEST[0])},
-        }[spoilt]
-    )
-    store(site.client, [text.replace('"here"', deep(1400))])
-    assert report.apply_async((str(site.journal), 'mine'), job_key='k').outcome == 'enqueued'
+    job = {**BROKER['unique'], 'queue': 'celery', 'status': 'fail', 'next': []}
+    malformed: dict[str, dict[str, Any]] = {
+        'late': {'published': 1e305},
+        'deep': {'x': 'here'},
+        'attached': {'_attachments': {'body': {'data': 'aGVsbG8='}}},
+        'odd': {'next': [HARD_TO_STORE]},
+        'often': {'attempts': int(LARGEST[0])},
+    }
+    for key, members in malformed.items():
+        text = json.dumps({**job, **members, '_id': f'job:["celery","report","{key}"]', 'key': key})
+        store(site.client, [text.replace('"here"', deep(1400))])
+        assert report.apply_async((str(site.journal), key), job_key=key).outcome == 'enqueued'
     worker = site.worker()
-    wait_for(lambda: site.journalled() == ['start mine', 'end mine'], 'the job to run')
+    ran = sorted(f'{what} {key}' for key in malformed for what in ('start', 'end'))
+    wait_for(lambda: sorted(site.journalled()) == ran, 'the jobs to run')
     assert worker.container.terminate(PATIENCE) == 0

@@ -28,7 +28,6 @@ from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import BROADCAST, CONSUMER
 from kombu_couchdb.fleet import attention, claim_order, notifier
@@ -41,7 +40,7 @@ from kombu_couchdb.queues.databases import BroadcastsDatabase
 from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
 
-from .couchdb import CouchDB, Write, seen
+from .couchdb import CouchDB, ModelClient, Write, seen
 from .world import QUEUE, START, ModelClock, SilentEvent, Sleep, ThreadOfModel, product_modules, wait
 
 #: The lease in seconds.
@@ -178,16 +177,14 @@ class Feed(Follower):
             self._note(report, self._longpoll.generation)
 
 
-class FleetClient(Client):
+class FleetClient(ModelClient):
     """A client of the broker's database, or, if it `is_secondary`, of the broadcasts database."""
-
-    clock: Any = None
 
     def __init__(self, member: Member, *, is_secondary: bool = False) -> None:
         name = 'broadcasts' if is_secondary else 'broker'
         super().__init__(Address(host=f'model-{member.number}-{member.fleet.number}', database=name))
         self.member, self.is_secondary, self.replicas = member, is_secondary, 1
-        self.database = member.fleet.broadcasts if is_secondary else member.fleet.broker
+        self.database: Database = member.fleet.broadcasts if is_secondary else member.fleet.broker
         self.clock = member.clock
 
     def beside(self, database: str) -> Client:
@@ -196,34 +193,14 @@ class FleetClient(Client):
     def close(self) -> None:
         pass
 
-    def request(
-        self,
-        method: str,
-        path: str | None,
-        params: Any = None,
-        body: Any = None,
-        *,
-        repeat: bool = False,
-        shape: Shape = anything,
-    ) -> Any:
-        path, params = path or '/', dict(params or {})
-        body = json.loads(body) if isinstance(body, bytes) else body
+    def answer(self, method: str, path: str, params: dict[str, Any], body: Any) -> Any:
         fleet = self.member.fleet
         wait(Travel(fleet.dice.uniform(0.3, 1.0) * _LATENCY))
         if self.is_secondary and (error := self.member.refused()):
             raise error
         fleet.requests[path.rpartition('/')[2] if '/_view/' in path else method] += 1
-        answer: Any
-        if path == '/_bulk_docs':
-            answer = self.database.store(body['docs'])
-        elif method == 'PUT':
-            [answer] = self.database.store([body])
-            if 'error' in answer:
-                raise errors.Conflict(answer['id'])
-        else:
-            answer = json.loads(json.dumps(self.database.read(path, params, body, 0)))
+        answer = super().answer(method, path, params, body)
         wait(Travel(_LATENCY / 2))
-        assert shape(answer), f'the response of the model to {path} has a wrong shape: {answer}'
         return answer
 
 

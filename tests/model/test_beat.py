@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from celery_couchdb.beat import due_dates
 from celery_couchdb.beat import scheduler as beat_scheduler
 from celery_couchdb.beat.entries import Entry
 from celery_couchdb.beat.scheduler import DueTasks
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.leases.leader import LEASE_SECONDS, LeaderLease, LeadLost
+from kombu_couchdb.leases.leader import LEASE_SECONDS, LeaderLease
 
-from .beat import START, Beat, Clock, Killed, ModelClient, World
+from .beat import START, Beat, Clock, Killed, World
+from .exploring import Fault, examples_until_found, explore, finds_faults, put_in
 
 BEAT = st.integers(0, 2)
 
@@ -200,132 +199,48 @@ def is_on_grid(date: float, seconds: float, start: float) -> bool:
     return date > start and abs((date - start) / seconds - round((date - start) / seconds)) < 0.001
 
 
-SETTINGS = settings(
-    max_examples=300, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck]
-)
+@pytest.mark.slow
+def test_each_due_date_is_sent_once_in_any_order_of_events() -> None:
+    explore(Beats, 100, steps=30)
 
 
-def test_explored() -> None:
-    run_state_machine_as_test(Beats, settings=SETTINGS)
-
-
-def clock_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of the local clock counts until the next response."""
-    monkeypatch.setattr(Clock, 'now', lambda self: START + self._world.elapsed + self._offset + self.local_step)
-
-
-def duty_that_outlives_its_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lead is taken up again in the same term, and entries that were taken when it ended are forgotten."""
-    send, step = DueTasks._send, LeaderLease.step
-
-    def forgetful(self: Any) -> None:
-        try:
-            send(self)
-        except LeadLost:
-            for state in self._states.values():
-                if state['due'] is not None and state['due'] <= self._client.clock.now():
-                    state['due'] = None
-
-    def again(self: LeaderLease) -> Any:
-        if step(self) is not None:
-            self._terms = 1
-        return self.term
-
-    monkeypatch.setattr(DueTasks, '_send', forgetful)
-    monkeypatch.setattr(LeaderLease, 'step', again)
-
-
-def past_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an edit, the dates begin at the start of the entry."""
-    planned = due_dates.planned
-
-    def from_start(entry: Any, state: Any, *args: Any) -> Any:
-        fresh = planned(entry, state, *args)
-        if fresh is not state and fresh['due'] is not None:
-            fresh['due'] = entry.rule.next(fresh['anchor'], fresh['anchor'])
-        return fresh
-
-    monkeypatch.setattr(beat_scheduler, 'planned', from_start)
-
-
-def entry_that_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A malformed entry raises an error."""
-    of = Entry.of
-
-    def raising(*args: Any) -> Entry:
-        found = of(*args)
-        if found.error:
-            raise TypeError(found.error)
-        return found
-
-    monkeypatch.setattr(Entry, 'of', raising)
-
-
-def age_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby believes the date of the leader's document."""
-    monkeypatch.setattr(
+FAULTS = [
+    Fault(
+        'a step of the local clock counts', Beats, Clock, 'now', '+ self._offset', '+ self._offset + self.local_step'
+    ),
+    Fault(
+        'after an edit, the dates begin at the start of the entry',
+        Beats,
+        beat_scheduler,
+        'planned',
+        '_next(entry.rule, anchor, after)',
+        '_next(entry.rule, anchor, anchor)',
+    ),
+    Fault('a malformed entry raises an error', Beats, Entry, 'of', 'return cls(name, doc, error_of(exc))', 'raise'),
+    Fault(
+        "a standby believes the date of the leader's document",
+        Beats,
         LeaderLease,
         '_replaceable',
-        lambda self, asked: (
-            found['_rev']
-            if (found := self._client.get_or_none(self._id)) and self._client.clock.now() - found['date'] > 20
-            else None
-            if found
-            else ''
-        ),
-    )
+        'asked - self._seen_since >= LEASE_SECONDS',
+        "self._client.clock.now() - found['date'] > 20",
+    ),
+    Fault('the ids of tasks are not fixed', Beats, beat_scheduler, 'task_id_of', '{due:.3f}', '{due:.3f} {id(state)}'),
+    Fault(
+        'the due date is noted before the task is sent',
+        Beats,
+        DueTasks,
+        '_send',
+        'results = iter(',
+        'self._store({n: noted(self._states[n], d, {}, now) for n, d in decisions.items()}); results = iter(',
+    ),
+]
 
 
-def ids_that_are_not_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A beat that repeats what a killed one has sent gives it other ids."""
-    create = ModelClient.create_once
-    monkeypatch.setattr(
-        ModelClient,
-        'create_once',
-        lambda self, calls: create(self, [call._replace(task_id=str(id(call))) for call in calls]),
-    )
-
-
-def note_before_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The due date is noted before the task is sent."""
-    send = DueTasks._send
-
-    class Later:
-        """Keeps the calls until they are noted."""
-
-        def __init__(self) -> None:
-            self.calls: list[Any] = []
-
-        def send(self, calls: Any, seconds: float) -> list[None]:
-            self.calls += calls
-            return [None] * len(calls)
-
-    def early(self: Any) -> None:
-        messages, self._messages = self._messages, Later()
-        later = self._messages
-        try:
-            send(self)
-        finally:
-            self._messages = messages
-        if later.calls:
-            messages.send(later.calls, 1.0)
-
-    monkeypatch.setattr(DueTasks, '_send', early)
-
-
-@pytest.mark.parametrize(
-    'plant',
-    [
-        clock_that_steps,
-        duty_that_outlives_its_lead,
-        past_that_comes_back,
-        entry_that_stops_the_others,
-        age_by_the_clock,
-        ids_that_are_not_fixed,
-        note_before_the_message,
-    ],
-)
-def test_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
-    plant(monkeypatch)
-    with pytest.raises((AssertionError, KeyError)):
-        run_state_machine_as_test(Beats, settings=settings(SETTINGS, phases=[Phase.generate]))
+@finds_faults
+@pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.name)
+def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(fault, monkeypatch)
+    tried = examples_until_found(fault.machine, 300, steps=30)
+    print(f'{fault.name}: {tried}')
+    assert tried

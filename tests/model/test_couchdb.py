@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.shapes import Shape, anything
 from kombu_couchdb.design.rows import WaitingRow
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.queues import waiting
 from kombu_couchdb.queues.databases import ensure
 from kombu_couchdb.queues.store import Store
 
-from .couchdb import CouchDB
+from .couchdb import CouchDB, ModelClient
 from .world import QUEUE, START
 
 Document = dict[str, Any]
 
 REVISION = re.compile('[0-9]+-[0-9a-f]{32}')
-
-
-class Modelled(Client):
-    """A client whose server is the model with one node."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client.address)
-        self.clock.now = lambda: START  # type: ignore[method-assign]
-        self._couchdb = CouchDB(1)
-
-    def request(
-        self,
-        method: str,
-        path: str | None,
-        params: Any = None,
-        body: Any = None,
-        *,
-        repeat: bool = False,
-        shape: Shape = anything,
-    ) -> Any:
-        answer = self._answer(method, path, params, body)
-        assert shape(answer)
-        return answer
-
-    def _answer(self, method: str, path: str | None, params: Any, body: Any) -> Any:
-        if path == '/_bulk_docs':
-            return self._couchdb.store(json.loads(body)['docs'])
-        if method == 'PUT':
-            [answer] = self._couchdb.store([body])
-            if 'error' in answer:
-                raise errors.Conflict(answer['id'])
-            return answer
-        return self._couchdb.read(path or '/', dict(params or {}), body, 0)
 
 
 def item(name: str, published: float, **more: Any) -> Document:
@@ -124,6 +90,8 @@ def test_responses_of_the_model_equal_those_of_the_server(client: Client, apache
     if not apache_couchdb:
         pytest.skip('the embedded server does not return deleted leaf revisions')
     ensure(client, create=True)
+    model = ModelClient(client.address)
+    model.database, model.clock = CouchDB(1), SimpleNamespace(now=lambda: START)
     client.clock.now = lambda: START  # type: ignore[method-assign]
-    for number, (modelled, answered) in enumerate(zip(story(Modelled(client)), story(client), strict=True)):
+    for number, (modelled, answered) in enumerate(zip(story(model), story(client), strict=True)):
         assert modelled == answered, f'response {number}'

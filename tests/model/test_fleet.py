@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -16,10 +14,8 @@ from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.fleet.attention import Attention, BellRinger, Peers
 from kombu_couchdb.fleet.notifier import BroadcastFeed, Notifier
 
+from .exploring import Fault, examples_until_found, explore, finds_faults, put_in
 from .fleet import LEASE, MAX_SECONDS, Fleet, Member
-from .test_mutations import MOST as MOST_EXAMPLES
-from .test_mutations import Fault, examples_until_found, put_in
-from .test_protocol import MORE
 from .world import QUEUE
 
 WHO = st.integers(0, 9)
@@ -193,16 +189,9 @@ class Events(RuleBasedStateMachine):
         raise AssertionError(f'in the end these wait: {self.fleet.waiting()}, of {[*self.fleet.messages]}')
 
 
-TestFleet = Events.TestCase
-TestFleet.settings = settings(
-    max_examples=60 * max(1, MORE),
-    stateful_step_count=40,
-    deadline=None,
-    database=None,
-    derandomize=not MORE,
-    print_blob=False,
-    suppress_health_check=list(HealthCheck),
-)
+@pytest.mark.slow
+def test_nothing_waits_in_any_order_of_events() -> None:
+    explore(Events, 25, steps=40)
 
 
 @contextmanager
@@ -362,11 +351,11 @@ FAULTS = [
 ]
 
 
-@pytest.mark.skipif('MODEL_EXAMPLES' not in os.environ, reason='takes minutes: make model')
+@finds_faults
 @pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(fault, monkeypatch)
-    assert any(map(fails, STATES)) or examples_until_found(fault.machine, MOST_EXAMPLES)
+    assert any(map(fails, STATES)) or examples_until_found(fault.machine)
 
 
 def fails(test: Callable[[], None]) -> bool:

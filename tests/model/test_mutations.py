@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-import textwrap
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
@@ -21,24 +16,10 @@ from kombu_couchdb.leases.lease import Watch
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.limits.permits import Slots
 
+from .exploring import Fault, examples_until_found, finds_faults, put_in
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Single
 from .removing import RemovingSingle
-
-#: The maximum number of examples.
-MOST = 1000
-
-
-class Fault(NamedTuple):
-    """A replacement of `good` by `bad` in the source of the method `function` of `owner`."""
-
-    name: str
-    machine: type[RuleBasedStateMachine]
-    owner: Any
-    function: str
-    good: str
-    bad: str
-
 
 FAULTS = [
     Fault(
@@ -156,54 +137,11 @@ FAULTS = [
 ]
 
 
-def put_in(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect.getattr_static(fault.owner, fault.function)
-    function: Any = found.fget if isinstance(found, property) else found
-    source = textwrap.dedent(inspect.getsource(function))
-    assert fault.good in source, f'the source of {fault.function} has changed: update the fault {fault.name!r}'
-    names: dict[str, Any] = {}
-    exec(
-        compile('from __future__ import annotations\n' + source.replace(fault.good, fault.bad), fault.name, 'exec'),
-        function.__globals__,
-        names,
-    )
-    monkeypatch.setattr(fault.owner, fault.function, names[fault.function])
-
-
-def examples_until_found(machine: type[RuleBasedStateMachine], most: int) -> int | None:
-    """Return how many examples were tried until one failed, or None if none did."""
-    tried = 0
-
-    class Counting(machine):  # type: ignore[misc,valid-type]
-        def __init__(self) -> None:
-            nonlocal tried
-            tried += 1
-            super().__init__()
-
-    try:
-        run_state_machine_as_test(
-            Counting,
-            settings=settings(
-                max_examples=most,
-                stateful_step_count=60,
-                deadline=None,
-                database=None,
-                derandomize=True,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-                report_multiple_bugs=False,
-            ),
-        )
-    except AssertionError:
-        return tried
-    return None
-
-
-@pytest.mark.skipif('MODEL_EXAMPLES' not in os.environ, reason='takes minutes: make model')
+@finds_faults
 @pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
     put_in(fault, monkeypatch)
-    tried = examples_until_found(fault.machine, MOST)
+    tried = examples_until_found(fault.machine)
     record_property('examples', tried)
     print(f'{fault.name}: {tried}')
     assert tried

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from celery_couchdb.regions.lending import Lender
 from kombu_couchdb.documents import workitem
 
+from .exploring import Fault, examples_until_found, explore, finds_faults, put_in
 from .regions import Crash, Place, other
 
 REGION, FERRY = st.sampled_from(['us', 'eu']), st.integers(0, 1)
@@ -186,33 +186,29 @@ class WithFallbacks(Parcels):
     fallbacks = True
 
 
-SETTINGS = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(('machine', 'examples'), [(Parcels, 80), (WithFallbacks, 30)])
+def test_each_task_runs_in_any_order_of_events(machine: Any, examples: int) -> None:
+    explore(machine, examples, steps=40)
 
 
-@pytest.mark.parametrize('machine', [Parcels, WithFallbacks])
-def test_explored(machine: Any) -> None:
-    run_state_machine_as_test(machine, settings=SETTINGS)
+FAULTS = [
+    Fault(
+        'items are deleted without being marked as lent: a consumer may claim one meanwhile',
+        Parcels,
+        Lender,
+        '_move',
+        'now = self._broker.clock.now()',
+        'return self._send(prepared)',
+    ),
+    Fault('nobody finishes what a killed ferry has begun', Parcels, Lender, '_finish', 'if not rows:', 'if True:'),
+]
 
 
-def planted_in_lending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items are deleted without being marked as lent: a consumer may claim one meanwhile."""
-
-    def move(self: Any, prepared: Any) -> None:
-        self._regions.create_once([made for _, made in prepared])
-        self._broker.bulk([workitem.deleted(doc) for doc, _ in prepared])
-
-    monkeypatch.setattr(Lender, '_move', move)
-
-
-def planted_in_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody finishes what a killed ferry has begun."""
-    monkeypatch.setattr(Lender, '_finish', lambda self: True)
-
-
-@pytest.mark.parametrize('plant', [planted_in_lending, planted_in_recovery])
-def test_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
-    plant(monkeypatch)
-    with pytest.raises(AssertionError, match=r'ran twice|lost|did not run|left'):
-        run_state_machine_as_test(Parcels, settings=settings(SETTINGS, max_examples=100, report_multiple_bugs=False))
+@finds_faults
+@pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.name)
+def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(fault, monkeypatch)
+    tried = examples_until_found(fault.machine, 300, steps=40)
+    print(f'{fault.name}: {tried}')
+    assert tried
