@@ -11,14 +11,13 @@ from celery import Celery
 from kombu import Connection, Queue
 
 from celery_couchdb.jobs import Jobs
-from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, NotChangeable
 from tests.conftest import wait_for
 from tests.support import Inbox, items
 
-from .conftest import Connect, kill_all
+from .conftest import Connect
 
 
 def declare(connection: Connection, name: str) -> None:
@@ -51,12 +50,6 @@ def test_job_moves_to_another_date(app: Celery, connect: Connect, client: Client
     assert inbox.messages[0].headers['eta'] == date.isoformat()
 
 
-def test_job_that_is_due_moves_to_a_later_date(app: Celery, connect: Connect, client: Client) -> None:
-    task_id = app.send_task('report').id
-    Jobs(app).move(task_id, countdown=3600)
-    assert Inbox(connect(), 'celery').drain(1.0).messages == []
-
-
 def test_job_gets_another_priority(app: Celery, connect: Connect, client: Client) -> None:
     ids = [app.send_task('report').id for _ in range(3)]
     Jobs(app).move(ids[2], priority=9)
@@ -81,10 +74,9 @@ def test_job_gets_other_arguments(app: Celery, connect: Connect, client: Client,
     assert inbox.messages[0].headers['argsrepr'].startswith("[2, 'y")
 
 
-@pytest.mark.parametrize('options', [{'serializer': 'pickle'}, {'compression': 'gzip'}], ids=repr)
-def test_arguments_are_encoded_as_the_message_was(app: Celery, client: Client, options: dict[str, Any]) -> None:
+def test_arguments_are_encoded_as_the_message_was(app: Celery, client: Client) -> None:
     app.conf.accept_content = ['json', 'pickle']
-    known, task_id = Jobs(app), app.send_task('report', (1,), **options).id
+    known, task_id = Jobs(app), app.send_task('report', (1,), serializer='pickle', compression='gzip').id
     [before] = items(client)
     known.edit(task_id, args=[2])
     [after] = items(client)
@@ -133,7 +125,8 @@ def test_job_that_does_not_wait_is_refused(app: Celery, connect: Connect, client
     by_id[names['done']].ack()
     by_id[names['dead']].reject()
     wait_for(lambda: [known.state(names[state]) for state in names] == list(names), 'the states')
-    for state, why in (('running', 'a worker holds it'), ('done', 'it is done'), ('dead', 'it is a dead letter')):
+    refusals = {'running': 'a worker holds it', 'done': 'it is done', 'dead': 'it is a dead letter.*dead replay'}
+    for state, why in refusals.items():
         with pytest.raises(NotChangeable, match=f'cannot be changed: {why}'):
             known.move(names[state], priority=1)
         with pytest.raises(NotChangeable, match=f'cannot be changed: {why}'):
@@ -142,55 +135,27 @@ def test_job_that_does_not_wait_is_refused(app: Celery, connect: Connect, client
         known.move('unknown', priority=1)
 
 
-@pytest.mark.parametrize(
-    ('options', 'why'),
-    [
+def test_wrong_value_is_refused(app: Celery, client: Client) -> None:
+    known, task_id = Jobs(app), app.send_task('report').id
+    before = items(client)
+    moves: list[tuple[dict[str, Any], str]] = [
         ({}, 'nothing to change'),
         ({'queue': 'typo'}, "there is no queue 'typo'"),
         ({'priority': 10}, 'the priority must be a whole number from 0 to 9, not 10'),
         ({'priority': 1.5}, 'the priority must be a whole number from 0 to 9, not 1.5'),
-        ({'priority': '1'}, "the priority must be a whole number from 0 to 9, not '1'"),
         ({'eta': '2030-01-01'}, "the due date must be a datetime or None, not '2030-01-01'"),
         ({'countdown': float('nan')}, 'the countdown must be a number of seconds, not nan'),
-        ({'countdown': '5'}, "the countdown must be a number of seconds, not '5'"),
         ({'eta': None, 'countdown': 1}, 'give eta or countdown, not both'),
         ({'countdown': 1e15}, 'is too long'),
-    ],
-    ids=repr,
-)
-def test_wrong_value_is_refused(app: Celery, client: Client, options: dict[str, Any], why: str) -> None:
-    task_id = app.send_task('report').id
-    before = items(client)
-    with pytest.raises(ConfigurationError, match=why):
-        Jobs(app).move(task_id, **options)
+    ]
+    for options, why in moves:
+        with pytest.raises(ConfigurationError, match=why):
+            known.move(task_id, **options)
+    edits: list[dict[str, Any]] = [{'args': 'ab'}, {'args': {'a': 1}}, {'kwargs': [1]}]
+    for options in edits:
+        with pytest.raises(ConfigurationError, match='args must be a'):
+            known.edit(task_id, **options)
     assert items(client) == before
-
-
-@pytest.mark.parametrize('options', [{'args': 'ab'}, {'args': {'a': 1}}, {'kwargs': [1]}], ids=repr)
-def test_arguments_of_a_wrong_type_are_refused(app: Celery, client: Client, options: dict[str, Any]) -> None:
-    task_id = app.send_task('report').id
-    before = items(client)
-    with pytest.raises(ConfigurationError, match='args must be a'):
-        Jobs(app).edit(task_id, **options)
-    assert items(client) == before
-
-
-def test_job_that_waits_for_a_slot(app: Celery, connect: Connect, client: Client) -> None:
-    """A moved job is not woken in the place of one that can run, and the next free slot goes to that one."""
-    known, inbox = Jobs(app), Inbox(connect(), 'celery', ack=False)
-    limit = {'headers': {'concurrency_key': 'k', 'concurrency_limit': 1}}
-    app.send_task('report', (1,), **limit)
-    inbox.wait(1)
-    later, edited = app.send_task('report', (2,), **limit).id, app.send_task('report', (3,), **limit).id
-    inbox.drain_until(lambda: sum('parked' in item for item in items(client)) == 2, 'both to wait for a slot')
-    listed = listing(client, JobFilter(['running', 'pending']), 10)
-    assert [bool(item.get('parked')) for item in listed] == [False, True, True]
-    assert 'parked' not in known.move(later, countdown=3600, priority=9)
-    assert known.state(later) == 'scheduled'
-    known.edit(edited, args=[4])
-    inbox.messages[0].ack()
-    inbox.wait(2)
-    assert inbox.bodies[1][0] == [4]
 
 
 def test_job_is_not_moved_beyond_its_expiry(app: Celery, client: Client) -> None:
@@ -215,10 +180,3 @@ def test_claim_and_edit_exclude_each_other(app: Celery, connect: Connect, client
         known.edit(task_id, args=[2])
     [after] = items(client)
     assert decode(after)[0] == [1]
-
-
-def test_dead_letters_are_left_to_the_command_dead(app: Celery, connect: Connect, client: Client) -> None:
-    task_id = app.send_task('failing').id
-    kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
-    with pytest.raises(NotChangeable, match='dead replay'):
-        Jobs(app).edit(task_id, args=[2])

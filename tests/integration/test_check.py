@@ -13,7 +13,6 @@ from click.testing import Result
 from kombu import Connection, Queue
 
 from celery_couchdb import design as results_design
-from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin import queues
 from kombu_couchdb.couchdb.client import Client
@@ -53,21 +52,9 @@ def failed(done: Result) -> str:
 
 def heartbeat(client: Client, name: str, host: str, pid: int, *queues: str, expires_in: float = 60.0) -> None:
     """Write the heartbeat document of a consumer, 7 seconds ago."""
-    now = client.clock.now()
-    client.put(
-        {
-            '_id': f'broker:consumer:{host}:{pid}:{name}',
-            'type': 'Consumer',
-            'layout': design.NAME,
-            'host': host,
-            'pid': pid,
-            'queues': sorted(queues),
-            'beats': 1,
-            'date': now - 7,
-            'expires': now + expires_in,
-            'rates': {},
-        }
-    )
+    now, doc_id = client.clock.now(), f'broker:consumer:{host}:{pid}:{name}'
+    doc = {'_id': doc_id, 'type': 'Consumer', 'layout': design.NAME, 'host': host, 'pid': pid, 'queues': sorted(queues)}
+    client.put({**doc, 'beats': 1, 'date': now - 7, 'expires': now + expires_in, 'rates': {}})
 
 
 def test_databases_that_are_set_up_pass_with_one_request_each(
@@ -79,29 +66,10 @@ def test_databases_that_are_set_up_pass_with_one_request_each(
     assert (len(sent), len(to_results)) == (1, 1)
 
 
-def test_one_database_for_both_takes_one_request(
-    server: Server, app: Celery, client: Client, broadcasts: Client, sent: list[Request]
-) -> None:
-    url = server.couchdb_url(client.address.database)
-    both = Celery('both', set_as_current=False, broker=url, backend=url)
-    both.backend.store.database.set_up()
-    sent.clear()
-    broadcasts.create()
-    assert passed(command_of(both)('check')) == f'{client.address.url} is set up'
-    assert len(sent) == 1
-    both.backend.client.close()
-
-
-@pytest.mark.parametrize('name', [design.NAME, design.JOBS, design.CONFLICTED, results_design.NAME])
-def test_missing_design_document_fails(check: Run, client: Client, results: Client, name: str) -> None:
-    found = results if name == results_design.NAME else client
-    found.bulk([{**found.get(f'_design/{name}'), '_deleted': True}])
-    assert failed(check()) == f'Error: {found.address.url} is not set up; run "celery -A your_app couchdb setup"'
-
-
-def test_missing_database_of_results_fails(run: Run, app: Celery) -> None:
-    url = app.backend.store.client.address.url
-    assert failed(run('check')) == f'Error: {url} is not set up; run "celery -A your_app couchdb setup"'
+def test_missing_design_document_fails(check: Run, client: Client, results: Client) -> None:
+    for found, name in ((results, results_design.NAME), (client, design.NAME)):
+        found.bulk([{**found.get(f'_design/{name}'), '_deleted': True}])
+        assert f'{found.address.url} is not set up; run "celery -A your_app couchdb setup"' in failed(check())
 
 
 def test_missing_database_of_broadcasts_is_told_and_no_failure(check: Run, broadcasts: Client) -> None:
@@ -124,9 +92,10 @@ def test_fresh_heartbeat_of_a_worker_passes(check: Run, client: Client, sent: li
     said = passed(check('--worker', 'shop@%h'))
     assert re.search(rf'; worker shop@{re.escape(HOST)} wrote a heartbeat \d+ s ago$', said)
     assert len(sent) == 2
-    assert f'worker other@{HOST} is overdue: its last heartbeat is 7 s old' in failed(check('-w', 'other@%h'))
+    assert f'worker other@{HOST} is overdue: its last heartbeat is ' in failed(check('-w', 'other@%h'))
     assert f'worker gone@{HOST} has no consumer: it is not running' in failed(check('-w', 'gone@%h'))
-    assert f'worker celery@{HOST} has no consumer' in failed(check('-w', 'celery@%h'))
+    heartbeat(client, 'd', HOST, 7, mailbox('shop@blue'))  # a host of its own choice
+    assert 'worker shop@blue wrote' in passed(check('--worker', 'shop@blue'))
 
 
 def test_every_consumer_of_the_process_must_be_alive(check: Run, client: Client) -> None:
@@ -147,25 +116,12 @@ def test_consumers_that_a_killed_worker_left_do_not_count(check: Run, client: Cl
     assert re.search(r'wrote a heartbeat \d+ s ago$', passed(check('-w', 'celery@%h')))
 
 
-def test_worker_with_a_host_of_its_own_choice_is_found(check: Run, client: Client) -> None:
-    heartbeat(client, 'a', HOST, 5, mailbox('shop@blue'))
-    heartbeat(client, 'b', 'elsewhere', 5, mailbox('shop@green'), expires_in=-600)
-    assert 'worker shop@blue wrote' in passed(check('--worker', 'shop@blue'))
-    assert 'worker shop@green is overdue' in failed(check('--worker', 'shop@green'))
-
-
 def test_without_remote_control_the_machine_counts(check: Run, client: Client, app: Celery) -> None:
     app.conf.worker_enable_remote_control = False
     heartbeat(client, 'a', 'elsewhere', 5, 'celery')
     assert 'has no consumer' in failed(check('--worker', 'shop@%h'))
     heartbeat(client, 'b', HOST, 5, 'celery')
     assert 'wrote a heartbeat' in passed(check('--worker', 'shop@%h'))
-
-
-def test_malformed_heartbeats_are_no_worker(check: Run, client: Client) -> None:
-    client.put({'_id': f'broker:consumer:{HOST}:1:a', 'type': 'Consumer', 'queues': 5, 'expires': 'never'})
-    client.put({'_id': f'broker:consumer:{HOST}:1:b', 'note': 'foreign'})
-    assert 'has no consumer' in failed(check('--worker', 'shop@%h'))
 
 
 # -- queues
@@ -183,14 +139,6 @@ def test_long_and_late_queues_fail(check: Run, connection: Connection, sent: lis
     check('--max-ready', '0', '--max-oldest', '0', '-Q', 'long', '-Q', 'tippo')
     assert len(sent) == 1 + 1 + 5  # the second asks whether the index is complete
     assert 'take at most six.' in ' '.join(check('--help').stdout.split())
-
-
-def test_only_named_queues_count(check: Run, connection: Connection) -> None:
-    publish_many(connection, range(5), 'long')
-    publish(connection, 'one', 'short')
-    limits = ('--max-ready', '4', '--max-oldest', '500')
-    assert '; 1 ready message' in passed(check('-Q', 'short', *limits))
-    assert 'queue long has 5' in failed(check('-Q', 'short', '-Q', 'long', *limits))
 
 
 def test_queue_that_does_not_exist_fails(check: Run, connection: Connection, sent: list[Request]) -> None:
@@ -213,34 +161,20 @@ def silent_server() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-def check_of(url: str, *given: str) -> Result:
-    return command_of(Celery('away', set_as_current=False, broker=url))('check', *given)
-
-
 def test_silent_server_fails_at_the_time_limit(silent_server: int) -> None:
     begun = time.monotonic()
     port = silent_server
     node = f'couchdb://joe:secret-word@127.0.0.1:{port}/celery'
-    said = failed(check_of(f'{node};{node.replace("127.0.0.1", "localhost")}', '--timeout', '0.5'))
+    away = Celery('away', set_as_current=False, broker=f'{node};{node.replace("127.0.0.1", "localhost")}')
+    said = failed(command_of(away)('check', '--timeout', '0.5'))
     assert 'within' in said
     assert 'secret-word' not in said
     assert time.monotonic() - begun < PATIENCE
 
 
-@pytest.mark.parametrize(
-    'given',
-    [
-        ('--max-ready', '-1'),
-        ('--max-oldest', 'old'),
-        ('--max-oldest', 'nan'),
-        ('--timeout', '0'),
-        ('--worker',),
-        ('now',),
-        ('--queue', 'q'),
-    ],
-)
-def test_wrong_usage_exits_with_status_2(run: Run, given: tuple[str, ...]) -> None:
-    assert run('check', *given).exit_code == 2
+def test_wrong_usage_exits_with_status_2(run: Run) -> None:
+    for given in ('--max-ready -1', '--max-oldest nan', '--timeout 0', '--worker', 'now', '--queue q'):
+        assert run('check', *given.split()).exit_code == 2, given
 
 
 def test_paused_queue_may_be_long_and_old(check: Run, connection: Connection, client: Client) -> None:

@@ -1,8 +1,7 @@
-"""Claim order (highest priority, then oldest), exactly one consumer for each message, and few conflicts."""
+"""Claim order (highest priority, then oldest), exactly one consumer for each message, few conflicts; claiming ahead."""
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,23 +12,22 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.http import encoded
-from kombu_couchdb.errors import DocumentTooLarge
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, replace_in_clients
 
 from .conftest import Connect
 
-CONSUMERS = 8
+CONSUMERS = 4
 
 
 def test_highest_priority_first_then_oldest(connection: Connection) -> None:
-    sent = [(priority, number) for number in range(3) for priority in random.Random(0).sample(range(10), 10)]
+    sent = [(priority, number) for number in range(2) for priority in (3, 0, 9, 5, 1)]
     for priority, number in sent:
         publish(connection, [priority, number], priority=priority)
     inbox = Inbox(connection, prefetch=1)
-    assert inbox.wait(len(sent)) == [[priority, number] for priority in range(9, -1, -1) for number in range(3)]
+    assert inbox.wait(len(sent)) == [[priority, number] for priority in (9, 5, 3, 1, 0) for number in range(2)]
 
 
 def test_oldest_due_date_first(connection: Connection) -> None:
@@ -41,7 +39,7 @@ def test_oldest_due_date_first(connection: Connection) -> None:
 
 def test_urgent_message_is_delivered_before_a_long_queue(connect: Connect, client: Client) -> None:
     publisher = connect()
-    publish_many(publisher, range(200))
+    publish_many(publisher, range(100))
     inbox = Inbox(connect(), prefetch=1, ack=False)
     inbox.wait(1)
     publish(publisher, 'urgent', priority=9)
@@ -51,11 +49,11 @@ def test_urgent_message_is_delivered_before_a_long_queue(connect: Connect, clien
     assert inbox.wait(2)[1] == 'urgent'
 
 
-@pytest.mark.parametrize('priority', [-5, 42])
-def test_priority_out_of_range_is_clamped(connection: Connection, client: Client, priority: int) -> None:
-    publish(connection, 'hello', priority=priority)
-    assert items(client)[0]['priority'] == (0 if priority < 0 else 9)
-    Inbox(connection).wait(1)
+def test_priority_out_of_range_is_clamped(connection: Connection, client: Client) -> None:
+    for priority in (-5, 42):
+        publish(connection, 'hello', priority=priority)
+    assert sorted(item['priority'] for item in items(client)) == [0, 9]
+    Inbox(connection).wait(2)
 
 
 class Claims:
@@ -95,8 +93,7 @@ def consuming(connections: Sequence[Connection], prefetch: int) -> Iterator[Call
         each.result()
 
 
-@pytest.mark.parametrize('prefetch', [1, 16])
-@pytest.mark.parametrize('waits', ['messages', 'consumers'])
+@pytest.mark.parametrize(('waits', 'prefetch'), [('messages', 16), ('consumers', 1)])
 def test_each_message_goes_to_exactly_one_of_many_consumers(
     connect: Connect,
     client: Client,
@@ -106,7 +103,7 @@ def test_each_message_goes_to_exactly_one_of_many_consumers(
     waits: str,
 ) -> None:
     """Whoever waits for the other: the messages for consumers, or the consumers for messages."""
-    count, publisher, claims = 200, connect(), Claims(monkeypatch, database)
+    count, publisher, claims = 60, connect(), Claims(monkeypatch, database)
     if waits == 'messages':
         publish_many(publisher, range(count))
     with consuming([connect() for _ in range(CONSUMERS)], prefetch) as got:
@@ -119,58 +116,93 @@ def test_each_message_goes_to_exactly_one_of_many_consumers(
     assert claims.lost < 2 * count
 
 
-def test_shares_of_busy_and_stopped_consumers_are_claimed_by_others(connect: Connect, client: Client) -> None:
-    count, prefetch = 600, 16
-    publish_many(connect(), range(count))
-    busy = Inbox(connect(), ack=False, prefetch=prefetch)
-    busy.drain_until(lambda: len(busy.messages) == prefetch, 'the busy consumer to use its credit')
-    with consuming([connect() for _ in range(2)], prefetch) as got:
-        wait_for(got, 'the others to work')
-        stopped = Inbox(connect(), prefetch=prefetch)
-        stopped.drain_until(lambda: stopped.messages or not items(client), 'the third consumer to work')
-        stopped.connection.release()  # it has prefetched more messages
-        wait_for(lambda: len(items(client)) == prefetch, 'the shares of the others to be claimed')
-        busy.connection.release()
-        wait_for(lambda: not items(client), 'all messages to be acknowledged')
-    assert got() + Counter(stopped.bodies) == Counter(range(count))
+# -- claiming ahead
 
 
-def test_busy_queue_does_not_delay_a_quiet_one(connect: Connect, client: Client) -> None:
+AHEAD = 5
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each channel count as fast until one of its messages has waited for too long."""
+    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, now: 0 if rate._penalty else AHEAD)
+
+
+def shelf(inbox: Inbox) -> dict[str, Any]:
+    found: dict[str, Any] = inbox.channel.credit.shelf
+    return found
+
+
+def is_given_back(client: Client, claimed: int) -> bool:
+    """Tell whether this number of messages is claimed, and the others wait without an attempt."""
+    docs = items(client)
+    waiting = [doc for doc in docs if doc['claimed'] is None]
+    return len(docs) - len(waiting) == claimed and all(doc['attempts'] == 0 for doc in waiting)
+
+
+@pytest.mark.usefixtures('fast')
+def test_kombu_never_has_more_than_the_prefetch_count(connect: Connect) -> None:
+    publish_many(connect(), range(20))
+    inbox = Inbox(connect(), prefetch=2, ack=False)
+    mailbox, seen, handled = inbox.connection.transport._mailbox, 0, 0
+    while handled < 20:
+        inbox.wait(handled + 1)
+        assert len(inbox.channel.qos._tags) + len(mailbox) <= 2
+        seen = max(seen, len(shelf(inbox)))
+        inbox.messages[handled].ack()
+        handled += 1
+    assert seen > 0
+    assert sorted(inbox.bodies) == list(range(20))
+
+
+@pytest.mark.usefixtures('fast')
+def test_messages_of_a_slow_consumer_go_to_an_idle_one_without_an_attempt(connect: Connect, client: Client) -> None:
+    publish_many(connect(), range(4))
+    slow = Inbox(connect(), prefetch=1, ack=False)
+    slow.wait(1)
+    wait_for(lambda: is_given_back(client, claimed=1), 'the messages claimed ahead are given back')
+    idle = Inbox(connect(), prefetch=4)
+    idle.wait(3)
+    assert sorted(slow.bodies + idle.bodies) == [0, 1, 2, 3]
+    assert all(not message.delivery_info['redelivered'] for message in idle.messages)
+
+
+@pytest.mark.usefixtures('fast')
+def test_priorities_hold(connect: Connect) -> None:
+    sent = [(priority, number) for number in range(3) for priority in (3, 0, 9, 5, 1)]
     publisher = connect()
-    publish_many(publisher, range(400), to='busy')
-    inbox = Inbox(connect(), 'busy', 'quiet', prefetch=4)
-    inbox.wait(50)
-    publish(publisher, 'hello', to='quiet')
-    inbox.wait(401)
-    assert 'hello' in inbox.bodies
-    publish(publisher, 'again', to='quiet')
-    assert inbox.wait(402)[-1] == 'again'
+    for priority, number in sent:
+        publish_many(publisher, [[priority, number]], priority=priority)
+    inbox = Inbox(connect(), prefetch=2)
+    assert [priority for priority, _ in inbox.wait(len(sent))] == sorted((p for p, _ in sent), reverse=True)
 
 
-def test_claims_are_split_if_a_request_is_too_large(
-    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures('fast')
+@pytest.mark.parametrize(
+    ('act', 'claimed'),
+    [
+        (lambda inbox: inbox.consumer.cancel(), 2),
+        (lambda inbox: inbox.channel.basic_qos(0, 1, False), 2),
+        (lambda inbox: inbox.connection.close(), 0),
+    ],
+    ids=['cancel', 'lower prefetch count', 'close'],
+)
+def test_messages_claimed_ahead_are_given_back_without_an_attempt(
+    connect: Connect, client: Client, act: Callable[[Inbox], object], claimed: int
 ) -> None:
-    """A proxy may limit the size of requests. A message that is too large stays in the queue and blocks no other."""
-    publisher, connection = connect(), connect()
-    publish(publisher, 'x' * 3000)
-    publish_many(publisher, range(20))
-    transport = connection.transport
-    request, sizes = transport.couchdb.request, list[int]()
+    publish_many(connect(), range(9))
+    inbox = Inbox(connect(), prefetch=2, ack=False)
+    inbox.wait(2)
+    act(inbox)
+    assert not shelf(inbox)
+    wait_for(lambda: is_given_back(client, claimed), 'the others are given back')
 
-    def narrow(method: str, path: str | None, params: Any = None, body: Any = None, **kwargs: Any) -> Any:
-        if path == '/_bulk_docs':
-            sizes.append(len(encoded(body)))
-            if sizes[-1] > 3000:
-                raise DocumentTooLarge('the proxy takes no more')
-        return request(method, path, params, body, **kwargs)
 
-    monkeypatch.setattr(transport.couchdb, 'request', narrow)
-    channel = connection.channel()
-    first = channel.basic_get('q')
-    assert first.decode() == 0
-    first.ack()
-    inbox = Inbox(connection)
-    assert sorted(inbox.wait(19)) == list(range(1, 20))
-    assert max(sizes) > 3000
-    wait_for(lambda: len(items(client)) == 1, 'the acks')
-    assert items(client)[0]['claimed'] is None
+@pytest.mark.usefixtures('fast')
+def test_basic_get_of_another_channel_gets_what_is_claimed_ahead(connection: Connection) -> None:
+    publish_many(connection, range(3))
+    Inbox(connection, prefetch=1, ack=False).wait(1)
+    with connection.channel() as channel:
+        message = channel.basic_get('q')
+        assert message is not None
+        message.ack()

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Queue
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.sweeper import Sweeper
-from kombu_couchdb.queues.store import Store
-from kombu_couchdb.queues.topology import Topology
-from tests.support import Inbox, Peer, items, publish, publish_many
+from tests.support import Inbox, Peer, publish
+
+from .conftest import Connect
 
 #: The lease in seconds of consumers that must keep it, even if the machine stalls for some seconds.
 LEASE = 9.0
@@ -49,31 +48,9 @@ def queues(client: Client) -> set[str]:
     return {row['doc']['name'] for row in client.id_range('broker:queue:', docs=True)}
 
 
-@pytest.mark.parametrize('seconds', [90.0, -90.0])
-def test_clock_jump_ends_no_valid_lease(
-    connect: Callable[..., Connection],
-    client: Client,
-    jump: Callable[[float], None],
-    sweeps: list[float],
-    seconds: float,
-) -> None:
-    publish_many(connect(), range(3))
-    holders = [Inbox(connect(visibility_timeout=LEASE), ack=False, prefetch=1) for _ in range(3)]
-    for holder in holders:
-        holder.wait(1)
-    sweeps.clear()
-    jump(seconds)
-    started = Inbox(connect(visibility_timeout=LEASE), ack=False)  # a worker that starts after the jump
-    started.drain_until(lambda: sweeps and sweeps[-1] - sweeps[0] > LEASE, 'sweeps for the length of a lease')
-    assert not started.messages
-    assert {item['claimed']['by']: item['attempts'] for item in items(client)} == {
-        holder.connection.transport.consumer.id: 1 for holder in holders
-    }
-
-
 @pytest.mark.parametrize('seconds', [-600.0, 600.0])
 def test_messages_of_a_killed_consumer_are_redelivered_despite_a_clock_jump(
-    url: str, connect: Callable[..., Connection], jump: Callable[[float], None], seconds: float
+    url: str, connect: Connect, jump: Callable[[float], None], seconds: float
 ) -> None:
     publish(connect(), 'hello')
     with Peer(url, options={'visibility_timeout': SHORT}) as peer:
@@ -85,7 +62,7 @@ def test_messages_of_a_killed_consumer_are_redelivered_despite_a_clock_jump(
 
 
 def test_temporary_queue_in_use_survives_a_clock_jump(
-    url: str, connect: Callable[..., Connection], client: Client, jump: Callable[[float], None], sweeps: list[float]
+    url: str, connect: Connect, client: Client, jump: Callable[[float], None], sweeps: list[float]
 ) -> None:
     with Peer(url, ack=True, queue_name='temporary', auto_delete=True, options={'visibility_timeout': LEASE}) as peer:
         publish(connect(), 'before', 'temporary')
@@ -98,24 +75,3 @@ def test_temporary_queue_in_use_survives_a_clock_jump(
         assert queues(client) >= {'temporary'}
         publish(connect(), 'after', 'temporary')
         assert peer.next()['got'] == 'after'
-
-
-def test_queue_is_not_deleted_if_it_is_found_expired_only_once(
-    connect: Callable[..., Connection], client: Client, jump: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect().channel().queue_declare('expiring', arguments={'x-expires': int(HOUR * 1000)})
-    sweeper = Sweeper(Store(client), Topology(client), LEASE)
-
-    def sweep() -> None:
-        sweeper.sweep('broker:consumer:own', set(), lambda: None)
-
-    jump(2 * HOUR)
-    sweep()
-    assert queues(client) == {'expiring'}
-    jump(0.0)
-    sweep()
-    monotonic = time.monotonic
-    monkeypatch.setattr(lease, 'time', type('Later', (), {'monotonic': staticmethod(lambda: monotonic() + LEASE)}))
-    jump(2 * HOUR)
-    sweep()
-    assert queues(client) == {'expiring'}

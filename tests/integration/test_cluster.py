@@ -6,36 +6,28 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
-from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.unique import ENQUEUED, MOVED, Outcome, collect_outcomes
 from tests.conftest import wait_for
 from tests.support import Inbox, items, leave_leaf, publish, replace_in_clients
 
-#: The lease of a consumer in seconds.
-LEASE = 2.0
+from .conftest import Connect
 
 
 class Cluster:
-    """Alters the responses to writes of all clients of a database."""
+    """Reports writes of all clients of a database as unproven."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
-        #: Returns whether the write of a document is reported as unproven.
+        #: Returns whether the write of a document is unproven.
         self.unproven: Callable[[Document], bool] = lambda doc: False
-        #: Returns whether the response to a request that writes a document is lost.
-        self.lost: Callable[[Document], bool] = lambda doc: False
         bulk = Client.bulk
 
         def altered(client: Client, docs: Any, **options: Any) -> list[WriteResult]:
-            answers = bulk(client, docs, **options)
-            if any(self.lost(doc) for doc in docs):
-                raise ServerUnavailable('the answer was lost')
             return [
                 answer._replace(status=WriteStatus.UNPROVEN) if answer.is_stored and self.unproven(doc) else answer
-                for doc, answer in zip(docs, answers, strict=True)
+                for doc, answer in zip(docs, bulk(client, docs, **options), strict=True)
             ]
 
         replace_in_clients(monkeypatch, database, 'bulk', altered)
@@ -45,19 +37,11 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch, database: str) -> Iterator[Cluster]:
     cluster = Cluster(monkeypatch, database)
     yield cluster
-    cluster.unproven = cluster.lost = lambda doc: False
+    cluster.unproven = lambda doc: False
 
 
 def is_heartbeat(doc: Document) -> bool:
     return doc.get('type') == 'Consumer'
-
-
-def lease_of(inbox: Inbox) -> Any:
-    return inbox.connection.transport.consumer._cycle.lease
-
-
-def lost_leases(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if 'lost its lease' in record.message]
 
 
 @pytest.fixture
@@ -72,7 +56,7 @@ def a_cluster(monkeypatch: pytest.MonkeyPatch, database: str) -> None:
 
 
 def test_message_missing_on_a_lagging_node_is_found_later(
-    connect: Callable[..., Connection], client: Client, database: str, a_cluster: None, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, database: str, a_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(connect(), 'there')
     shown: list[str] = []
@@ -100,7 +84,7 @@ def is_item(doc: Document) -> bool:
 
 
 def test_message_with_an_unproven_claim_is_released_without_delivery(
-    connect: Callable[..., Connection], client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr('kombu_couchdb.leases.sweeper.SYNC', 0.5)
     publish(connect(), 'hello')
@@ -121,7 +105,7 @@ def test_message_with_an_unproven_claim_is_released_without_delivery(
     wait_for(lambda: not items(client), 'the ack')
 
 
-def test_unproven_publish_and_ack_succeed(connect: Callable[..., Connection], client: Client, cluster: Cluster) -> None:
+def test_unproven_publish_and_ack_succeed(connect: Connect, client: Client, cluster: Cluster) -> None:
     cluster.unproven = lambda doc: is_item(doc) and not doc.get('claimed')
     publish(connect(), 'hello')
     inbox = Inbox(connect(), ack=False)
@@ -133,16 +117,8 @@ def test_unproven_publish_and_ack_succeed(connect: Callable[..., Connection], cl
     inbox.stays(2, 1.0)
 
 
-def test_basic_get_with_no_ack_returns_a_message_despite_unproven_writes(
-    connect: Callable[..., Connection], cluster: Cluster
-) -> None:
-    cluster.unproven = is_item
-    publish(connect(), 'hello')
-    assert connect().channel().basic_get('q', no_ack=True).decode() == 'hello'
-
-
 def test_unproven_unique_job_gives_way_to_another(
-    connect: Callable[..., Connection], client: Client, database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send(task: str, key: str) -> Outcome:
         with collect_outcomes() as outcomes:
@@ -171,68 +147,8 @@ def test_unproven_unique_job_gives_way_to_another(
 # -- the heartbeat
 
 
-def test_consumer_recognizes_its_heartbeat_after_a_lost_response(
-    connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    publish(connect(), 'long')
-    inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
-    inbox.wait(1)
-    lost: list[Document] = []
-
-    def first_heartbeat(doc: Document) -> bool:
-        if lost or not is_heartbeat(doc):
-            return False
-        lost.append(doc)
-        return True
-
-    cluster.lost = first_heartbeat
-    inbox.drain_until(lambda: lost, 'a heartbeat whose response is lost')
-    beats = lease_of(inbox)._beats
-    inbox.drain_until(lambda: lease_of(inbox)._beats > beats, 'the next heartbeat')
-    inbox.messages[0].ack()
-    wait_for(lambda: not items(client), 'the ack of the message, which the consumer still holds')
-    assert lost_leases(caplog) == []
-
-
-def test_unproven_heartbeat_does_not_renew_the_lease(
-    connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    publish(connect(), 'held')
-    inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
-    inbox.wait(1)
-    cluster.unproven = is_heartbeat
-    inbox.drain_until(lambda: not lease_of(inbox).valid, 'the lease to expire')
-    publish(connect(), 'not to be delivered')
-    inbox.stays(1, LEASE / 2)
-    cluster.unproven = lambda doc: False
-    assert inbox.wait(2) == ['held', 'not to be delivered']
-    # No sweep has ended the lease, so that the consumer still holds its messages.
-    for message in inbox.messages:
-        message.ack()
-    wait_for(lambda: not items(client), 'the acks')
-    assert lost_leases(caplog) == []
-
-
-def test_partitioned_consumer_learns_that_its_lease_was_ended(
-    connect: Callable[..., Connection], client: Client, cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    publish(connect(), 'held')
-    inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
-    inbox.wait(1)
-    cluster.unproven = is_heartbeat
-    name = lease_of(inbox).id
-    inbox.drain_until(lambda: not lease_of(inbox).valid, 'the lease to expire')
-    # The other side of the network partition has ended the lease.
-    leave_leaf(client, name, '2-0123456789abcdef0123456789abcdef', _deleted=True)
-    assert client.fetch([name])[0] is not None
-    cluster.unproven = lambda doc: False
-    inbox.drain_until(lambda: lost_leases(caplog), 'the log line about the lost lease')
-    assert lease_of(inbox).id != name
-    assert inbox.wait(2) == ['held', 'held']
-
-
 def test_consumer_leaves_a_node_that_cannot_prove_heartbeats(
-    connect: Callable[..., Connection], database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[bool] = []
     replace_in_clients(monkeypatch, database, 'switch_node', lambda self: left.append(True))

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import random
-import signal
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from kombu import Connection
 
-from chaos.proxy import Proxy
 from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.limits.limits_gate import ParkedMessages
 from kombu_couchdb.queues.store import Store
-from tests.conftest import PATIENCE, wait_for
-from tests.patience import PatientConnection
-from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
+from tests.conftest import wait_for
+from tests.support import Inbox, Request, eta, items, publish, publish_many
+
+from .conftest import Connect
 
 
 def limited(key: str = 'k', limit: Any = 1, **headers: Any) -> dict[str, Any]:
@@ -36,9 +31,7 @@ def parked(client: Client) -> list[Any]:
     return [doc['message']['body'] for doc in items(client) if doc.get('parked')]
 
 
-def test_messages_of_one_key_are_delivered_one_after_the_other(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_messages_of_one_key_are_delivered_one_after_the_other(connect: Connect, client: Client) -> None:
     publish_many(connect(), ['a', 'b', 'c'], **limited())
     inbox = Inbox(connect(), ack=False)
     assert inbox.wait(1) == ['a']
@@ -53,34 +46,7 @@ def test_messages_of_one_key_are_delivered_one_after_the_other(
     wait_for(lambda: not items(client) and not slots(client), 'the slot to be freed')
 
 
-def test_limit_of_several_consumers(connect: Callable[..., Connection], client: Client) -> None:
-    publish_many(connect(), range(20), **limited(limit=3))
-    inboxes = [Inbox(connect(), ack=False) for _ in range(3)]
-    done = 0
-    while done < 20:
-        wait_for(lambda: any(len(inbox.drain(0.05).messages) for inbox in inboxes))
-        held = [(inbox, message) for inbox in inboxes for message in inbox.messages]
-        assert len(held) <= 3
-        assert len(slots(client)) <= 3
-        inbox, message = random.choice(held)
-        inbox.messages.remove(message)
-        message.ack()
-        done += 1
-    wait_for(lambda: not items(client) and not slots(client))
-
-
-def test_other_messages_are_not_blocked(connect: Callable[..., Connection]) -> None:
-    connection = connect()
-    publish_many(connection, [f'k{number}' for number in range(30)], **limited())
-    publish(connection, 'other key', **limited('é:0'))
-    publish(connection, 'no key')
-    inbox = Inbox(connect(), ack=False, prefetch=3)
-    assert sorted(inbox.wait(3)) == ['k0', 'no key', 'other key']
-
-
-def test_messages_over_the_limit_are_parked_together(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
+def test_messages_over_the_limit_are_parked_together(connect: Connect, client: Client, sent: list[Request]) -> None:
     """A consumer with little credit reaches what is behind them after few requests."""
     connection = connect()
     publish(connection, 'x', to='first', **limited())
@@ -94,22 +60,7 @@ def test_messages_over_the_limit_are_parked_together(
     assert len([request for request in sent if any(doc.get('parked') for doc in request.docs)]) < 20
 
 
-def test_order_within_a_key(connect: Callable[..., Connection], client: Client) -> None:
-    connection = connect()
-    inbox = Inbox(connect(), ack=False)
-    publish(connection, 'first', **limited())
-    inbox.wait(1)
-    publish(connection, 'old', **limited())
-    publish(connection, 'new', **limited())
-    publish(connection, 'important', priority=9, **limited())
-    inbox.drain_until(lambda: len(parked(client)) == 3)
-    for number in range(3):
-        inbox.messages[number].ack()
-        inbox.wait(number + 2)
-    assert inbox.bodies == ['first', 'important', 'old', 'new']
-
-
-def test_queues_share_a_key(connect: Callable[..., Connection], client: Client) -> None:
+def test_queues_share_a_key(connect: Connect, client: Client) -> None:
     """The consumer that frees the slot does not consume the queue of the message that waits."""
     connection = connect()
     one, other = Inbox(connect(), 'one', ack=False), Inbox(connect(), 'other', ack=False)
@@ -121,7 +72,7 @@ def test_queues_share_a_key(connect: Callable[..., Connection], client: Client) 
     assert other.wait(1) == ['b']
 
 
-def test_consumer_without_credit_wakes_another(connect: Callable[..., Connection], client: Client) -> None:
+def test_consumer_without_credit_wakes_another(connect: Connect, client: Client) -> None:
     connection = connect()
     busy = Inbox(connect(), ack=False, prefetch=2)
     publish(connection, 'a', **limited())
@@ -137,7 +88,7 @@ def test_consumer_without_credit_wakes_another(connect: Callable[..., Connection
 
 @pytest.mark.parametrize('how', ['requeue', 'reject', 'cancel and close'])
 def test_other_ends_of_a_message_free_its_slot(
-    connect: Callable[..., Connection], client: Client, how: str, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
     inbox = Inbox(connect(), ack=False)
@@ -157,7 +108,7 @@ def test_other_ends_of_a_message_free_its_slot(
 
 
 def test_slot_of_a_task_that_may_run_is_kept_until_the_lease_ends(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(worker_hooks._hooks, 'while_running', lambda task_id: True)
     publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
@@ -170,39 +121,7 @@ def test_slot_of_a_task_that_may_run_is_kept_until_the_lease_ends(
     assert sorted(other.wait(2)) == ['a', 'b']
 
 
-def test_killed_consumer(connect: Callable[..., Connection], client: Client, url: str) -> None:
-    """Its slot is free when its lease has ended, and the message that waits for the slot is woken."""
-    publish_many(connect(visibility_timeout=2), ['a', 'b'], **limited())
-    with Peer(url, options={'visibility_timeout': 2}) as peer:
-        assert peer.next()['got'] == 'a'
-        wait_for(lambda: len(parked(client)) == 1)
-        peer.signal(signal.SIGKILL)
-    inbox = Inbox(connect(visibility_timeout=2), ack=True)
-    assert sorted(inbox.wait(2)) == ['a', 'b']
-    wait_for(lambda: not slots(client))
-
-
-def test_slots_of_a_lost_lease_are_not_used_again(connect: Callable[..., Connection], client: Client, url: str) -> None:
-    """After an outage a consumer does not claim with a slot that another consumer has taken meanwhile."""
-    address, options = client.address, {'visibility_timeout': 2}
-    publish(connect(**options), 'a', **limited())
-    with Proxy(address.host, address.port) as proxy:
-        behind = url.replace(f':{address.port}/', f':{proxy.port}/')
-        with PatientConnection(behind, transport_options=options) as connection:
-            channel = connection.channel()
-            assert channel.basic_get('q').decode() == 'a'
-            proxy.refuse()
-            publish(connect(**options), 'x', to='other', **limited())
-            assert Inbox(connect(**options), 'other', ack=False).wait(1) == ['x']
-            with ThreadPoolExecutor() as executor:
-                found = executor.submit(channel.basic_get, 'q')
-                wait_for(lambda: channel.connection.unacked.pulls, 'the consumer to be asked for a message')
-                proxy.restore()
-                assert found.result(PATIENCE) is None
-    assert len(slots(client)) == 1
-
-
-def test_lost_wakeup_is_found_by_a_sweep(connect: Callable[..., Connection], client: Client) -> None:
+def test_lost_wakeup_is_found_by_a_sweep(connect: Connect, client: Client) -> None:
     publish(connect(), 'a', **limited(limit=2))
     [doc] = items(client)
     client.bulk([{**doc, 'parked': {'key': 'k', 'date': 1}}])
@@ -210,23 +129,7 @@ def test_lost_wakeup_is_found_by_a_sweep(connect: Callable[..., Connection], cli
     assert Inbox(connect(visibility_timeout=2)).wait(1) == ['a']
 
 
-def test_slot_that_its_consumer_does_not_know_is_freed(connect: Callable[..., Connection], client: Client) -> None:
-    inbox = Inbox(connect(visibility_timeout=2))
-    publish(inbox.connection, 'x')
-    inbox.wait(1)
-    [row] = client.id_range('broker:consumer:')
-    client.put({'_id': 'slot:k:0', 'type': 'Slot', 'key': 'k', 'by': row['id'], 'date': 1.0})
-    publish(connect(), 'a', **limited())
-    assert inbox.wait(2) == ['x', 'a']
-
-
-def test_slot_without_a_consumer_is_freed(connect: Callable[..., Connection], client: Client) -> None:
-    client.put({'_id': 'slot:k:0', 'type': 'Slot', 'key': 'k', 'by': 'broker:consumer:gone', 'date': 1.0})
-    publish(connect(), 'a', **limited())
-    assert Inbox(connect(visibility_timeout=2)).wait(1) == ['a']
-
-
-def test_longest_key(connect: Callable[..., Connection], client: Client) -> None:
+def test_longest_key(connect: Connect, client: Client) -> None:
     """An encoded key can be longer than a URL may be."""
     key = 500 * '\U0001f600'
     publish_many(connect(), ['a', 'b', 'c'], **limited(key, limit=2))
@@ -240,7 +143,7 @@ def test_longest_key(connect: Callable[..., Connection], client: Client) -> None
     inbox.wait(3)
 
 
-def test_basic_get(connect: Callable[..., Connection], client: Client) -> None:
+def test_basic_get(connect: Connect, client: Client) -> None:
     publish_many(connect(), ['a', 'b'], **limited())
     channel = connect().channel()
     first = channel.basic_get('q')
@@ -253,7 +156,7 @@ def test_basic_get(connect: Callable[..., Connection], client: Client) -> None:
     wait_for(lambda: not items(client) and not slots(client))
 
 
-def test_due_dates_and_counts(connect: Callable[..., Connection], client: Client) -> None:
+def test_due_dates_and_counts(connect: Connect, client: Client) -> None:
     connection = connect()
     inbox = Inbox(connect(), ack=False)
     publish(connection, 'now', **limited())
@@ -267,40 +170,3 @@ def test_due_dates_and_counts(connect: Callable[..., Connection], client: Client
     inbox.drain_until(lambda: parked(client))
     assert connection.channel().queue_purge('q') == 1
     assert not parked(client)
-
-
-def test_unique_job(connect: Callable[..., Connection], client: Client) -> None:
-    """A message behind a running unique job takes its slot."""
-    connection = connect()
-    inbox = Inbox(connect(), ack=False)
-    for name in ('a', 'b'):
-        publish(connection, name, **limited(id=name, task='t', job_key='j'))
-        inbox.wait(1)
-    publish(connection, 'other', **limited())
-    inbox.drain_until(lambda: parked(client))
-    inbox.messages[0].ack()
-    inbox.wait(2)
-    assert len(slots(client)) == 1
-    inbox.messages[1].ack()
-    inbox.wait(3)
-    assert sorted(inbox.bodies) == ['a', 'b', 'other']
-    inbox.messages[2].ack()
-    wait_for(lambda: not items(client) and not slots(client))
-
-
-@pytest.mark.parametrize(
-    ('headers', 'name'),
-    [(limited()['headers'], 'concurrency_limit'), ({'rate_key': 'k', 'rate': '5/h'}, 'rate')],
-    ids=['limit', 'rate'],
-)
-def test_malformed_limit_becomes_a_dead_letter(
-    connect: Callable[..., Connection], client: Client, headers: dict[str, Any], name: str
-) -> None:
-    publish(connect(), 'a', headers=headers)
-    [doc] = items(client)
-    doc['message']['headers'][name] = 'many'
-    client.bulk([doc])
-    inbox = Inbox(connect())
-    inbox.drain_until(lambda: [each for each in items(client) if each.get('status')])
-    [dead] = items(client)
-    assert dead['reason'].startswith(f'malformed: the header {name} must be')

@@ -56,15 +56,6 @@ def test_each_consumer_without_a_tag_gets_its_own(connection: Connection, client
     assert got == {'a': 10, 'b': 11}
 
 
-def test_two_channels_may_use_the_same_tag(connection: Connection, client: Client) -> None:
-    got = Counter[str]()
-    for name, channel in (('a', connection.channel()), ('b', connection.channel())):
-        channel.basic_consume(name, True, lambda message, name=name: got.update([name]), 'tag')
-        publish(connection, 'hello', to=name)
-    drain(connection, lambda: got.total() == 2)
-    assert got == {'a': 1, 'b': 1}
-
-
 def test_duplicate_tag_on_one_channel(connection: Connection, client: Client) -> None:
     channel, got = connection.channel(), list[Any]()
     channel.basic_consume('q', True, got.append, 'tag')
@@ -74,14 +65,6 @@ def test_duplicate_tag_on_one_channel(connection: Connection, client: Client) ->
     drain(connection, lambda: bool(got))
     channel.basic_cancel('tag')
     assert channel.basic_consume('r', True, got.append, 'tag') == 'tag'
-
-
-def test_consumers_of_a_queue_share_its_messages(connection: Connection, client: Client) -> None:
-    inboxes = [Inbox(connection, prefetch=2) for _ in range(3)] + [Inbox(connection)]
-    publish_many(connection, range(80))
-    drain(connection, lambda: sum(len(inbox.messages) for inbox in inboxes) == 80)
-    assert sorted(body for inbox in inboxes for body in inbox.bodies) == list(range(80))
-    assert all(len(inbox.messages) >= 5 for inbox in inboxes)
 
 
 # -- without acknowledgements
@@ -123,33 +106,10 @@ def test_killed_no_ack_consumer_loses_no_undelivered_message(url: str, connect: 
 # -- without a prefetch limit
 
 
-def writes(sent: list[Request]) -> list[str]:
-    """Return the kind of each write: `beat`, `claim`, `delete`, or the document as text."""
-
-    def kind(doc: dict[str, Any]) -> str:
-        if doc.get('type') == 'Consumer':
-            return 'beat'
-        return 'claim' if doc.get('claimed') else 'delete' if doc.get('_deleted') else str(doc)
-
-    return [kind(doc) for request in sent for doc in request.docs]
-
-
-def test_one_message_of_many_costs_three_writes(connect: Connect, client: Client, sent: list[Request]) -> None:
-    with connect() as publisher, publisher.SimpleQueue('q') as simple:
-        simple.put('the first declares the queue')
-        publish_many(publisher, range(300))
-    connection = connect()
-    with connection.SimpleQueue('q') as simple:
-        sent.clear()
-        simple.get(timeout=PATIENCE).ack()
-        wait_for(lambda: len(items(client)) == 300, 'the ack')
-        assert sorted(writes(sent)) == ['beat', 'claim', 'delete']
-
-
 def test_fast_consumer_claims_more_messages_ahead(connect: Connect, client: Client, sent: list[Request]) -> None:
-    publish_many(connect(), range(1000))
+    publish_many(connect(), range(300))
     inbox = Inbox(connect())
-    assert sorted(inbox.wait(1000)) == list(range(1000))
+    assert sorted(inbox.wait(300)) == list(range(300))
     wait_for(lambda: not items(client), 'the acks')
     assert max(sum(bool(doc.get('claimed')) for doc in request.docs) for request in sent) > 32
 

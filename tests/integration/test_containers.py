@@ -13,7 +13,6 @@ from celery_couchdb.testing import (
     CouchDBContainer,
     CouchDBTestBackend,
     CouchDBTestBroker,
-    CouchDBWorkerContainer,
     Server,
 )
 from celery_couchdb.testing.containers import COUCHDB_ENV
@@ -24,31 +23,20 @@ from tests.support import Inbox, publish
 LISTENS = b'[info] 2026-11-21T21:22:39.857481Z nonode@nohost <0.330.0> -------- Apache CouchDB has started on http://any:5984/\n'
 
 
-#: The address of a container in its network.
-ADDRESS = '172.18.0.2'
-
-
 class Container:
     """A simulated Docker container of CouchDB. Its port is that of the server under test."""
 
     def __init__(self, port: int, given: dict[str, Any]) -> None:
         self.given, self.id, self.name, self.status = given, 'f00d' * 16, 'couchdb', 'running'
         self.log, self.removed = b'', False
+        env = [f'{name}={value}' for name, value in given['environment'].items()]
+        # The image exposes a second port, too. It is not published.
+        ports = {'5984/tcp': [{'HostIp': '0.0.0.0', 'HostPort': str(port)}], '4369/tcp': None}
+        networks = {given['network']: {'IPAddress': '172.18.0.2'}}
         self.attrs = {
-            'Config': {
-                'Hostname': self.id[:12],
-                'Env': [f'{name}={value}' for name, value in given['environment'].items()],
-            },
+            'Config': {'Hostname': self.id[:12], 'Env': env},
             'HostConfig': {'PortBindings': given['ports']},
-            'NetworkSettings': {
-                'Networks': {given['network']: {'IPAddress': ADDRESS}},
-                # The image exposes these ports, too. They are not published.
-                'Ports': {
-                    '5984/tcp': [{'HostIp': '0.0.0.0', 'HostPort': str(port)}],
-                    '4369/tcp': None,
-                    '9100/tcp': None,
-                },
-            },
+            'NetworkSettings': {'Networks': networks, 'Ports': ports},
         }
 
     def reload(self) -> None:
@@ -89,17 +77,11 @@ class Engine:
 
 
 @pytest.fixture
-def within() -> bool:
-    """Whether the tests themselves run in a container."""
-    return False
-
-
-@pytest.fixture
-def docker_client(server: Server, within: bool, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def docker_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """A client of the simulated Docker engine."""
     if server.host not in ('localhost', '127.0.0.1'):
         pytest.skip('the server must be reachable at 127.0.0.1, like a container')
-    monkeypatch.setattr('pytest_docker_tools.wrappers.container.tests_inside_container', lambda: within)
+    monkeypatch.setattr('pytest_docker_tools.wrappers.container.tests_inside_container', lambda: False)
     return Engine(server.port)
 
 
@@ -116,16 +98,15 @@ def vhost(monkeypatch: pytest.MonkeyPatch, database: str) -> str:
     return database
 
 
-@pytest.mark.parametrize('within', [False, True])
 def test_container_of_the_official_image(
     vhost: str,
     celery_couchdb_backend: CouchDBTestBackend,
     docker_client: Engine,
     default_couchdb_backend_volume: Any,
-    within: bool,
     server: Server,
 ) -> None:
     [container] = docker_client.started
+    assert LISTENS in container.log
     given = container.given
     assert given['image'] == 'couchdb:3.5'
     assert given['environment'] == COUCHDB_ENV
@@ -133,24 +114,11 @@ def test_container_of_the_official_image(
     assert given['ports'] == {'5984/tcp': None}
     assert given['volumes'] == {default_couchdb_backend_volume.name: {'bind': '/opt/couchdb/data', 'mode': 'rw'}}
     assert 'command' not in given
-    login = f'celery:{COUCHDB_ENV["COUCHDB_PASSWORD"]}'
-    hostname = container.id[:12]
-    host, port = (ADDRESS, 5984) if within else ('127.0.0.1', server.port)
-    assert celery_couchdb_backend.config() == {
-        'url': f'couchdb://{login}@{hostname}:5984/{vhost}',
-        'host_url': f'couchdb://{login}@{host}:{port}/{vhost}',
-        'hostname': hostname,
-        'port': port,
-        'vhost': vhost,
-    }
+    urls = Server(f'http://celery:{COUCHDB_ENV["COUCHDB_PASSWORD"]}@127.0.0.1:{server.port}').couchdb_url(vhost)
+    config = celery_couchdb_backend.config()
+    assert (config['host_url'], config['port'], config['vhost']) == (urls, server.port, vhost)
+    assert config['url'] == urls.replace(f'127.0.0.1:{server.port}', f'{container.id[:12]}:5984')
     container.status = 'exited'  # the database cannot be deleted with that password
-
-
-def test_container_is_ready_when_couchdb_logs_that_it_listens(
-    vhost: str, celery_couchdb_broker: CouchDBTestBroker, docker_client: Engine
-) -> None:
-    [container] = docker_client.started
-    assert LISTENS in container.log
 
 
 def test_broker_in_a_container(vhost: str, celery_couchdb_broker: CouchDBTestBroker, server: Server) -> None:
@@ -159,25 +127,11 @@ def test_broker_in_a_container(vhost: str, celery_couchdb_broker: CouchDBTestBro
         assert Inbox(connection).wait(1) == ['hello']
     assert celery_couchdb_broker.container.client.address.database == vhost
     assert celery_couchdb_broker.container.version()
+    other = celery_couchdb_broker.config(vhost='other', extra=1)
+    assert (other['host_url'], other['extra']) == (server.couchdb_url('other'), 1)
     celery_couchdb_broker.teardown()
     with pytest.raises(DatabaseMissing):
         server.client(vhost).sequence()
-
-
-def test_worker_image_contains_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv('PYTEST_CELERY_PKG', raising=False)
-    assert CouchDBWorkerContainer.buildargs()['PYTEST_CELERY_PKG'] == 'celery-couchdb[testing]'
-    monkeypatch.setenv('PYTEST_CELERY_PKG', './celery_couchdb.whl')
-    assert CouchDBWorkerContainer.buildargs()['PYTEST_CELERY_PKG'] == './celery_couchdb.whl'
-
-
-def test_node_can_use_another_database_of_its_server(
-    vhost: str, celery_couchdb_broker: CouchDBTestBroker, server: Server
-) -> None:
-    config = celery_couchdb_broker.config(vhost='other', extra=1)
-    assert config['host_url'] == server.couchdb_url('other')
-    assert (config['vhost'], config['extra']) == ('other', 1)
-    assert celery_couchdb_broker.config()['vhost'] == vhost
 
 
 # -- URLs

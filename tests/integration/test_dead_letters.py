@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,16 +16,14 @@ from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.transport import channel
 from tests.conftest import wait_for
-from tests.support import Inbox, items, publish, publish_many, release_all
+from tests.support import Inbox, items, publish
 
-from .conftest import command_of, kill_all
+from .conftest import Connect, command_of, kill_all
 
 JOB = 'job:["celery","report","k"]'
 
 
-def test_dead_letters_are_replayed_at_the_end_of_their_queue(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_dead_letters_are_replayed_at_the_end_of_their_queue(app: Celery, connect: Connect, client: Client) -> None:
     result = app.send_task('failing', expires=3600)
     app.backend.store_result(result.id, ValueError('once'), 'FAILURE')
     inbox = Inbox(connect(), 'celery', ack=False)
@@ -45,7 +42,7 @@ def test_dead_letters_are_replayed_at_the_end_of_their_queue(
     assert dead.count(client) == 0
 
 
-def test_dead_letters_of_one_queue(connect: Callable[..., Connection], client: Client) -> None:
+def test_dead_letters_of_one_queue(connect: Connect, client: Client) -> None:
     connection = connect()
     for number in range(3):
         publish(connection, number, to='q')
@@ -57,39 +54,24 @@ def test_dead_letters_of_one_queue(connect: Callable[..., Connection], client: C
     assert [doc['message']['body'] for doc in items(client)] == ['"other"']
 
 
+def letter(number: int, queue: str = 'q') -> dict[str, Any]:
+    """Return a dead letter of five a second."""
+    item = workitem.new(f'{queue}{number:03}', queue, {'body': '', 'headers': {}, 'properties': {}}, 1.0)
+    return {**dead_letter.made_of(item, 'test', 1e9 + number // 5), 'consumer': 'x'}
+
+
 def test_many_dead_letters_are_read_in_pages(client: Client, connection: Connection) -> None:
-    publish(connection, 'x')
-    [item] = items(client)
-    client.bulk(
-        [
-            {
-                **{k: v for k, v in item.items() if k != '_rev'},
-                '_id': f'{number:030d}',
-                'status': 'fail',
-                'reason': 'test',
-                'failed': 1e9 + number // 5,
-            }
-            for number in range(450)
-        ]
-    )
-    wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 450, 'all dead letters to be listed')
+    connection.ensure_connection()
+    client.bulk([letter(number) for number in range(250)])
+    wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 250, 'all dead letters to be listed')
     letters = dead.letters(client, 'q')
-    assert sum(dead.drop(client, [doc]) for doc in letters) == 450
+    assert sum(dead.drop(client, [doc]) for doc in letters) == 250
 
 
 def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> None:
-    letter: dict[str, Any] = {
-        '_id': 'malformed',
-        'type': 'WorkItem',
-        'queue': 'q',
-        'status': 'fail',
-        'reason': 'malformed: body',
-        'failed': 1e9,
-        'attempts': 0,
-        'message': {'headers': {}, 'properties': {}, 'body': {}},
-    }
-    letter['message']['headers'] = {'id': 'refused', 'task': 'report'}
-    client.put(letter)
+    message = {'headers': {'id': 'refused', 'task': 'report'}, 'properties': {}, 'body': {}}
+    item = workitem.new('malformed', 'q', message, 1.0)
+    client.put({**item, 'status': 'fail', 'reason': 'malformed: body', 'failed': 1e9})
     app.backend.store_result('refused', ValueError('once'), 'FAILURE')
     [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
@@ -99,19 +81,7 @@ def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> N
     assert dead.count(client) == 1
 
 
-def test_dead_letter_that_was_changed_meanwhile_is_not_replayed(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
-    app.send_task('failing')
-    kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
-    letters = list(dead.letters(client))
-    assert dead.drop(client, letters) == 1
-    assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
-
-
-def test_second_replay_does_not_forget_the_result_of_the_first(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_second_replay_does_not_forget_the_result_of_the_first(app: Celery, connect: Connect, client: Client) -> None:
     result = app.send_task('failing')
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
     letters = list(dead.letters(client))
@@ -124,16 +94,6 @@ def test_second_replay_does_not_forget_the_result_of_the_first(
 def test_message_that_fails_again_during_a_replay_is_replayed_only_once(
     app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def letter(number: int, queue: str) -> dict[str, Any]:
-        return {
-            **dead_letter.made_of(
-                workitem.new(f'{queue}{number:03}', queue, {'body': '', 'headers': {}, 'properties': {}}, 1.0),
-                'test',
-                1e9 + number,
-            ),
-            'consumer': 'x',
-        }
-
     client.bulk([letter(number, 'a') for number in range(250)] + [letter(number, 'b') for number in range(10)])
     replayed: list[str] = []
 
@@ -149,7 +109,7 @@ def test_message_that_fails_again_during_a_replay_is_replayed_only_once(
 
 
 def test_dead_unique_job_is_replayed_while_another_runs(
-    app: Celery, report: Any, connect: Callable[..., Connection], client: Client
+    app: Celery, report: Any, connect: Connect, client: Client
 ) -> None:
     first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
@@ -166,7 +126,7 @@ def test_dead_unique_job_is_replayed_while_another_runs(
 
 
 def test_dead_unique_job_is_not_replayed_while_another_waits(
-    app: Celery, report: Any, connect: Callable[..., Connection], client: Client
+    app: Celery, report: Any, connect: Connect, client: Client
 ) -> None:
     first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
@@ -201,32 +161,17 @@ def test_reject_in_an_exception_handler_records_the_exception(connection: Connec
     assert doc['reason'] == 'rejected: ValueError: no such card'
 
 
-@pytest.mark.parametrize('method', ['gzip', 'bzip2', 'lzma'])
 def test_body_that_decompresses_to_too_much_becomes_a_dead_letter(
-    connection: Connection, client: Client, method: str, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Unstorable, match='the message is compressed too well'):
-        publish(connection, '0' * 50_000_000, compression=method)
+        publish(connection, '0' * 50_000_000, compression='gzip')
     monkeypatch.setattr(channel, 'check_unpacked', lambda *args: None)
-    publish(connection, '0' * 50_000_000, compression=method)
-    publish(connection, 'hello', compression=method)
+    publish(connection, '0' * 50_000_000, compression='gzip')
+    publish(connection, 'hello', compression='gzip')
     inbox = Inbox(connection)
     assert inbox.wait(1) == ['hello']
     [doc] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
     assert doc['reason'].startswith(
         'malformed: the body cannot be decoded (it decompresses to more than 16,000,000 bytes'
     )
-
-
-def test_dead_letter_is_logged_once_by_several_consumers(
-    connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    publish_many(connect(), range(50))
-    client.bulk([{**item, 'attempts': 1} for item in items(client)])
-    connections = [connect(delivery_limit=1) for _ in range(4)]
-    for connection in connections:
-        Inbox(connection)
-    wait_for(lambda: dead.count(client) == 50, 'the dead letters')
-    release_all(connections)
-    lines = [message for message in caplog.messages if 'was made a dead letter: delivery limit' in message]
-    assert len(lines) == 50

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery, chord
 from celery.app.task import Context
-from kombu import Connection, Exchange, Queue
+from kombu import Exchange, Queue
 
 from celery_couchdb import design as results_design
 from celery_couchdb.beat import CouchDBScheduler, Schedules
@@ -31,7 +31,7 @@ from kombu_couchdb.unique import collect_outcomes
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish
 
-from .conftest import kill_all
+from .conftest import Connect, kill_all
 
 PAGE = (Path(__file__).parents[2] / 'docs/reference/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
@@ -73,32 +73,9 @@ def compare(kind: str, docs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def test_all_types_of_documents_are_documented() -> None:
-    assert set(SECTIONS) == {
-        'WorkItem',
-        'DoneItem',
-        'LentItem',
-        'Consumer',
-        'Queue',
-        'Pause',
-        'Binding',
-        'Exchange',
-        'Broadcast',
-        'Notice',
-        'Bell',
-        'Leader',
-        'Schedule',
-        'ScheduleState',
-        'Rate',
-        'Slot',
-        'Parcel',
-        'Region',
-        'Receipt',
-        'Result',
-        'Group',
-        'Value',
-        'Chord',
-        'Part',
-    }
+    types = 'WorkItem DoneItem LentItem Consumer Queue Pause Binding Exchange Broadcast Notice Bell Leader Schedule '
+    types += 'ScheduleState Rate Slot Parcel Region Receipt Result Group Value Chord Part'
+    assert set(SECTIONS) == set(types.split())
 
 
 def test_rows_of_views() -> None:
@@ -108,7 +85,7 @@ def test_rows_of_views() -> None:
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
 
-def test_documents_of_messages(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_documents_of_messages(connect: Connect, client: Client, sent: list[Request]) -> None:
     connection = connect()
     publish(connection, 'planned', headers=eta(3600))
     publish(connection, 'expires', 'other', expiration=3600)
@@ -144,7 +121,7 @@ def test_documents_of_messages(connect: Callable[..., Connection], client: Clien
 
 
 def test_documents_of_completed_messages(
-    connect: Callable[..., Connection], client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, inbox = connect(), Inbox(connect(keep_done=60))
     for count, headers, name in ((1, {'job_key': 'k'}, None), (2, {}, 'worker@host')):
@@ -156,7 +133,7 @@ def test_documents_of_completed_messages(
 
 
 def test_other_documents_of_the_broker(
-    connect: Callable[..., Connection],
+    connect: Connect,
     client: Client,
     sent: list[Request],
     sent_broadcasts: list[Request],
@@ -183,16 +160,13 @@ def test_other_documents_of_the_broker(
         compare(kind, docs[kind])
 
 
-def test_document_of_a_pause(client: Client, sent: list[Request]) -> None:
+def test_documents_of_a_pause_and_of_a_leader(client: Client, sent: list[Request]) -> None:
     queues.pause(client, 'q')
-    compare('Pause', written(sent)['Pause'])
-
-
-def test_document_of_a_leader(client: Client, sent: list[Request]) -> None:
     one = LeaderLease(client, 'job')
     one.step()
     one.release()
-    compare('Leader', written(sent)['Leader'])
+    for kind in ('Pause', 'Leader'):
+        compare(kind, written(sent)[kind])
 
 
 def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: list[Request]) -> None:
@@ -213,7 +187,7 @@ def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: li
     compare('ScheduleState', written(sent)['ScheduleState'])
 
 
-def test_documents_of_parcels(connect: Callable[..., Connection], client: Client, sent: list[Request]) -> None:
+def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Request]) -> None:
     client.put(parcel.design_documents()[1])
     for task_id, body in (('a', 'small'), ('b', 'x' * 150_000)):
         publish(connect(), body, headers={'id': task_id, 'task': 'report'})

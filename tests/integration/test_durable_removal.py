@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Connection
 
 from celery_couchdb.jobs import Jobs
 from kombu_couchdb.consumer import worker_hooks
@@ -18,8 +16,10 @@ from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.support import Inbox, items
 
+from .conftest import Connect
 
-def held(app: Celery, connect: Callable[..., Connection]) -> tuple[str, Inbox]:
+
+def held(app: Celery, connect: Connect) -> tuple[str, Inbox]:
     """Return a job that a consumer holds, and its inbox."""
     task_id = app.send_task('held').id
     inbox = Inbox(connect(), 'celery', ack=False)
@@ -29,7 +29,7 @@ def held(app: Celery, connect: Callable[..., Connection]) -> tuple[str, Inbox]:
 
 @pytest.mark.parametrize('decision', ['ack', 'requeue'])
 def test_removed_job_is_deleted_when_its_consumer_decides(
-    app: Celery, connect: Callable[..., Connection], client: Client, decision: str, caplog: pytest.LogCaptureFixture
+    app: Celery, connect: Connect, client: Client, decision: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     task_id, inbox = held(app, connect)
     assert [workitem.task_id(doc) for doc in Jobs(app).remove(task_id).running] == [task_id]
@@ -42,9 +42,7 @@ def test_removed_job_is_deleted_when_its_consumer_decides(
     assert Jobs(app).state(task_id) == 'gone'
 
 
-def test_removed_job_is_deleted_when_its_consumer_is_killed(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_removed_job_is_deleted_when_its_consumer_is_killed(app: Celery, connect: Connect, client: Client) -> None:
     task_id, _ = held(app, connect)
     [item] = items(client)
     Jobs(app).remove(task_id)
@@ -55,19 +53,8 @@ def test_removed_job_is_deleted_when_its_consumer_is_killed(
     assert Inbox(connect(), 'celery').drain(1.0).messages == []
 
 
-def test_removed_job_is_deleted_when_its_consumer_stops(
-    app: Celery, connect: Callable[..., Connection], client: Client
-) -> None:
-    task_id, inbox = held(app, connect)
-    Jobs(app).remove(task_id)
-    inbox.connection.release()
-    other = Inbox(connect(), 'celery')
-    other.drain_until(lambda: not items(client), 'the deletion')
-    assert other.messages == []
-
-
 def test_removed_unique_job_goes_on_with_the_next_message(
-    report: Any, app: Celery, connect: Callable[..., Connection], client: Client
+    report: Any, app: Celery, connect: Connect, client: Client
 ) -> None:
     first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
@@ -82,7 +69,7 @@ def test_removed_unique_job_goes_on_with_the_next_message(
 
 
 def test_consumer_that_lost_its_lease_learns_what_was_removed(
-    app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+    app: Celery, connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process may have messages that it has not started: the worker must not start the removed ones."""
     told: list[str] = []
