@@ -11,7 +11,6 @@ from kombu import Connection, Exchange, Queue, binding
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import BROADCAST
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.leases import housekeeping
 from kombu_couchdb.queues import fanout
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, items, publish
@@ -40,7 +39,6 @@ def test_broadcasts_are_received_one_at_a_time(
     """`basic_get` from a queue that is bound to a fanout exchange, without a subscription."""
     queue = Queue('alone', NEWS)(connect().channel())
     queue.declare()
-    assert queue.get(no_ack=no_ack) is None
     broadcast(connect(), 1, 2)
     for expected in (1, 2):
         message = wait_for(lambda: queue.get(no_ack=no_ack), 'the broadcast')
@@ -62,32 +60,12 @@ def test_broadcasts_across_processes(url: str, connect: Callable[..., Connection
     assert here.wait(2) == ['one', 'two']
 
 
-def test_500_broadcasts_in_order(connect: Callable[..., Connection], client: Client) -> None:
+def test_100_broadcasts_in_order(connect: Callable[..., Connection], client: Client) -> None:
     inboxes = [listen(connect(), f'listener-{number}') for number in range(2)]
-    broadcast(connect(), *range(500))
+    broadcast(connect(), *range(100))
     for inbox in inboxes:
         # The changes feeds of cluster nodes may swap two broadcasts.
-        assert (sorted if client.is_cluster() else list)(inbox.wait(500)) == list(range(500))
-
-
-def test_broadcast_that_is_nested_too_deeply_is_left_out(
-    connect: Callable[..., Connection], broadcasts: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    inbox, publisher = listen(connect(), 'listener'), connect()
-    broadcast(publisher, 'first')
-    inbox.wait(1)
-    [row] = broadcasts.id_range('broker:broadcast:', docs=True)
-    doc = {name: value for name, value in row['doc'].items() if name != '_rev'}
-    message = doc['message']
-    deep: list[object] = []
-    for _ in range(150):
-        deep = [deep]
-    properties = {**message['properties'], 'delivery_tag': 'another'}
-    forged = {**message, 'headers': {**message['headers'], 'deep': deep}, 'properties': properties}
-    broadcasts.put({**doc, '_id': f'{row["id"]}0', 'publisher': 'another', 'message': forged})
-    inbox.drain_until(lambda: 'the message is nested in too many levels' in caplog.text, 'the log line')
-    broadcast(publisher, 'last')
-    assert inbox.wait(2) == ['first', 'last']
+        assert (sorted if client.is_cluster() else list)(inbox.wait(100)) == list(range(100))
 
 
 def test_new_queue_gets_no_old_broadcasts(connect: Callable[..., Connection], client: Client) -> None:
@@ -95,7 +73,7 @@ def test_new_queue_gets_no_old_broadcasts(connect: Callable[..., Connection], cl
     broadcast(publisher, 'old')
     early.wait(1)
     late = listen(connect(), 'late')
-    late.stays(0, 1.5)
+    late.stays(0, 0.5)
     broadcast(publisher, 'new')
     assert late.wait(1) == ['new']
     assert early.wait(2) == ['old', 'new']
@@ -112,15 +90,15 @@ def test_old_broadcasts_are_overwritten_without_tombstones(
     inbox = listen(connect(fanout_retention=0.2), 'listener')
     malformed = {'_id': f'{BROADCAST}malformed', 'expires': 'long ago'}
     rev = broadcasts.put(malformed)
-    for number in range(60):
+    for number in range(30):
         broadcast(publisher, number)
         inbox.wait(number + 1)
         inbox.drain(0.02)
-    assert inbox.bodies == list(range(60))
-    assert 0 < len(broadcasts.id_range('broker:broadcast:')) < 60
+    assert inbox.bodies == list(range(30))
+    assert 0 < len(broadcasts.id_range('broker:broadcast:')) < 30
     assert broadcasts.get(malformed['_id']) == {**malformed, '_rev': rev}
     assert deleted(broadcasts) == 0
-    assert len([doc for request in sent_broadcasts for doc in request.docs if doc.get('type') == 'Broadcast']) == 60
+    assert len([doc for request in sent_broadcasts for doc in request.docs if doc.get('type') == 'Broadcast']) == 30
 
 
 @pytest.mark.parametrize(
@@ -219,11 +197,11 @@ def test_deleted_exchange_delivers_to_no_queue_of_any_process(
 
 
 def test_exchange_that_is_redeclared_at_once_delivers(connect: Callable[..., Connection], client: Client) -> None:
-    inbox = listen(connect(), 'listener')
-    for number in range(20):
+    inbox, publisher = listen(connect(), 'listener'), connect()
+    for number in range(8):
         NEWS(inbox.channel).delete()
         Queue('listener', NEWS, auto_delete=True)(inbox.channel).declare()
-        broadcast(connect(), number)
+        broadcast(publisher if number % 2 else connect(), number)
         assert inbox.wait(number + 1)[-1] == number
 
 
@@ -274,15 +252,6 @@ def test_fanout_exchange_is_stored_once(
         {'_id': 'broker:binding:["news",null,null]', 'type': 'Exchange', 'name': 'news', 'kind': 'fanout'}
     ]
     connect().channel().exchange_declare('news', passive=True)
-
-
-def test_janitor_keeps_exchanges(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    NEWS(connect().channel()).declare()
-    monkeypatch.setattr(housekeeping, '_PROVEN_SECONDS', 0.0)
-    tidier = housekeeping.Janitor(client)
-    assert [tidier.clean_up(100)['bindings'] for _ in range(2)] == [0, 0]
 
 
 def test_queue_of_a_fanout_exchange_also_gets_direct_messages(

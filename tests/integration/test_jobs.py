@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from celery.exceptions import TaskRevokedError
 from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
-from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Client, Row
@@ -69,7 +67,7 @@ def test_watch_a_job_from_scheduled_to_completed(
     client.put({**item, 'date': time.time() + 1.5})  # no document is written when the message becomes due
     inbox = Inbox(connect(), 'celery', ack=False)
     inbox.wait(1)
-    time.sleep(2)  # polling would send requests in this time
+    time.sleep(1)  # polling would send requests in this time
     inbox.messages[0].ack()
     watching.join(PATIENCE)
     assert [state for state in states if state != 'pending'] == ['scheduled', 'running', 'gone']
@@ -98,24 +96,6 @@ def test_watch_continues_through_a_retry(app: Celery, connect: Callable[..., Con
     app.send_task('retried', task_id=task_id, countdown=3600)
     inbox.messages[0].ack()
     assert next(states) == 'scheduled'
-
-
-def test_job_is_found_while_its_document_changes(app: Celery, server: Server, client: Client) -> None:
-    """A view shows the old or the new row of a document, and never neither."""
-    states, writer = Counter[str](), server.client(client.address.database)
-
-    def change(task_id: str) -> None:
-        for _ in range(5):
-            writer.bulk([{**item, 'changed': True} for item in items(writer) if workitem.task_id(item) == task_id])
-
-    for task_id in [app.send_task('changed').id for _ in range(20)]:
-        changing = threading.Thread(target=change, args=[task_id])
-        changing.start()
-        while changing.is_alive():
-            states[Jobs(app).state(task_id)] += 1
-        changing.join()
-    writer.close()
-    assert set(states) == {'pending'}
 
 
 def test_job_that_one_node_of_a_cluster_lacks_is_found(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,13 +141,6 @@ def test_removing_a_part_fails_its_chord(app: Celery) -> None:
     assert app.backend.chords.parts(result.parent.id, ordered=True)[0]['state'] == 'REVOKED'
 
 
-def test_job_is_removed_by_the_id_of_its_document(app: Celery, client: Client) -> None:
-    result = app.send_task('unwanted')
-    [item] = items(client)
-    assert len(Jobs(app).remove(item['_id']).removed) == 1
-    assert result.state == 'REVOKED'
-
-
 def test_dead_letter_is_neither_removed_nor_revoked(
     app: Celery, connect: Callable[..., Connection], client: Client, broadcasts: Client
 ) -> None:
@@ -181,17 +154,7 @@ def test_dead_letter_is_neither_removed_nor_revoked(
     assert broadcasts.id_range('broker:broadcast:')
 
 
-def test_running_job_is_not_removed(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
-    result = app.send_task('running')
-    Inbox(connect(), 'celery', ack=False).wait(1)
-    removal = Jobs(app).remove(result.id)
-    assert removal.removed == []
-    assert [workitem.task_id(doc) for doc in removal.running] == [result.id]
-    assert len(items(client)) == 1
-    assert result.state == 'PENDING'
-
-
-def test_running_job_is_revoked_by_its_task_id(
+def test_running_job_is_revoked_by_its_task_id_and_not_removed(
     app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers know a task by its own id, also if the command names the job's document."""
@@ -200,11 +163,13 @@ def test_running_job_is_revoked_by_its_task_id(
     [item] = items(client)
     revoked: list[str] = []
     monkeypatch.setattr(app.control, 'revoke', lambda task_id, **kwargs: revoked.append(task_id))
-    known = Jobs(app)
-    assert len(known.remove(item['_id']).running) == 1
-    known.remove('acknowledged-early')
-    assert item['_id'] != result.id
+    removal = Jobs(app).remove(item['_id'])
+    assert removal.removed == []
+    assert [workitem.task_id(doc) for doc in removal.running] == [result.id]
+    Jobs(app).remove('acknowledged-early')
     assert revoked == [result.id, 'acknowledged-early']
+    assert len(items(client)) == 1
+    assert result.state == 'PENDING'
 
 
 def test_job_claimed_during_its_removal_is_not_removed(
@@ -255,11 +220,6 @@ def test_job_key_of_a_signature(app: Celery, report: Any, client: Client) -> Non
     assert len(items(client)) == 2
 
 
-def test_invalid_job_key(report: Any) -> None:
-    with pytest.raises(ConfigurationError, match='job_key must be text'):
-        report.apply_async((1,), job_key=5)
-
-
 def test_removing_a_waiting_unique_job_keeps_the_running_one(
     app: Celery, report: Any, connect: Callable[..., Connection], client: Client
 ) -> None:
@@ -277,7 +237,7 @@ def test_removing_a_waiting_unique_job_keeps_the_running_one(
 # -- messages
 
 
-@pytest.mark.parametrize('options', [{}, {'serializer': 'pickle'}, {'compression': 'zlib'}], ids=str)
+@pytest.mark.parametrize('options', [{'serializer': 'pickle'}, {'compression': 'zlib'}], ids=str)
 def test_body_is_decoded(app: Celery, client: Client, options: dict[str, Any]) -> None:
     app.conf.accept_content = ['json', 'pickle']
     app.send_task('task', (1, 'ü'), {'key': 'value'}, **options)
@@ -293,7 +253,7 @@ def test_body_with_a_content_type_that_the_app_does_not_accept(app: Celery, clie
         Jobs(app).decode(item)
 
 
-def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_jobs_are_listed_by_state_and_queue(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
     for number in range(5):
         app.send_task('task', queue=f'q{number % 2}')
     later = app.send_task('later', queue='q0', countdown=3600)
@@ -305,36 +265,28 @@ def test_jobs_are_listed_by_state(app: Celery, connect: Callable[..., Connection
     wait_for(
         lambda: (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs'
     )
-    assert count('pending', 'running', 'scheduled') == 6
     assert (count('pending', queue='q1'), count('running', queue='q1'), count('pending', queue='q0')) == (0, 2, 3)
-    assert count('pending', limit=2) == 2
+    assert (count('pending', 'running', 'scheduled'), count('pending', limit=2)) == (6, 2)
     assert [workitem.task_id(doc) for doc in listing(client, JobFilter(('scheduled',), 'q0'), 10)] == [later.id]
-    app.send_task('soon', queue='q0', countdown=600)
-    assert (count('pending', queue='q0'), count('pending', 'scheduled', queue='q0')) == (3, 5)
 
 
-def test_pending_jobs_are_listed_in_the_order_of_claims(app: Celery, client: Client) -> None:
-    """Jobs that were planned and are due now are between the others, over several pages."""
+def test_pending_jobs_are_listed_in_the_order_of_claims(
+    app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that were planned and are due now are between the others, over several pages.
+
+    The embedded server returns some dates a little larger than they are stored.
+    """
+    monkeypatch.setattr('kombu_couchdb.admin.jobs.BATCH_ROWS', 4)
     app.send_task('task')
     [like] = items(client)
     del like['_rev']
-    now = client.clock.now()
+    begin = client.clock.now() - 900
     docs = [
-        {**like, '_id': f'{number:030x}', 'priority': number % 2, 'published': now - 900 + number}
-        for number in range(500)
+        {**like, '_id': f'{number:030x}', 'priority': number % 2, 'published': begin + number / 7}
+        for number in range(80)
     ]
     client.bulk([{**doc, **({'date': doc['published']} if number % 3 == 0 else {})} for number, doc in enumerate(docs)])
-    found = [doc['_id'] for doc in listing(client, JobFilter(('pending',)), 600)]
+    found = [doc['_id'] for doc in listing(client, JobFilter(('pending',)), 100)]
     assert found[:-1] == [doc['_id'] for doc in sorted(docs, key=lambda doc: (-doc['priority'], doc['published']))]
-    assert [doc['_id'] for doc in listing(client, JobFilter(('pending',)), 300)] == found[:300]
-
-
-def test_no_job_is_left_out_between_two_pages(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded server returns some dates a little larger than they are stored."""
-    monkeypatch.setattr('kombu_couchdb.admin.jobs.BATCH_ROWS', 2)
-    app.send_task('task')
-    [like] = items(client)
-    del like['_rev']
-    now = client.clock.now()
-    client.bulk([{**like, '_id': f'{number:030x}', 'published': now - 900 + number / 7} for number in range(400)])
-    assert len(list(listing(client, JobFilter(('pending',)), 500))) == 401
+    assert [doc['_id'] for doc in listing(client, JobFilter(('pending',)), 50)] == found[:50]

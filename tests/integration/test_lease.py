@@ -28,9 +28,8 @@ def test_long_task_is_not_redelivered_while_its_consumer_runs(
     publish(connect(), 'long')
     holder = Inbox(connect(visibility_timeout=LONG), ack=False)
     holder.wait(1)
-    Inbox(connect()).stays(
-        0, LONG + 4.0
-    )  # longer than the lease, the tolerance for clocks, and the pause before a sweep
+    # Longer than the lease, the tolerance for clocks, and the pause before a sweep.
+    Inbox(connect()).stays(0, LONG + 4.0)
     assert items(client)[0]['attempts'] == 1
     holder.messages[0].ack()
     wait_for(lambda: not items(client), 'the ack to be written')
@@ -180,9 +179,9 @@ def test_lost_response_to_a_heartbeat_keeps_the_lease(
 def test_one_heartbeat_for_any_number_of_messages(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
-    publish_many(connect(), range(200))
+    publish_many(connect(), range(50))
     inbox = Inbox(connect(visibility_timeout=3.0), ack=False)
-    inbox.wait(200)
+    inbox.wait(50)
     wait_for(lambda: sent and sent[-1].is_heartbeat, 'all claims to be written')
     started = time.monotonic()
     sent.clear()
@@ -191,7 +190,7 @@ def test_one_heartbeat_for_any_number_of_messages(
     writing = [request for request in sent if request.docs]
     assert all(len(request.docs) == 1 for request in writing)
     assert all(request.is_heartbeat for request in writing)
-    assert [item['_rev'].partition('-')[0] for item in items(client)] == ['2'] * 200
+    assert [item['_rev'].partition('-')[0] for item in items(client)] == ['2'] * 50
 
 
 def test_consumer_writes_a_heartbeat_before_its_first_claim_and_leaves_none(

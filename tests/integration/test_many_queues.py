@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kombu import Connection
+from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents.ids import QUEUE
-from kombu_couchdb.queues.routing import exchange_prefix
 from tests.support import Inbox, Request, items, publish, publish_many
 
-QUEUES, EACH = 50, 8
+QUEUES, EACH = 25, 4
 
 
 def consume(connect: Callable[..., Connection], sent: list[Request], names: list[str], each: int) -> int:
@@ -22,9 +20,9 @@ def consume(connect: Callable[..., Connection], sent: list[Request], names: list
         publish_many(publisher, range(each), to=name)
     connection = connect()
     # Declare the queues and claim some messages, so that the index is up to date.
-    Inbox(connection, *names, prefetch=64, ack=False)
+    Inbox(connection, *names, prefetch=16, ack=False)
     connection.release()
-    inbox = Inbox(connect(), *names, prefetch=64)
+    inbox = Inbox(connect(), *names, prefetch=16)
     sent.clear()
     inbox.wait(each * len(names))
     return len(sent)
@@ -41,34 +39,10 @@ def test_consumer_of_many_queues_needs_few_more_requests_than_of_one(
 def test_queues_of_others_cost_a_consumer_no_requests(
     connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
-    names = [f'other{number}' for number in range(200)]
-    client.bulk(
-        [
-            {
-                '_id': QUEUE + name,
-                'type': 'Queue',
-                'name': name,
-                'arguments': {},
-                'auto_delete': False,
-                'lifetime': None,
-                'expires': None,
-            }
-            for name in names
-        ]
-    )
-    client.bulk(
-        [
-            {
-                '_id': f'{exchange_prefix(name)}"{name}","{name}"]',
-                'type': 'Binding',
-                'exchange': name,
-                'routing_key': name,
-                'pattern': None,
-                'queue': name,
-            }
-            for name in names
-        ]
-    )
+    others = connect().channel()
+    for number in range(20):
+        exchange = Exchange(f'other exchange {number}')
+        Queue(f'other {number}', exchange, routing_key='k', max_length=5)(others).declare()
     publish(connect(), 'hello')
     connection = connect()
     connection.connect()
