@@ -80,17 +80,6 @@ def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, to
     assert bindings(client) == ['q']
 
 
-def test_binding_that_was_made_again_is_kept(client: Client, topology: Topology, seconds_ahead: list[float]) -> None:
-    topology.bind('x', 'key', None, 'q')
-    tidier = Janitor(client)
-    tidier.clean_up(100)
-    topology.unbind('x', 'key', 'q')
-    topology.bind('x', 'key', None, 'q')
-    seconds_ahead.append(HOUR)
-    assert tidier.clean_up(100) == NOTHING
-    assert bindings(client) == ['q']
-
-
 @pytest.mark.usefixtures('at_once')
 def test_queue_declared_during_the_cleanup_keeps_its_binding(
     client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch
@@ -171,19 +160,6 @@ def test_heartbeats_are_deleted_an_hour_after_their_expiry(
 
 
 # -- costs
-
-
-@pytest.mark.usefixtures('at_once')
-def test_limit_applies_to_each_type_of_document(client: Client, topology: Topology, seconds_ahead: list[float]) -> None:
-    for prefix, kind in (('broker:broadcast:', 'Broadcast'), ('broker:consumer:', 'Consumer')):
-        put_expired(client, prefix, kind, **{f'a{number}': 2 * HOUR for number in range(7)})
-    for number in range(7):
-        topology.bind('x', str(number), None, 'gone')
-    tidier = Janitor(client)
-    tidier.clean_up(0)
-    seconds_ahead.append(62.0)
-    assert tidier.clean_up(5) == {**NOTHING, 'bindings': 5, 'broadcasts': 5, 'consumers': 5}
-    assert tidier.clean_up(5) == {**NOTHING, 'bindings': 2, 'broadcasts': 2, 'consumers': 2}
 
 
 def test_cleanup_of_a_clean_database_takes_four_reads(client: Client, sent: list[Request]) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
-from kombu import Connection
 
 from celery_couchdb.jobs import Jobs, Unreadable
 from kombu_couchdb import design
@@ -21,7 +19,7 @@ from kombu_couchdb.errors import ConfigurationError
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items
 
-from .conftest import kill_all
+from .conftest import Connect, kill_all
 
 JOB = 'job:["celery","report","k"]'
 
@@ -29,7 +27,7 @@ JOB = 'job:["celery","report","k"]'
 # -- states
 
 
-def test_state_of_a_job(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_state_of_a_job(app: Celery, connect: Connect, client: Client) -> None:
     names = {
         name: app.send_task(
             name, countdown=3600 if name == 'scheduled' else None, queue='held' if name in ('running', 'dead') else None
@@ -48,7 +46,7 @@ def test_state_of_a_job(app: Celery, connect: Callable[..., Connection], client:
 
 
 def test_watch_a_job_from_scheduled_to_completed(
-    app: Celery, connect: Callable[..., Connection], client: Client, sent: list[Request]
+    app: Celery, connect: Connect, client: Client, sent: list[Request]
 ) -> None:
     task_id = app.send_task('watched', countdown=3600).id
     states: list[str] = []
@@ -74,7 +72,7 @@ def test_watch_a_job_from_scheduled_to_completed(
     assert sum(request.path == '/_design/celery-jobs-v2/_view/by_task' for request in sent[before:]) <= 6
 
 
-def test_wait_for_a_state(app: Celery, connect: Callable[..., Connection]) -> None:
+def test_wait_for_a_state(app: Celery, connect: Connect) -> None:
     task_id = app.send_task('waited for').id
     known = Jobs(app)
     with pytest.raises(TimeoutError, match=f'{task_id} is still pending'):
@@ -86,7 +84,7 @@ def test_wait_for_a_state(app: Celery, connect: Callable[..., Connection]) -> No
     assert known.wait(task_id, 'dead', timeout=PATIENCE) == 'gone'
 
 
-def test_watch_continues_through_a_retry(app: Celery, connect: Callable[..., Connection]) -> None:
+def test_watch_continues_through_a_retry(app: Celery, connect: Connect) -> None:
     """A retry is another message of the same task. The job exists all the time."""
     task_id = app.send_task('retried').id
     inbox = Inbox(connect(), 'celery', ack=False)
@@ -142,7 +140,7 @@ def test_removing_a_part_fails_its_chord(app: Celery) -> None:
 
 
 def test_dead_letter_is_neither_removed_nor_revoked(
-    app: Celery, connect: Callable[..., Connection], client: Client, broadcasts: Client
+    app: Celery, connect: Connect, client: Client, broadcasts: Client
 ) -> None:
     """If workers revoked the task, they would refuse it after a replay."""
     result = app.send_task('failing')
@@ -155,7 +153,7 @@ def test_dead_letter_is_neither_removed_nor_revoked(
 
 
 def test_running_job_is_revoked_by_its_task_id_and_not_removed(
-    app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+    app: Celery, connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers know a task by its own id, also if the command names the job's document."""
     result = app.send_task('running')
@@ -172,30 +170,10 @@ def test_running_job_is_revoked_by_its_task_id_and_not_removed(
     assert result.state == 'PENDING'
 
 
-def test_job_claimed_during_its_removal_is_not_removed(
-    app: Celery, connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job that is claimed between the search and the deletion counts as running."""
-    result = app.send_task('conflicted')
-    known = Jobs(app)
-    bulk = known.client.bulk
-
-    def late(docs: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(known.client, 'bulk', bulk)
-        Inbox(connect(), 'celery', ack=False).wait(1)
-        return bulk(docs, **kwargs)
-
-    monkeypatch.setattr(known.client, 'bulk', late)
-    removal = known.remove(result.id)
-    assert (removal.removed, len(removal.running)) == ([], 1)
-
-
 # -- unique jobs
 
 
-def test_apply_async_returns_the_outcome(
-    app: Celery, report: Any, connect: Callable[..., Connection], client: Client
-) -> None:
+def test_apply_async_returns_the_outcome(app: Celery, report: Any, connect: Connect, client: Client) -> None:
     first = report.apply_async((1,), job_key='k', countdown=3600)
     second = report.apply_async((2,), job_key='k')
     third = report.apply_async((3,), job_key='another')
@@ -220,20 +198,6 @@ def test_job_key_of_a_signature(app: Celery, report: Any, client: Client) -> Non
     assert len(items(client)) == 2
 
 
-def test_removing_a_waiting_unique_job_keeps_the_running_one(
-    app: Celery, report: Any, connect: Callable[..., Connection], client: Client
-) -> None:
-    first = report.apply_async((1,), job_key='k')
-    inbox = Inbox(connect(), 'celery', ack=False)
-    inbox.wait(1)
-    second = report.apply_async((2,), job_key='k')
-    known = Jobs(app)
-    assert len(known.remove(second.id).removed) == 1
-    assert (known.state(first.id), known.state(second.id), second.state) == ('running', 'gone', 'REVOKED')
-    inbox.messages[0].ack()
-    wait_for(lambda: not items(client), 'the first job to be completed')
-
-
 # -- messages
 
 
@@ -253,7 +217,7 @@ def test_body_with_a_content_type_that_the_app_does_not_accept(app: Celery, clie
         Jobs(app).decode(item)
 
 
-def test_jobs_are_listed_by_state_and_queue(app: Celery, connect: Callable[..., Connection], client: Client) -> None:
+def test_jobs_are_listed_by_state_and_queue(app: Celery, connect: Connect, client: Client) -> None:
     for number in range(5):
         app.send_task('task', queue=f'q{number % 2}')
     later = app.send_task('later', queue='q0', countdown=3600)

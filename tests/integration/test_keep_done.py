@@ -22,7 +22,7 @@ from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.queues.topology import Topology
 from tests.conftest import PATIENCE, wait_for
-from tests.support import Inbox, Request, items, publish, record_requests
+from tests.support import Inbox, Request, items, leave_leaf, publish
 
 from .conftest import Connect
 
@@ -75,7 +75,7 @@ def test_argument_of_apply_async_overrides_the_option(
     assert [round(doc['expires'] - doc['finished'], 3) for doc in kept(client)] == ([expected] if expected else [])
 
 
-@pytest.mark.parametrize('wrong', [-1, 'long'])
+@pytest.mark.parametrize('wrong', [-1, 'long', True, [3], 1e12])
 def test_wrong_time_is_refused(app: Celery, client: Client, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds from 0 on'):
         app.send_task('report', keep_done=wrong)
@@ -162,16 +162,6 @@ def test_removal_of_a_done_job_revokes_it_only_if_it_may_run(
     assert len(kept(client)) == 1
 
 
-def test_states_of_results_take_one_request(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    app.backend.mark_as_done('t0', 1)
-    app.backend.mark_as_failure('t1', ValueError())
-    sent = record_requests(monkeypatch, app.backend.client.address.database)
-    assert Jobs(app).result_states(['t0', 't1', 't2']) == {'t0': states.SUCCESS, 't1': states.FAILURE}
-    assert len([request for request in sent if request.path]) == 1  # the first read also asks for the number of nodes
-    other = Celery('other', set_as_current=False, backend='disabled://')
-    assert Jobs(other, Jobs(app).client).result_states(['t0']) == {}
-
-
 def test_kept_message_is_swept_when_its_time_is_over(app: Celery, connect: Connect, client: Client) -> None:
     ids = [app.send_task('report', keep_done=seconds).id for seconds in (0.5, DAY)]
     run(connect(), client, 2)
@@ -209,6 +199,21 @@ def test_unique_job_is_kept_under_an_id_of_its_own(report: Any, connect: Connect
 
 
 # -- conflicts
+
+
+def test_conflicting_claim_of_a_done_message_is_deleted(app: Celery, connect: Connect, client: Client) -> None:
+    """Another node of a cluster has stored a claim, and shows it as the winner."""
+    app.send_task('report')
+    [item] = items(client)
+    run(connect(keep_done=DAY), client)
+    [doc] = kept(client)
+    claim = {**item, 'claimed': {'by': 'broker:consumer:gone', 'date': 1.0}}
+    leave_leaf(client, item['_id'], '4-f' + 'f' * 31, **{n: v for n, v in claim.items() if n not in ('_id', '_rev')})
+    assert client.get(item['_id'])['type'] == 'WorkItem'
+    store = Store(client)
+    for change in store.resolve_conflict(client.leaves(item['_id']), ()) or ():
+        assert client.bulk([change])[0].is_stored
+    assert client.get(item['_id'])['_rev'] == doc['_rev']
 
 
 # -- lists

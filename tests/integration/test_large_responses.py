@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Connection
+from celery.result import ResultSet
 
-from celery_couchdb.waiting.watched import ResultMailbox
 from kombu_couchdb.couchdb import bounds
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AnswerTooLarge
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE
 from tests.support import Inbox, publish_many
+
+from .conftest import Connect
 
 #: The documents and their size in bytes exceed the limit of one response.
 COUNT, SIZE, LARGEST = 10, 15_000, 60_000
@@ -49,9 +50,7 @@ def test_document_that_is_too_large(client: Client, ids: list[str], monkeypatch:
             read(ids[0])
 
 
-def test_messages_and_results(
-    client: Client, connect: Callable[..., Connection], app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_and_results(client: Client, connect: Connect, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', LARGEST)
     bodies = [f'{number}' * SIZE for number in range(COUNT)]
     publish_many(connect(), bodies)
@@ -59,22 +58,12 @@ def test_messages_and_results(
     results = [app.AsyncResult(f'task-{number}') for number in range(COUNT)]
     for result, body in zip(results, bodies, strict=True):
         app.backend.store_result(result.id, body, 'SUCCESS')
-    assert [result.get(timeout=PATIENCE) for result in results] == bodies
-    # The subscriber gets all results at once.
-    mailbox, ids = ResultMailbox(), {app.backend.get_key_for_task(result.id) for result in results}
-    app.backend.subscriber.watch(mailbox, ids)
-    heard: set[str] = set()
-
-    def heard_of_all() -> bool:
-        heard.update(doc['_id'] for doc in mailbox.receive(0.1))
-        return heard == ids
-
-    wait_for(heard_of_all, 'the results')
-    app.backend.subscriber.unwatch(mailbox, ids)
+    assert ResultSet(results, app=app).join(timeout=PATIENCE) == bodies
+    assert [app.AsyncResult(result.id).get(timeout=PATIENCE) for result in results] == bodies
 
 
 def test_body_may_be_larger_than_the_limit_for_responses(
-    client: Client, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+    client: Client, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', LARGEST)
     publish_many(connect(), ['x' * 5 * LARGEST])

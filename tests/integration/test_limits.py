@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -17,6 +17,8 @@ from kombu_couchdb.queues import waiting
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
+
+from .conftest import Connect
 
 #: A consumer with this lease sweeps often.
 SWEEPS = {'visibility_timeout': 1.5}
@@ -49,7 +51,7 @@ def bodies(client: Client) -> list[str]:
     ids=['default', 'of the queue'],
 )
 def test_delivery_limit_makes_a_dead_letter(
-    connect: Callable[..., Connection], client: Client, options: Any, arguments: dict[str, int], limit: int
+    connect: Connect, client: Client, options: Any, arguments: dict[str, int], limit: int
 ) -> None:
     publish(connect(), 'poison')
     inbox = Inbox(connect(**options), Queue('q', queue_arguments=arguments), ack=False)
@@ -64,37 +66,14 @@ def test_delivery_limit_makes_a_dead_letter(
     assert inbox.wait(limit + 1)[limit] == 'next'
 
 
-def test_delivery_limit_of_0_means_none(connect: Callable[..., Connection], client: Client) -> None:
+def test_delivery_limit_of_0_means_none(connect: Connect, client: Client) -> None:
     publish(connect(), 'poison')
     inbox = Inbox(connect(delivery_limit=0), ack=False)
     reject_all(inbox, 25)
     assert inbox.wait(26)[25] == 'poison'
 
 
-@pytest.mark.parametrize('end', ['close', 'channel'])
-def test_orderly_stop_does_not_count_as_an_attempt(
-    connect: Callable[..., Connection], client: Client, end: str
-) -> None:
-    """A message that several stopping workers have prefetched must not become a dead letter without having run."""
-    publish(connect(), 'hello')
-    for number in range(3):
-        inbox = Inbox(connect(delivery_limit=2), ack=False)
-        assert inbox.wait(1) == ['hello']
-        info = inbox.messages[0].delivery_info
-        assert (info['redelivered'], info['delivery_count']) == (number > 0, 1)
-        if end == 'close':
-            inbox.connection.release()
-        else:
-            inbox.channel.close()
-        wait_for(lambda: not items(client)[0]['claimed'], 'the release')
-    [item] = items(client)
-    assert (item['attempts'], item.get('status')) == (0, None)
-    assert item['consumer'].startswith('broker:consumer:')
-
-
-def test_message_that_kills_its_process_becomes_a_dead_letter(
-    client: Client, url: str, connect: Callable[..., Connection]
-) -> None:
+def test_message_that_kills_its_process_becomes_a_dead_letter(client: Client, url: str, connect: Connect) -> None:
     publish(connect(), 'deadly')
     options = {'visibility_timeout': 1.0, 'delivery_limit': 2}
     for _ in range(2):
@@ -111,9 +90,7 @@ def test_message_that_kills_its_process_becomes_a_dead_letter(
 # -- expiry
 
 
-def test_expired_messages_of_a_queue_without_consumers_are_deleted(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_expired_messages_of_a_queue_without_consumers_are_deleted(connect: Connect, client: Client) -> None:
     connection = connect()
     publish(connection, 'short', to='nobody', expiration=0.5)
     publish(connection, 'planned and short', to='nobody', expiration=0.5, headers=eta(3600))
@@ -128,9 +105,7 @@ def test_expired_messages_of_a_queue_without_consumers_are_deleted(
 PART = {'group': 'g', 'expires': datetime.fromtimestamp(time.time() + 3600, timezone.utc).isoformat()}
 
 
-def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(connect: Connect, client: Client) -> None:
     publish(connect(), 'part', to='later', expiration=0.5, headers=PART)
     publish(connect(), 'other', to='later', expiration=0.5)
     publish(connect(), 'in time', to='later', expiration=3600, headers=PART)
@@ -144,9 +119,7 @@ def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(
 
 
 @pytest.mark.parametrize('no_ack', [False, True])
-def test_message_that_expires_while_its_consumer_is_busy(
-    connect: Callable[..., Connection], client: Client, no_ack: bool
-) -> None:
+def test_message_that_expires_while_its_consumer_is_busy(connect: Connect, client: Client, no_ack: bool) -> None:
     inbox = Inbox(connect(), no_ack=no_ack, prefetch=3)
     publish_many(connect(), ['first', 'late'], expiration=1)
     publish(connect(), 'part', expiration=1, headers=PART)
@@ -158,7 +131,7 @@ def test_message_that_expires_while_its_consumer_is_busy(
 
 @pytest.mark.parametrize('expires', ['message', 'queue'])
 def test_heartbeats_continue_while_many_messages_are_deleted(
-    connect: Callable[..., Connection],
+    connect: Connect,
     client: Client,
     sent: list[Request],
     monkeypatch: pytest.MonkeyPatch,
@@ -183,7 +156,7 @@ def test_heartbeats_continue_while_many_messages_are_deleted(
     assert 'b' in writes.strip('b')
 
 
-def test_message_older_than_x_message_ttl_is_not_delivered(connect: Callable[..., Connection], client: Client) -> None:
+def test_message_older_than_x_message_ttl_is_not_delivered(connect: Connect, client: Client) -> None:
     queue = Queue('q', message_ttl=1800)
     queue(connect().channel()).declare()
     publish(connect(), 'old')
@@ -197,9 +170,7 @@ def test_message_older_than_x_message_ttl_is_not_delivered(connect: Callable[...
     inbox.stays(1, 0.2)
 
 
-def test_old_messages_of_a_queue_without_consumers_are_deleted(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_old_messages_of_a_queue_without_consumers_are_deleted(connect: Connect, client: Client) -> None:
     connection = connect()
     Queue('limited', message_ttl=0.5)(connection.channel()).declare()
     publish_many(connection, range(3), to='limited')
@@ -209,21 +180,6 @@ def test_old_messages_of_a_queue_without_consumers_are_deleted(
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 2, 'the old messages to be deleted')
     assert set(bodies(client)) == {'"planned"', '"kept"'}
-
-
-def test_consumer_notices_a_new_limit(connect: Callable[..., Connection], client: Client) -> None:
-    inbox = Inbox(connect(), ack=False, prefetch=1)
-    publish(connect(), 'first')
-    inbox.wait(1)
-    publish(connect(), 'second')
-    wait_for(lambda: len(items(client)) == 2, 'both messages')
-    [_, second] = items(client)
-    client.put({**second, 'published': second['published'] - 60})
-    Queue('q', message_ttl=30)(connect().channel()).declare()
-    wait_for(lambda: inbox.connection.transport.topology.limits.of('q').ttl == 30, 'the consumer to notice')
-    publish(connect(), 'third')
-    inbox.messages[0].ack()
-    assert inbox.wait(2) == ['first', 'third']
 
 
 # -- queue length
@@ -240,7 +196,7 @@ def test_x_max_length_drops_the_oldest(connection: Connection, client: Client, b
     assert bodies(client) == ['7', '8', '9']
 
 
-def test_scheduled_and_claimed_messages_do_not_count(connect: Callable[..., Connection], client: Client) -> None:
+def test_scheduled_and_claimed_messages_do_not_count(connect: Connect, client: Client) -> None:
     connection = connect()
     Queue('q', max_length=2)(connection.channel()).declare()
     publish(connection, 'planned', headers=eta(3600))
@@ -253,7 +209,7 @@ def test_scheduled_and_claimed_messages_do_not_count(connect: Callable[..., Conn
 
 
 def test_concurrent_publishers_do_not_drop_too_many(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_many(connect(), range(30))
     read = waiting.read
@@ -284,7 +240,7 @@ def test_publish_succeeds_if_trimming_the_queue_fails(
 
 
 def test_later_declarations_change_limits_and_keep_the_other_attributes_of_the_queue(
-    connect: Callable[..., Connection], client: Client
+    connect: Connect, client: Client
 ) -> None:
     Queue('q', expires=60)(connect().channel()).declare()
     Queue('q2', auto_delete=True)(connect().channel()).declare()
@@ -306,18 +262,7 @@ def test_limit_that_is_not_a_number_is_refused(connection: Connection) -> None:
         Queue('q', queue_arguments={'x-max-length': 'ten'})(connection.channel()).declare()
 
 
-def test_publisher_uses_a_limit_that_another_process_has_raised(connection: Connection, client: Client) -> None:
-    Queue('q', max_length=2)(connection.channel()).declare()
-    doc = client.get('broker:queue:q')
-    client.put({**doc, 'arguments': {'x-max-length': 4}})
-    for number in range(6):
-        publish(connection, number)
-    assert bodies(client) == ['2', '3', '4', '5']
-
-
-def test_sweep_trims_a_queue_whose_limit_the_publisher_does_not_know(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_sweep_trims_a_queue_whose_limit_the_publisher_does_not_know(connect: Connect, client: Client) -> None:
     publish_many(connect(), range(10), to='limited')
     Queue('limited', max_length=4)(connect().channel()).declare()
     Inbox(connect(**SWEEPS), 'another')

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from kombu import Connection
+from kombu import Connection, Exchange, Queue
 from kombu.exceptions import DecodeError
 
 from kombu_couchdb import design
@@ -17,6 +17,8 @@ from kombu_couchdb.errors import Unstorable
 from tests.conftest import wait_for
 from tests.hostile.worst import deep, store
 from tests.support import Inbox, items, publish
+
+from .conftest import Connect
 
 LONG_AGO = 1e9
 
@@ -75,9 +77,7 @@ HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def spoilt(
-    spoilers: dict[str, Callable[[dict[str, Any]], Any]], connect: Callable[..., Connection], client: Client
-) -> Inbox:
+def spoilt(spoilers: dict[str, Callable[[dict[str, Any]], Any]], connect: Connect, client: Client) -> Inbox:
     """Return an inbox of a queue with an item for each spoiler, before the message `next`."""
     connection = connect()
     item = good(client, connection)
@@ -90,7 +90,7 @@ def spoilt(
 
 
 def test_malformed_items_become_dead_letters_with_a_reason(
-    connect: Callable[..., Connection], client: Client, caplog: pytest.LogCaptureFixture
+    connect: Connect, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = spoilt(SPOILERS, connect, client)
     assert inbox.wait(1) == ['next']
@@ -107,13 +107,13 @@ def test_malformed_items_become_dead_letters_with_a_reason(
     assert 'private words' not in caplog.text
 
 
-def test_unusual_items_are_delivered(connect: Callable[..., Connection], client: Client) -> None:
+def test_unusual_items_are_delivered(connect: Connect, client: Client) -> None:
     inbox = spoilt(HARMLESS, connect, client)
     assert sorted(inbox.wait(len(HARMLESS) + 1)) == ['good'] * len(HARMLESS) + ['next']
     wait_for(lambda: not items(client), 'all messages to be acknowledged')
 
 
-def test_items_whose_queues_are_not_names(connect: Callable[..., Connection], client: Client) -> None:
+def test_items_whose_queues_are_not_names(connect: Connect, client: Client) -> None:
     """They are dead letters, and stop neither a consumer that starts nor one that follows the changes feed."""
     connection, names = connect(), (5, None, ['q'], ['q', 5], {'q': 1}, True, '')
     item = good(client, connection)
@@ -129,7 +129,7 @@ def test_items_whose_queues_are_not_names(connect: Callable[..., Connection], cl
     assert found == {f'{when} {name}' for when in ('before', 'later') for name in names if name != ''}
 
 
-def test_foreign_documents_are_not_changed(connect: Callable[..., Connection], client: Client) -> None:
+def test_foreign_documents_are_not_changed(connect: Connect, client: Client) -> None:
     foreign: list[dict[str, Any]] = [
         {'_id': 'invoice', 'total': 5},
         {'_id': 'typed', 'type': 'Invoice', 'queue': 'q', 'message': {}},
@@ -162,6 +162,24 @@ def test_message_whose_encoding_is_never_decoded_is_not_published(
     assert items(client) == []
 
 
+@pytest.mark.parametrize(
+    'change',
+    [{'content-type': 'application/data', 'content-encoding': 'idna'}, {'headers': {'deep': nested(150)}}],
+    ids=['encoding', 'nesting'],
+)
+def test_broadcast_that_cannot_be_delivered_is_left_out(connect: Connect, broadcasts: Client, change: Any) -> None:
+    fan = Queue('fan', Exchange('fan', type='fanout'))
+    inbox, producer = Inbox(connect(), fan), connect().Producer()
+    producer.publish('first', exchange=fan.exchange, serializer='json')
+    inbox.wait(1)
+    [row] = broadcasts.id_range('broker:broadcast:', docs=True)
+    forged = {**row['doc'], '_id': row['id'] + 'x', 'message': {**row['doc']['message'], **change}}
+    del forged['_rev']
+    broadcasts.put(forged)
+    producer.publish('last', exchange=fan.exchange, serializer='json')
+    assert inbox.wait(2) == ['first', 'last']
+
+
 @pytest.mark.parametrize('settle', ['ack', 'reject'])
 def test_message_with_an_undecodable_body_is_delivered_and_becomes_a_dead_letter(
     connection: Connection, client: Client, settle: str
@@ -180,7 +198,7 @@ def test_message_with_an_undecodable_body_is_delivered_and_becomes_a_dead_letter
 
 @pytest.mark.parametrize('place', ['headers', 'claimed'])
 def test_documents_that_python_cannot_parse_become_dead_letters(
-    connect: Callable[..., Connection], client: Client, place: str, caplog: pytest.LogCaptureFixture
+    connect: Connect, client: Client, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection, depths = connect(), (950, 980, 1200)
     item = good(client, connection)
@@ -198,7 +216,7 @@ def test_documents_that_python_cannot_parse_become_dead_letters(
     assert len([record for record in caplog.records if 'passed over' in record.getMessage()]) <= len(depths)
 
 
-def test_item_claimed_by_an_invalid_consumer_is_released(connect: Callable[..., Connection], client: Client) -> None:
+def test_item_claimed_by_an_invalid_consumer_is_released(connect: Connect, client: Client) -> None:
     connection = connect()
     item = good(client, connection)
     names = ['', '_all_docs', '_design/celery-v6', '_local/x', '..', 'a/b', 'broker:consumer:', '\0']
@@ -209,9 +227,7 @@ def test_item_claimed_by_an_invalid_consumer_is_released(connect: Callable[..., 
 
 
 @pytest.mark.parametrize('number', [1e300, -1e300])
-def test_number_that_overflows_when_squared_blocks_no_message(
-    connect: Callable[..., Connection], client: Client, number: float
-) -> None:
+def test_number_that_overflows_when_squared_blocks_no_message(connect: Connect, client: Client, number: float) -> None:
     connection = connect()
     item = good(client, connection)
     client.bulk(

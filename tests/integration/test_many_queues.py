@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from kombu import Connection, Exchange, Queue
+from kombu import Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from tests.support import Inbox, Request, items, publish, publish_many
 
+from .conftest import Connect
+
 QUEUES, EACH = 25, 4
 
 
-def consume(connect: Callable[..., Connection], sent: list[Request], names: list[str], each: int) -> int:
+def consume(connect: Connect, sent: list[Request], names: list[str], each: int) -> int:
     """Publish to each queue, consume all messages with one consumer, and return its number of requests."""
     publisher = connect()
     for name in names:
@@ -29,16 +28,14 @@ def consume(connect: Callable[..., Connection], sent: list[Request], names: list
 
 
 def test_consumer_of_many_queues_needs_few_more_requests_than_of_one(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
+    connect: Connect, client: Client, sent: list[Request]
 ) -> None:
     one = consume(connect, sent, ['q'], QUEUES * EACH)
     many = consume(connect, sent, [f'q{number}' for number in range(QUEUES)], EACH)
     assert many < 3 * one + 20  # with some requests for each queue it would be a hundred times as many
 
 
-def test_queues_of_others_cost_a_consumer_no_requests(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
+def test_queues_of_others_cost_a_consumer_no_requests(connect: Connect, client: Client, sent: list[Request]) -> None:
     others = connect().channel()
     for number in range(20):
         exchange = Exchange(f'other exchange {number}')
@@ -53,9 +50,7 @@ def test_queues_of_others_cost_a_consumer_no_requests(
     assert not [one for one in asked if 'other' in one['id']]
 
 
-def test_purge_and_trim_read_no_messages(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
+def test_purge_and_trim_read_no_messages(connect: Connect, client: Client, sent: list[Request]) -> None:
     connection = connect()
     publish_many(connection, ['x' * 1000] * 20)
     sent.clear()
@@ -64,23 +59,3 @@ def test_purge_and_trim_read_no_messages(
     reads, sent[:] = list(sent), []
     assert items(client) == []
     assert not [request for request in reads if request.path in ('/_bulk_get', '/_all_docs')]
-
-
-def test_message_claimed_during_a_purge_is_kept(
-    connect: Callable[..., Connection], client: Client, monkeypatch: Any
-) -> None:
-    connection = connect()
-    publish_many(connection, range(2))
-    store = connection.transport.store
-    view, bulk = store.client.view, store.client.bulk
-
-    def claimed_meanwhile(*args: Any, **kwargs: Any) -> Any:
-        rows = view(*args, **kwargs)
-        monkeypatch.setattr(store.client, 'view', view)
-        [first, _] = items(client)
-        bulk([{**first, 'claimed': {'by': 'broker:consumer:another', 'date': 1.0}}])
-        return rows
-
-    monkeypatch.setattr(store.client, 'view', claimed_meanwhile)
-    assert store.purge('q') == 1
-    assert [item['claimed']['by'] for item in items(client)] == ['broker:consumer:another']
