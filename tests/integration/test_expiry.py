@@ -74,6 +74,9 @@ def test_lifetime_of_results(url: str, client: Client) -> None:
     backend.mark_as_failure('bad', ValueError('x'))
     backend.mark_as_revoked('revoked')
     assert lifetimes(client, 'good', 'bad', 'revoked') == [60, 600, 60]
+    backend.app.conf.result_chord_expires = 300
+    backend.store_result('part', 1, states.SUCCESS, request=part_of('g', 'part', 0))
+    assert lifetimes(client, 'part') == [300]
 
 
 @pytest.mark.parametrize('expires', [None, 0])
@@ -88,14 +91,6 @@ def test_result_failure_expires(url: str) -> None:
     if tuple(map(int, celery.__version__.split('.')[:2])) < (5, 7):
         pytest.skip('this Celery does not know the setting')
     assert backend_of(url, result_failure_expires=timedelta(days=7)).failure_expires == 7 * 24 * 3600
-
-
-def test_results_of_a_chord_expire_with_the_chord(url: str, client: Client) -> None:
-    backend = backend_of(url, 60)
-    backend.app.conf.result_chord_expires = 600
-    for request in (Context({'id': 'a', 'group': 'g', 'task': 't'}), part_of('g', 'b', 0)):
-        backend.store_result(request.id, 1, states.SUCCESS, request=request)
-    assert lifetimes(client, 'a', 'b') == [60, 600]
 
 
 def test_expired_result_is_pending_before_it_is_deleted(url: str, client: Client, task_id: str) -> None:
@@ -132,7 +127,7 @@ def test_cleanup_deletes_only_expired_documents_and_leaves_no_bodies(url: str, c
         publish(connection, 'waits')
     fill(client, 3, time.time() - 1)
     expired = {*results(client)} - {f'celery-task-meta-{task_id}'}
-    backend.cleanup()
+    backend.app.tasks['celery.backend_cleanup'].apply()
     assert results(client) == [f'celery-task-meta-{task_id}']
     for doc_id in expired:
         [leaf] = client.leaves(doc_id)
@@ -151,13 +146,6 @@ def test_number_of_requests_of_a_sweep(url: str, client: Client, sent: list[Requ
     sent.clear()
     backend.cleanup()
     assert len(sent) <= 6
-    assert results(client) == []
-
-
-def test_cleanup_task(url: str, client: Client) -> None:
-    backend = backend_of(url)
-    fill(client, 2, time.time() - 1)
-    backend.app.tasks['celery.backend_cleanup'].apply()
     assert results(client) == []
 
 
@@ -185,11 +173,7 @@ def test_sweeper_continues_after_errors(url: str, client: Client, monkeypatch: p
     fill(client, 3, time.time() - 1)
     backend.sweeper.start()
     wait_for(lambda: results(client) == [], 'the results to be deleted')
-    thread = backend.sweeper._thread
-    assert thread is not None
     backend.sweeper.stop()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
 
 
 # -- chords

@@ -59,46 +59,29 @@ def test_completed_task_is_kept_with_its_times(app: Celery, connect: Connect, cl
     assert len(inbox.messages) == 1
 
 
-def test_option_off_changes_nothing(app: Celery, connect: Connect, client: Client, sent: list[Request]) -> None:
-    app.send_task('report', (42,))
-    run(connect(), client)
-    assert kept(client) == []
-    assert not any('keep_done' in str(request.body) for request in sent)
-
-
-@pytest.mark.parametrize(('given', 'option', 'expected'), [(60.0, 0.0, 60.0), (0, DAY, None), (60, DAY, 60.0)])
-def test_argument_of_apply_async_overrides_the_option(
-    app: Celery, connect: Connect, client: Client, given: float, option: float, expected: Any
-) -> None:
-    app.send_task('report', keep_done=given)
-    run(connect(keep_done=option), client)
-    assert [round(doc['expires'] - doc['finished'], 3) for doc in kept(client)] == ([expected] if expected else [])
-
-
-@pytest.mark.parametrize('wrong', [-1, 'long', True, [3], 1e12])
-def test_wrong_time_is_refused(app: Celery, client: Client, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds from 0 on'):
-        app.send_task('report', keep_done=wrong)
-    assert items(client) == []
-
-
-def test_task_says_how_long_it_is_kept(
+def test_argument_the_task_and_the_option_say_how_long_in_this_order(
     app: Celery, connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(worker_hooks._hooks, 'keep_done_of', {'long': 7 * DAY, 'wrong': 'x', 'never': 0}.get)
-    for name in ('long', 'wrong', 'never', 'other'):
-        app.send_task(name)
-    run(connect(keep_done=DAY), client, 4)
-    found = {workitem.task_name(doc): round(doc['expires'] - doc['finished']) for doc in kept(client)}
-    assert found == {'long': 7 * DAY, 'other': DAY}
+    for option in (0.0, DAY):
+        connection = connect(keep_done=option)
+        for name in ('long', 'wrong', 'never', 'other'):
+            app.send_task(name)
+        app.send_task('long', keep_done=60)
+        app.send_task('long', keep_done=0)
+        publish(connection, 'no task', 'celery')
+        run(connection, client, 7)
+        connection.release()
+    found = sorted((str(workitem.task_name(doc)), round(doc['expires'] - doc['finished'])) for doc in kept(client))
+    assert found == [('long', 60), ('long', 60), ('long', 7 * DAY), ('long', 7 * DAY), ('other', DAY)]
     assert 'completed messages of wrong are not kept: keep_done must be' in caplog.text
 
 
-def test_messages_that_are_no_tasks_are_not_kept(connect: Connect, client: Client) -> None:
-    connection = connect(keep_done=DAY)
-    publish(connection, 1, 'celery')
-    run(connection, client)
-    assert kept(client) == []
+def test_wrong_time_is_refused(app: Celery, client: Client) -> None:
+    for wrong in (-1, 'long', True, [3], 1e12):
+        with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds from 0 on'):
+            app.send_task('report', keep_done=wrong)
+    assert items(client) == []
 
 
 def test_large_body_is_kept_as_it_is(app: Celery, connect: Connect, client: Client) -> None:
@@ -131,35 +114,23 @@ def test_message_that_is_published_again_stays_done(app: Celery, connect: Connec
     assert len(kept(client)) == 1
 
 
-@pytest.mark.parametrize(
-    ('state', 'terminate', 'revoked'),
-    [
-        (None, False, False),
-        (states.SUCCESS, True, False),
-        (states.STARTED, False, True),
-        (None, True, True),
-    ],
-)
 def test_removal_of_a_done_job_revokes_it_only_if_it_may_run(
-    app: Celery,
-    connect: Connect,
-    client: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    state: str | None,
-    terminate: bool,
-    revoked: bool,
+    app: Celery, connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have been acknowledged before it ran."""
-    task_id = app.send_task('report').id
-    run(connect(keep_done=DAY), client)
-    if state is not None:
-        app.backend.store_result(task_id, None, state)
-    calls: list[str] = []
-    monkeypatch.setattr(app.control, 'revoke', lambda name, **options: calls.append(name))
-    removal = Jobs(app).remove(kept(client)[0]['_id'], terminate=terminate)
-    assert [workitem.task_id(doc) for doc in removal.done] == [task_id]
-    assert (calls, removal.revoked) == ([task_id] if revoked else [], revoked)
-    assert len(kept(client)) == 1
+    sent = [app.send_task('report').id for _ in range(4)]
+    run(connect(keep_done=DAY), client, 4)
+    no_result, succeeded, started, terminated = sent
+    app.backend.store_result(succeeded, None, states.SUCCESS)
+    app.backend.store_result(started, None, states.STARTED)
+    revoked: list[str] = []
+    monkeypatch.setattr(app.control, 'revoke', lambda name, **options: revoked.append(name))
+    removals = [Jobs(app).remove(task_id) for task_id in (no_result, started)]
+    removals += [Jobs(app).remove(task_id, terminate=True) for task_id in (succeeded, terminated)]
+    assert [removal.revoked for removal in removals] == [False, True, False, True]
+    assert revoked == [started, terminated]
+    assert all(len(removal.done) == 1 for removal in removals)
+    assert len(kept(client)) == 4
 
 
 def test_kept_message_is_swept_when_its_time_is_over(app: Celery, connect: Connect, client: Client) -> None:

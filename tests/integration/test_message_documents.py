@@ -10,7 +10,6 @@ from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from kombu import Connection
 
 from kombu_couchdb.couchdb.client import Client
@@ -43,25 +42,28 @@ def base64(read: Callable[[bytes], Any]) -> Callable[[str], Any]:
     return lambda body: read(b64decode(body))
 
 
-@pytest.mark.parametrize(
-    ('body', 'properties', 'read'),
-    [
-        ({'name': 'Zoë', 'sum': 3}, {}, json.loads),
-        ('Grüße', {'serializer': None, 'content_type': 'text/plain', 'content_encoding': 'utf-8'}, str),
-        ({1, 2}, {'serializer': 'pickle'}, base64(pickle.loads)),
-        (b'\x00\xff', {'serializer': None, 'content_type': 'application/data'}, base64(bytes)),
-        ('x' * 10_000, {'compression': 'zlib'}, base64(lambda body: json.loads(zlib.decompress(body)))),
-    ],
-    ids=['json', 'text', 'pickle', 'bytes', 'compressed'],
-)
-def test_body_in_the_document(
-    connection: Connection, client: Client, body: Any, properties: dict[str, Any], read: Callable[[str], Any]
-) -> None:
-    """It is readable if it is text, else it is Base64."""
-    publish(connection, body, **{'content_encoding': 'binary', **properties} if isinstance(body, bytes) else properties)
-    assert read(items(client)[0]['message']['body']) == body
-    inbox = Inbox(connection)
-    assert inbox.wait(1) == [body]
+PLAIN = {'serializer': None, 'content_type': 'text/plain', 'content_encoding': 'utf-8'}
+BINARY = {'serializer': None, 'content_type': 'application/data', 'content_encoding': 'binary'}
+
+BODIES: dict[str, tuple[Any, dict[str, Any], Callable[[str], Any]]] = {
+    'json': ({'name': 'Zoë', 'sum': 3}, {}, json.loads),
+    'text': ('Grüße', PLAIN, str),
+    'pickle': ({1, 2}, {'serializer': 'pickle'}, base64(pickle.loads)),
+    'bytes': (
+        b'\x00\xff',
+        {'serializer': None, 'content_type': 'application/data', 'content_encoding': 'binary'},
+        base64(bytes),
+    ),
+    'compressed': ('x' * 10_000, {'compression': 'zlib'}, base64(lambda body: json.loads(zlib.decompress(body)))),
+}
+
+
+def test_text_is_readable_and_other_bodies_are_base64(connection: Connection, client: Client) -> None:
+    for body, properties, _ in BODIES.values():
+        publish(connection, body, **properties)
+    for item, (body, _, read) in zip(items(client), BODIES.values(), strict=True):
+        assert read(item['message']['body']) == body
+    assert Inbox(connection).wait(len(BODIES)) == [body for body, _, _ in BODIES.values()]
 
 
 def test_claimed_message_names_its_consumer(connection: Connection, client: Client) -> None:
