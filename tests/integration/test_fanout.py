@@ -197,11 +197,3 @@ def test_publisher_that_declares_no_fanout_exchange_reaches_all_queues(
     for inbox in inboxes:
         assert inbox.wait(3) == [0, 1, 2]
     assert not items(client)
-
-
-def test_deleted_fanout_exchange_may_become_a_direct_one(connect: Connect, client: Client) -> None:
-    listen(connect(), 'listener')
-    NEWS(connect().channel()).delete()
-    Queue('q', Exchange('news'), routing_key='k')(connect().channel()).declare()
-    connect().Producer().publish('hello', exchange='news', routing_key='k', serializer='json')
-    assert [item['queue'] for item in items(client)] == ['q']

@@ -73,6 +73,46 @@ def test_delivery_limit_of_0_means_none(connect: Connect, client: Client) -> Non
     assert inbox.wait(26)[25] == 'poison'
 
 
+@pytest.mark.parametrize('end', ['close', 'channel'])
+def test_orderly_stop_does_not_count_as_an_attempt(connect: Connect, client: Client, end: str) -> None:
+    """A message that several stopping workers have prefetched must not become a dead letter without having run."""
+    publish(connect(), 'hello')
+    for number in range(3):
+        inbox = Inbox(connect(delivery_limit=2), ack=False)
+        assert inbox.wait(1) == ['hello']
+        info = inbox.messages[0].delivery_info
+        assert (info['redelivered'], info['delivery_count']) == (number > 0, 1)
+        if end == 'close':
+            inbox.connection.release()
+        else:
+            inbox.channel.close()
+        wait_for(lambda: not items(client)[0]['claimed'], 'the release')
+    [item] = items(client)
+    assert (item['attempts'], item.get('status')) == (0, None)
+    assert item['consumer'].startswith('broker:consumer:')
+
+
+@pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
+def test_message_that_stops_its_consumer_counts_as_an_attempt(
+    connect: Connect, client: Client, error: type[BaseException]
+) -> None:
+    """The consumer closes in an orderly way after each error, and another starts."""
+
+    def fail(message: object) -> None:
+        raise error('poison')
+
+    publish(connect(), 'poison')
+    for _ in range(2):
+        connection = connect(delivery_limit=2)
+        inbox = Inbox(connection)
+        inbox.consumer.on_message = fail
+        with pytest.raises(error):
+            inbox.wait(1)
+        connection.release()
+    Inbox(connect(delivery_limit=2)).stays(0, 1)
+    wait_for(lambda: items(client)[0].get('status') == 'fail', 'the dead letter')
+
+
 def test_message_that_kills_its_process_becomes_a_dead_letter(client: Client, url: str, connect: Connect) -> None:
     publish(connect(), 'deadly')
     options = {'visibility_timeout': 1.0, 'delivery_limit': 2}

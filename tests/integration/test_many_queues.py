@@ -5,7 +5,7 @@ from __future__ import annotations
 from kombu import Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
-from tests.support import Inbox, Request, items, publish, publish_many
+from tests.support import Inbox, Request, publish, publish_many
 
 from .conftest import Connect
 
@@ -48,14 +48,3 @@ def test_queues_of_others_cost_a_consumer_no_requests(connect: Connect, client: 
     assert inbox.wait(1) == ['hello']
     asked = [name for request in sent if request.path == '/_bulk_get' for name in request.body['docs']]
     assert not [one for one in asked if 'other' in one['id']]
-
-
-def test_purge_and_trim_read_no_messages(connect: Connect, client: Client, sent: list[Request]) -> None:
-    connection = connect()
-    publish_many(connection, ['x' * 1000] * 20)
-    sent.clear()
-    assert connection.transport.store.trim('q', 15) == 5
-    assert connection.default_channel.queue_purge('q') == 15
-    reads, sent[:] = list(sent), []
-    assert items(client) == []
-    assert not [request for request in reads if request.path in ('/_bulk_get', '/_all_docs')]
