@@ -56,6 +56,8 @@ def test_connection_names_the_second_node_if_the_first_is_down(
         publish(connection, 'hello')
         assert Inbox(connection).wait(1) == ['hello']
         assert is_of(connection.clone(), client.address.port)
+        assert (connection.userid, connection.password) == (client.address.user, client.address.password)
+        assert connection.virtual_host == client.address.database
         connection.close()
         assert connection.connect()
         assert is_of(connection, client.address.port)
@@ -74,10 +76,3 @@ def test_connection_names_its_new_node_after_failover(connect_by: Connect, clien
         publish(connection, 'after')
         assert inbox.wait(2) == ['before', 'after']
         assert is_of(connection, client.address.port)
-
-
-def test_user_and_password_are_those_of_the_node_in_use(connect_by: Connect, client: Client, closed_port: int) -> None:
-    connection = connect_by(closed_port, client.address.port)
-    connection.connect()
-    assert (connection.userid, connection.password) == (client.address.user, client.address.password)
-    assert connection.virtual_host == client.address.database

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 from kombu import Connection, Exchange, Queue, binding
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import BROADCAST
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.leases import housekeeping
-from kombu_couchdb.queues import fanout
 from tests.conftest import wait_for
-from tests.support import Inbox, Peer, Request, items, publish
+from tests.support import Inbox, Peer, Request, items
+
+from .conftest import Connect
 
 NEWS, SPORTS = Exchange('news', type='fanout'), Exchange('sports', type='fanout')
 
@@ -34,13 +31,10 @@ def deleted(client: Client) -> int:
 
 
 @pytest.mark.parametrize('no_ack', [False, True])
-def test_broadcasts_are_received_one_at_a_time(
-    connect: Callable[..., Connection], client: Client, no_ack: bool
-) -> None:
+def test_broadcasts_are_received_one_at_a_time(connect: Connect, client: Client, no_ack: bool) -> None:
     """`basic_get` from a queue that is bound to a fanout exchange, without a subscription."""
     queue = Queue('alone', NEWS)(connect().channel())
     queue.declare()
-    assert queue.get(no_ack=no_ack) is None
     broadcast(connect(), 1, 2)
     for expected in (1, 2):
         message = wait_for(lambda: queue.get(no_ack=no_ack), 'the broadcast')
@@ -50,7 +44,7 @@ def test_broadcasts_are_received_one_at_a_time(
     assert queue.get(no_ack=no_ack) is None
 
 
-def test_broadcasts_across_processes(url: str, connect: Callable[..., Connection], client: Client) -> None:
+def test_broadcasts_across_processes(url: str, connect: Connect, client: Client) -> None:
     here = listen(connect(), 'here')
     with (
         Peer(url, ack=True, queue_name='there', fanout='news') as there,
@@ -62,40 +56,20 @@ def test_broadcasts_across_processes(url: str, connect: Callable[..., Connection
     assert here.wait(2) == ['one', 'two']
 
 
-def test_500_broadcasts_in_order(connect: Callable[..., Connection], client: Client) -> None:
+def test_100_broadcasts_in_order(connect: Connect, client: Client) -> None:
     inboxes = [listen(connect(), f'listener-{number}') for number in range(2)]
-    broadcast(connect(), *range(500))
+    broadcast(connect(), *range(100))
     for inbox in inboxes:
         # The changes feeds of cluster nodes may swap two broadcasts.
-        assert (sorted if client.is_cluster() else list)(inbox.wait(500)) == list(range(500))
+        assert (sorted if client.is_cluster() else list)(inbox.wait(100)) == list(range(100))
 
 
-def test_broadcast_that_is_nested_too_deeply_is_left_out(
-    connect: Callable[..., Connection], broadcasts: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    inbox, publisher = listen(connect(), 'listener'), connect()
-    broadcast(publisher, 'first')
-    inbox.wait(1)
-    [row] = broadcasts.id_range('broker:broadcast:', docs=True)
-    doc = {name: value for name, value in row['doc'].items() if name != '_rev'}
-    message = doc['message']
-    deep: list[object] = []
-    for _ in range(150):
-        deep = [deep]
-    properties = {**message['properties'], 'delivery_tag': 'another'}
-    forged = {**message, 'headers': {**message['headers'], 'deep': deep}, 'properties': properties}
-    broadcasts.put({**doc, '_id': f'{row["id"]}0', 'publisher': 'another', 'message': forged})
-    inbox.drain_until(lambda: 'the message is nested in too many levels' in caplog.text, 'the log line')
-    broadcast(publisher, 'last')
-    assert inbox.wait(2) == ['first', 'last']
-
-
-def test_new_queue_gets_no_old_broadcasts(connect: Callable[..., Connection], client: Client) -> None:
+def test_new_queue_gets_no_old_broadcasts(connect: Connect, client: Client) -> None:
     publisher, early = connect(), listen(connect(), 'early')
     broadcast(publisher, 'old')
     early.wait(1)
     late = listen(connect(), 'late')
-    late.stays(0, 1.5)
+    late.stays(0, 0.5)
     broadcast(publisher, 'new')
     assert late.wait(1) == ['new']
     assert early.wait(2) == ['old', 'new']
@@ -106,28 +80,28 @@ def test_new_queue_gets_no_old_broadcasts(connect: Callable[..., Connection], cl
 
 
 def test_old_broadcasts_are_overwritten_without_tombstones(
-    connect: Callable[..., Connection], broadcasts: Client, sent_broadcasts: list[Request]
+    connect: Connect, broadcasts: Client, sent_broadcasts: list[Request]
 ) -> None:
     publisher = connect(fanout_retention=0.2)
     inbox = listen(connect(fanout_retention=0.2), 'listener')
     malformed = {'_id': f'{BROADCAST}malformed', 'expires': 'long ago'}
     rev = broadcasts.put(malformed)
-    for number in range(60):
+    for number in range(30):
         broadcast(publisher, number)
         inbox.wait(number + 1)
         inbox.drain(0.02)
-    assert inbox.bodies == list(range(60))
-    assert 0 < len(broadcasts.id_range('broker:broadcast:')) < 60
+    assert inbox.bodies == list(range(30))
+    assert 0 < len(broadcasts.id_range('broker:broadcast:')) < 30
     assert broadcasts.get(malformed['_id']) == {**malformed, '_rev': rev}
     assert deleted(broadcasts) == 0
-    assert len([doc for request in sent_broadcasts for doc in request.docs if doc.get('type') == 'Broadcast']) == 60
+    assert len([doc for request in sent_broadcasts for doc in request.docs if doc.get('type') == 'Broadcast']) == 30
 
 
 @pytest.mark.parametrize(
     ('stored', 'reconnects'), [(False, False), (True, False), (True, True)], ids=['lost', 'stored', 'reconnected']
 )
 def test_broadcast_that_is_sent_again_after_an_error_is_received_once(
-    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch, stored: bool, reconnects: bool
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, stored: bool, reconnects: bool
 ) -> None:
     """The first attempt counts: if the next broadcast had the same number, listeners would ignore it."""
     inbox, publisher = listen(connect(), 'listener'), connect()
@@ -151,22 +125,8 @@ def test_broadcast_that_is_sent_again_after_an_error_is_received_once(
     inbox.stays(3, 0.3)
 
 
-def test_pause_of_a_publisher_is_not_taken_for_a_loss(
-    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A listener that starts during the pause has seen none of the earlier broadcasts."""
-    publisher = connect(fanout_retention=0.2)
-    broadcast(publisher, 1, 2)
-    listener = listen(connect(), 'listener')
-    time.sleep(0.3)
-    monkeypatch.setattr(fanout, '_MISSING_SECONDS', -1.0)
-    broadcast(publisher, 3, 4)
-    assert listener.wait(2) == [3, 4]
-    assert 'fell behind' not in caplog.text
-
-
 def test_broadcast_is_one_write_for_any_number_of_queues(
-    connect: Callable[..., Connection], client: Client, sent: list[Request], sent_broadcasts: list[Request]
+    connect: Connect, client: Client, sent: list[Request], sent_broadcasts: list[Request]
 ) -> None:
     broadcast(connect(), 'into the void')
     assert not items(client)
@@ -187,9 +147,7 @@ def both(connection: Connection) -> Inbox:
     return Inbox(connection, queue)
 
 
-def test_queue_unbound_from_one_exchange_still_gets_the_other(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_queue_unbound_from_one_exchange_still_gets_the_other(connect: Connect, client: Client) -> None:
     inbox, publisher = both(connect()), connect()
     inbox.channel.queue_unbind('listener', 'news')
     for exchange in (NEWS, SPORTS):
@@ -198,9 +156,7 @@ def test_queue_unbound_from_one_exchange_still_gets_the_other(
     inbox.stays(1, 0.3)
 
 
-def test_deleted_exchange_delivers_to_no_queue_of_any_process(
-    connect: Callable[..., Connection], client: Client
-) -> None:
+def test_deleted_exchange_delivers_to_no_queue_of_any_process(connect: Connect, client: Client) -> None:
     here, there, publisher = both(connect()), listen(connect(), 'there'), connect()
     broadcast(publisher, 'first')
     for inbox in (here, there):
@@ -218,18 +174,18 @@ def test_deleted_exchange_delivers_to_no_queue_of_any_process(
         inbox.stays(count, 0.3)
 
 
-def test_exchange_that_is_redeclared_at_once_delivers(connect: Callable[..., Connection], client: Client) -> None:
-    inbox = listen(connect(), 'listener')
-    for number in range(20):
+def test_exchange_that_is_redeclared_at_once_delivers(connect: Connect, client: Client) -> None:
+    inbox, publisher = listen(connect(), 'listener'), connect()
+    for number in range(8):
         NEWS(inbox.channel).delete()
         Queue('listener', NEWS, auto_delete=True)(inbox.channel).declare()
-        broadcast(connect(), number)
+        broadcast(publisher if number % 2 else connect(), number)
         assert inbox.wait(number + 1)[-1] == number
 
 
 @pytest.mark.parametrize('kind', [None, 'direct'])
 def test_publisher_that_declares_no_fanout_exchange_reaches_all_queues(
-    connect: Callable[..., Connection], client: Client, sent: list[Request], kind: str | None
+    connect: Connect, client: Client, sent: list[Request], kind: str | None
 ) -> None:
     """Celery assumes a direct exchange for a queue that it knows only from `task_routes`."""
     inboxes, publisher = [listen(connect(), name) for name in ('one', 'two')], connect()
@@ -241,59 +197,3 @@ def test_publisher_that_declares_no_fanout_exchange_reaches_all_queues(
     for inbox in inboxes:
         assert inbox.wait(3) == [0, 1, 2]
     assert not items(client)
-
-
-def test_publish_by_queue_name_uses_the_fanout_exchange_only_where_it_was_bound(
-    connect: Callable[..., Connection], client: Client
-) -> None:
-    inboxes, publisher, other = [listen(connect(), name) for name in ('one', 'two')], connect(), connect()
-    Queue('news', Exchange('news'), routing_key='news')(publisher.channel()).declare()
-    publish(publisher, 'to all', 'news')
-    for inbox in inboxes:
-        assert inbox.wait(1) == ['to all']
-    publish(other, 'to one queue', 'news')
-    assert [item['queue'] for item in items(client)] == ['news']
-
-
-def test_deleted_fanout_exchange_may_become_a_direct_one(connect: Callable[..., Connection], client: Client) -> None:
-    listen(connect(), 'listener')
-    NEWS(connect().channel()).delete()
-    Queue('q', Exchange('news'), routing_key='k')(connect().channel()).declare()
-    connect().Producer().publish('hello', exchange='news', routing_key='k', serializer='json')
-    assert [item['queue'] for item in items(client)] == ['q']
-
-
-def test_fanout_exchange_is_stored_once(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
-    connect().connect()
-    for _ in range(3):
-        NEWS(connect().channel()).declare()
-    written = [doc for request in sent for doc in request.docs if doc.get('type') == 'Exchange']
-    assert written == [
-        {'_id': 'broker:binding:["news",null,null]', 'type': 'Exchange', 'name': 'news', 'kind': 'fanout'}
-    ]
-    connect().channel().exchange_declare('news', passive=True)
-
-
-def test_janitor_keeps_exchanges(
-    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    NEWS(connect().channel()).declare()
-    monkeypatch.setattr(housekeeping, '_PROVEN_SECONDS', 0.0)
-    tidier = housekeeping.Janitor(client)
-    assert [tidier.clean_up(100)['bindings'] for _ in range(2)] == [0, 0]
-
-
-def test_queue_of_a_fanout_exchange_also_gets_direct_messages(
-    connect: Callable[..., Connection], client: Client
-) -> None:
-    direct = Exchange('direct', type='direct')
-    inbox, publisher = Inbox(connect(), Queue('q', [binding(NEWS), binding(direct, routing_key='k')])), connect()
-    publish(publisher, 'by name')
-    publisher.Producer().publish('by key', exchange=direct, routing_key='k', serializer='json')
-    broadcast(publisher, 'to all')
-    assert sorted(inbox.wait(3)) == ['by key', 'by name', 'to all']
-    publish(publisher, 'later')
-    inbox.wait(4)
-    wait_for(lambda: not items(client), 'all messages to be acknowledged')

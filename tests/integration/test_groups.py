@@ -11,7 +11,6 @@ from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_couchdb.patches import publishing
-from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.errors import ServerUnavailable
@@ -68,7 +67,9 @@ def test_messages_are_stored_in_one_request_and_in_order(
     assert stored[1:] == [child.id for child in result.results]
 
 
-def test_chains_and_groups_within_a_group_share_its_request(add: Any, client: Client, sent: list[Request]) -> None:
+def test_chains_groups_and_chords_within_a_group_share_its_request(
+    add: Any, app: Celery, client: Client, sent: list[Request]
+) -> None:
     sent.clear()
     parts = [
         add.s(1, 1),
@@ -78,40 +79,29 @@ def test_chains_and_groups_within_a_group_share_its_request(add: Any, client: Cl
     ]
     group(parts).apply_async()
     assert writes(sent) == [5]
-    messages = [item['message'] for item in items(client)]
-    assert all('producer' not in str(message) for message in messages)
-
-
-def test_chord_within_a_group_is_stored_with_its_size(
-    add: Any, app: Celery, client: Client, sent: list[Request]
-) -> None:
     sent.clear()
     group([add.s(1, 1), chord([add.s(1, 1), add.s(2, 2), add.s(3, 3)], add.si(0, 0))]).apply_async()
     assert sorted(writes(sent)) == [1, 3]
-    [found] = [
-        row['doc']
-        for row in app.backend.client.request('GET', '/_all_docs', {'include_docs': True})['rows']
-        if row['doc'].get('type') == 'Chord'
-    ]
-    assert found['size'] == 3
+    [row] = app.backend.client.id_range('chord-unlock-', docs=True)
+    assert row['doc']['size'] == 3
 
 
+@pytest.mark.parametrize(('limit', 'value', 'size'), [('_MAX_DOCS', 5, 1), ('_MAX_CHARACTERS', 50_000, 9000)])
 def test_generator_is_stored_in_parts(
-    add: Any, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+    add: Any, sent: list[Request], monkeypatch: pytest.MonkeyPatch, limit: str, value: int, size: int
 ) -> None:
-    monkeypatch.setattr(batches, '_MAX_DOCS', 10)
-    made, stored = list[int](), list[int]()
+    monkeypatch.setattr(batches, limit, value)
+    ahead = list[int]()
 
     def signatures() -> Iterator[Any]:
-        for number in range(35):
-            made.append(number)
-            stored.append(sum(writes(sent)))
-            yield add.s(number, 1)
+        for number in range(12):
+            ahead.append(number - sum(writes(sent)))
+            yield add.s('x' * size, 1)
 
     sent.clear()
     group(signatures()).apply_async()
-    assert writes(sent) == [10, 10, 10, 5]
-    assert all(number - count <= 12 for number, count in zip(made, stored, strict=True))
+    assert writes(sent) == [5, 5, 2]
+    assert max(ahead) <= 7
 
 
 @pytest.mark.parametrize('kind', ['group', 'chord'])
@@ -128,90 +118,33 @@ def test_tasks_of_a_slow_generator_are_stored_while_it_runs(add: Any, client: Cl
     assert len(items(client)) == before + 3
 
 
-def test_slow_generator_that_fails_ends_the_group(add: Any, client: Client) -> None:
-    before = task_ids(client)
-
-    def signatures() -> Iterator[Any]:
-        yield add.s(1, 1)
-        yield add.s(2, 1)
-        wait_for(lambda: len(task_ids(client)) > len(before), 'the first task')
-        raise LookupError('no more')
-
-    with pytest.raises(LookupError):
-        group(signatures()).apply_async()
-    assert len(task_ids(client)) == len(before) + 1
-
-
-def test_failure_while_a_slow_generator_runs_is_raised(
-    add: Any, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request, failed = Client.request, list[str]()
-
-    def fail(self: Client, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        if method == 'PUT' or path == '/_bulk_docs':
-            failed.append(path)
-            raise ServerUnavailable('no response')
-        return request(self, method, path, *args, **kwargs)
-
-    def signatures() -> Iterator[Any]:
-        yield add.s(1, 1)
-        yield add.s(2, 1)
-        wait_for(lambda: failed, 'the failure')
-        yield add.s(3, 1)
-
-    replace_in_clients(monkeypatch, database, 'request', fail)
-    with pytest.raises(OperationalError):
-        group(signatures()).apply_async(retry=False)
-
-
-def test_large_messages_are_stored_in_parts(
-    add: Any, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batches, '_MAX_CHARACTERS', 50_000)
-    sent.clear()
-    group(add.s('x' * 9000, 1) for _ in range(12)).apply_async()
-    assert writes(sent) == [5, 5, 2]
-
-
-def test_other_messages_are_not_held_back(add: Any, app: Celery, client: Client) -> None:
+def test_signals_are_sent_for_each_task_and_their_receivers_may_publish(add: Any, app: Celery, client: Client) -> None:
     """A task that a generator or a signal's receiver sends on its own is stored at once, with a producer of its own."""
-    seen = list[bool]()
+    heard, stored = list[tuple[str, str]](), list[bool]()
 
     def signatures() -> Iterator[Any]:
         for number in range(3):
-            seen.append(add.delay(number, 1).id in task_ids(client))
+            stored.append(add.delay(7, 7).id in task_ids(client))
             yield add.s(number, 1)
 
     @signals.before_task_publish.connect(weak=False)
-    def on_publish(headers: dict[str, Any], **_: Any) -> None:
-        if not headers.get('stop') and not headers['argsrepr'].startswith('(7'):
-            seen.append(add.delay(7, 7).id in task_ids(client))
-
-    try:
-        group(signatures()).apply_async()
-    finally:
-        signals.before_task_publish.disconnect(on_publish)
-    assert len(seen) > 6
-    assert all(seen)
-
-
-def test_signals_are_sent_for_each_task(add: Any) -> None:
-    heard = list[tuple[str, str]]()
-
-    @signals.before_task_publish.connect(weak=False)
     def before(headers: dict[str, Any], **_: Any) -> None:
-        heard.append(('before', headers['id']))
+        if not headers['argsrepr'].startswith('(7'):
+            heard.append(('before', headers['id']))
+            stored.append(add.delay(7, 7).id in task_ids(client))
 
     @signals.after_task_publish.connect(weak=False)
     def after(headers: dict[str, Any], **_: Any) -> None:
-        heard.append(('after', headers['id']))
+        if not headers['argsrepr'].startswith('(7'):
+            heard.append(('after', headers['id']))
 
     try:
-        result = group(add.s(number, 1) for number in range(3)).apply_async()
+        result = group(signatures()).apply_async()
     finally:
         signals.before_task_publish.disconnect(before)
         signals.after_task_publish.disconnect(after)
     assert heard == [(what, child.id) for child in result.results for what in ('before', 'after')]
+    assert stored == [True] * 6
 
 
 def test_tasks_go_to_their_own_queues(add: Any, app: Celery, client: Client, sent: list[Request]) -> None:
@@ -224,26 +157,6 @@ def test_tasks_go_to_their_own_queues(add: Any, app: Celery, client: Client, sen
     queues = [item['queue'] for item in items(client)]
     assert sorted(queues) == ['both', 'cats', 'celery', 'celery', 'other']
     assert writes(sent)[-1] == 4
-
-
-def test_unique_jobs_in_a_group_know_their_outcome(app: Celery, client: Client) -> None:
-    outcomes = list[str]()
-
-    class Recording(UniqueTask):
-        abstract = True
-
-        def apply_async(self, *args: Any, **options: Any) -> Any:
-            result = super().apply_async(*args, **options)
-            outcomes.append(result.outcome)
-            return result
-
-    @app.task(name='recording', base=Recording, shared=False)
-    def recording(number: int) -> int:
-        return number
-
-    group([recording.s(number).set(job_key='k') for number in range(3)]).apply_async()
-    assert outcomes == ['enqueued', 'moved', 'moved']
-    assert len(items(client)) == 1
 
 
 def test_eager_group_publishes_nothing(add: Any, app: Celery, client: Client) -> None:
@@ -299,23 +212,38 @@ def test_lost_response_is_retried_and_nothing_is_stored_twice(
     assert len(items(client)) == 4
 
 
-@pytest.mark.parametrize('retry', [False, True], ids=['without retry', 'with retry'])
-def test_outage_raises_the_error_of_publishing(
-    add: Any, client: Client, database: str, retry: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def outage(add: Any, database: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let each request that writes messages fail; the list has the paths of these requests."""
     request, tries = Client.request, list[str]()
 
     def fail(self: Client, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        if path == '/_bulk_docs':
+        if method == 'PUT' or path == '/_bulk_docs':
             tries.append(path)
             raise ServerUnavailable('no response')
         return request(self, method, path, *args, **kwargs)
 
     replace_in_clients(monkeypatch, database, 'request', fail)
+    return tries
+
+
+@pytest.mark.parametrize('retry', [False, True], ids=['without retry', 'with retry'])
+def test_outage_raises_the_error_of_publishing(add: Any, outage: list[str], client: Client, retry: bool) -> None:
     with pytest.raises(OperationalError):
         group(add.s(number, 1) for number in range(5)).apply_async(retry=retry, retry_policy=RETRIES)
-    assert len(tries) == (4 if retry else 1)
+    assert len(outage) == (4 if retry else 1)
     assert len(items(client)) == 1
+
+
+def test_failure_while_a_slow_generator_runs_is_raised(add: Any, outage: list[str]) -> None:
+    def signatures() -> Iterator[Any]:
+        yield add.s(1, 1)
+        yield add.s(2, 1)
+        wait_for(lambda: outage, 'the failure')
+        yield add.s(3, 1)
+
+    with pytest.raises(OperationalError):
+        group(signatures()).apply_async(retry=False)
 
 
 def test_parts_are_published_once_by_the_worker_that_repeats_a_chord(add: Any, client: Client) -> None:

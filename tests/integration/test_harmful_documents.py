@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -99,18 +98,6 @@ def test_largest_document_is_replaced_if_none_is_too_deep(client: Client, monkey
         replaced = {doc['_id'] for doc in docs(client) if 'reason' in doc}
         assert len(replaced) == expected
     assert replaced == {'old30', 'old20'}
-
-
-def test_database_without_a_harmful_document_is_searched_once(
-    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(quarantine, '_PAUSE_SECONDS', 0.0)
-    one = Harmful(client, lambda text, reason, now: None)
-    for _ in range(5):
-        client.failed_views += 1
-        with caplog.at_level(logging.ERROR):
-            one.replace()
-    assert caplog.messages == [f'{client.url}: no document was found because of which the views fail']
 
 
 def docs(client: Client) -> list[dict[str, Any]]:

@@ -49,23 +49,6 @@ def test_publisher_paused_until_the_message_was_completed(
     assert items(client) == []
 
 
-def test_publisher_paused_until_the_message_was_claimed(
-    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paused, other = connect(), connect()
-    store = paused.default_channel.connection.store
-    inbox = Inbox(connect(), ack=False)
-    monkeypatch.setattr(store, 'unpublished', lambda docs: docs)
-    publish_once(other)
-    inbox.wait(1)
-    [held] = items(client)
-    publish_once(paused)
-    assert items(client) == [held]
-    assert 'conflicts' not in client.get(held['_id'], conflicts=True)
-    inbox.messages[0].ack()
-    wait_for(lambda: not items(client), 'the ack')
-
-
 def test_large_message_is_stored_once(connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The body of a large message is an attachment."""
     connection = connect()
@@ -74,11 +57,3 @@ def test_large_message_is_stored_once(connect: Connect, client: Client, monkeypa
         publish_once(connection, 'x' * 50_000)
     assert len(items(client)) == 1
     assert Inbox(connect()).wait(1) == ['x' * 50_000]
-
-
-def test_refused_message_is_reported_and_the_others_are_stored(client: Client, apache_couchdb: bool) -> None:
-    if not apache_couchdb:
-        pytest.skip('the embedded server responds with status 500')
-    results = client.create_once([{'_id': 'a', 'n': 1}, {'_id': 'b', '_foo': 1}, {'_id': 'c', 'n': 3}])
-    assert [result.error for result in results] == ['', 'refused', '']
-    assert [row['id'] for row in client.id_range('')] == ['a', 'c']

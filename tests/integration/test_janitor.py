@@ -80,17 +80,6 @@ def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, to
     assert bindings(client) == ['q']
 
 
-def test_binding_that_was_made_again_is_kept(client: Client, topology: Topology, seconds_ahead: list[float]) -> None:
-    topology.bind('x', 'key', None, 'q')
-    tidier = Janitor(client)
-    tidier.clean_up(100)
-    topology.unbind('x', 'key', 'q')
-    topology.bind('x', 'key', None, 'q')
-    seconds_ahead.append(HOUR)
-    assert tidier.clean_up(100) == NOTHING
-    assert bindings(client) == ['q']
-
-
 @pytest.mark.usefixtures('at_once')
 def test_queue_declared_during_the_cleanup_keeps_its_binding(
     client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch
@@ -111,144 +100,69 @@ def test_queue_declared_during_the_cleanup_keeps_its_binding(
 
 
 @pytest.mark.usefixtures('at_once')
-def test_bindings_in_use_are_kept(connection: Connection, client: Client) -> None:
+def test_bindings_and_exchanges_in_use_are_kept(connection: Connection, client: Client) -> None:
     queue = Queue('q', Exchange('x', 'topic'), routing_key='a.#')
     inbox = Inbox(connection, queue, ack=True)
+    Exchange('news', 'fanout')(connection.default_channel).declare()
     tidier = Janitor(client)
     assert [tidier.clean_up(100) for _ in range(3)] == [NOTHING] * 3
     publish(connection, 'still here', 'a.b', exchange='x')
     assert inbox.wait(1) == ['still here']
+    connection.default_channel.exchange_declare('news', passive=True)
 
 
-# -- broadcasts and heartbeats
+# -- broadcasts, rates and heartbeats
 
 
-def test_broadcasts_are_deleted_an_hour_after_their_expiry(client: Client, topology: Topology) -> None:
-    put_expired(client, 'broker:broadcast:', 'Broadcast', a=-60, b=HOUR + 100, c=HOUR - 100, d=2 * HOUR)
-    client.put({'_id': 'broker:broadcast:e', 'type': 'Broadcast', 'expires': 'malformed'})
-    assert Janitor(client).clean_up(100) == {**NOTHING, 'broadcasts': 2}
-    assert ids(client, 'broker:broadcast:') == ['a', 'c', 'e']
-
-
-def test_rates_are_deleted_an_hour_after_their_next_start(client: Client, topology: Topology) -> None:
-    now = time.time()
-    for name, kind, next_ in (
-        ('used', 'Rate', now - 60),
-        ('planned', 'Rate', now + 60),
-        ('unused', 'Rate', now - HOUR - 100),
-        ('malformed', 'Rate', 'soon'),
-        ('of somebody else', 'Other', now - 2 * HOUR),
-    ):
-        client.put({'_id': f'rate:{name}', 'type': kind, 'next': next_})
-    assert Janitor(client).clean_up(100) == {**NOTHING, 'rates': 1}
+def test_broadcasts_and_rates_are_deleted_an_hour_after_their_end(
+    client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_expired(client, 'broker:broadcast:', 'Broadcast', used=-60, old=HOUR + 100, young=HOUR - 100)
+    put_expired(client, 'invoice:', 'Broadcast', of_somebody_else=2 * HOUR)
+    client.put({'_id': 'broker:broadcast:malformed', 'type': 'Broadcast', 'expires': 'malformed'})
+    now = client.clock.now()
+    for name, end in {'used': now - 60, 'planned': now + 60, 'old': now - HOUR - 100, 'malformed': 'soon'}.items():
+        client.put({'_id': f'rate:{name}', 'type': 'Rate', 'next': end})
+    client.put({'_id': 'rate:of somebody else', 'type': 'Other', 'next': 1.0})
+    with monkeypatch.context() as patched:
+        patched.setattr(client.clock, 'now', lambda: now - 1000)  # the server's clock counts
+        assert Janitor(client).clean_up(100) == NOTHING
+    assert Janitor(client).clean_up(100) == {**NOTHING, 'broadcasts': 1, 'rates': 1}
+    assert ids(client, 'broker:broadcast:') == ['malformed', 'used', 'young']
     assert ids(client, 'rate:') == ['malformed', 'of somebody else', 'planned', 'used']
+    assert ids(client, 'invoice:') == ['of_somebody_else']
 
 
-def test_rate_that_is_used_while_the_janitor_looks_is_kept(client: Client, topology: Topology) -> None:
-    """The consumer takes a start between the janitor's read and its deletion."""
-    unused = {'_id': 'rate:k', 'type': 'Rate', 'next': 1.0}
-    rev, bulk = client.put(unused), client.bulk
-
-    def use_first(docs: Any, **others: Any) -> Any:
-        client.put({**unused, '_rev': rev, 'next': 2.0})
-        return bulk(docs, **others)
-
-    client.bulk = use_first  # type: ignore[method-assign]
-    assert Janitor(client).clean_up(100) == NOTHING
-    assert client.get('rate:k')['next'] == 2.0
+def renew(client: Client, name: str) -> None:
+    client.put({**client.get(f'broker:consumer:{name}'), 'expires': time.time() + 60})
 
 
 def test_heartbeats_are_deleted_an_hour_after_their_expiry(
-    client: Client, topology: Topology, seconds_ahead: list[float]
+    client: Client, topology: Topology, seconds_ahead: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_expired(client, 'broker:consumer:', 'Consumer', alive=-60, late=HOUR - 100, dead=HOUR + 100, holding=HOUR + 100)
-    client.put(
-        {'_id': 'item', 'type': 'WorkItem', 'queue': 'q', 'claimed': {'by': 'broker:consumer:holding', 'date': 1}}
-    )
-    tidier = Janitor(client)
+    old = dict.fromkeys(('dead', 'holding', 'renewed', 'renewed_while_the_janitor_looks'), HOUR + 100)
+    put_expired(client, 'broker:consumer:', 'Consumer', alive=-60, late=HOUR - 100, **old)
+    claimed = {'by': 'broker:consumer:holding', 'date': 1}
+    client.put({'_id': 'item', 'type': 'WorkItem', 'queue': 'q', 'claimed': claimed})
+    tidier, fetch = Janitor(client), client.fetch
     assert tidier.clean_up(100) == NOTHING  # the clock may have jumped, so that one look does not suffice
     seconds_ahead.append(62.0)
-    assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
-    assert sorted(ids(client, 'broker:consumer:')) == ['alive', 'holding', 'late']
+    renew(client, 'renewed')
 
-
-def test_renewed_heartbeats_are_kept_after_a_clock_jump(
-    client: Client, topology: Topology, seconds_ahead: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time()
-    monkeypatch.setattr(client.clock, 'now', lambda: now + 2 * HOUR)
-    put_expired(client, 'broker:consumer:', 'Consumer', living=-60, dead=-60)
-    tidier = Janitor(client)
-    assert tidier.clean_up(100) == NOTHING
-    seconds_ahead.append(62.0)
-    [beat] = [row['doc'] for row in client.id_range('broker:consumer:living', docs=True)]
-    client.put({**beat, 'expires': beat['expires'] + 20})
-    assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
-    assert ids(client, 'broker:consumer:') == ['living']
-
-
-def test_heartbeat_that_is_written_while_the_janitor_looks_is_kept(
-    client: Client, topology: Topology, seconds_ahead: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The consumer was paused, and writes its heartbeat between the janitor's look and its deletion."""
-    put_expired(client, 'broker:consumer:', 'Consumer', paused=2 * HOUR)
-    tidier, fetch = Janitor(client), client.fetch
-    tidier.clean_up(100)
-    seconds_ahead.append(62.0)
-
-    def write_first(names: Any, **others: Any) -> Any:
+    def renew_first(names: Any, **others: Any) -> Any:
         monkeypatch.setattr(client, 'fetch', fetch)
-        beat = client.get('broker:consumer:paused')
-        client.put({**beat, 'expires': time.time() + 60})
+        renew(client, 'renewed_while_the_janitor_looks')
         return fetch(names, **others)
 
-    monkeypatch.setattr(client, 'fetch', write_first)
-    assert tidier.clean_up(100) == NOTHING
-    assert ids(client, 'broker:consumer:') == ['paused']
-
-
-def test_janitor_uses_the_server_clock(client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_expired(client, 'broker:broadcast:', 'Broadcast', a=HOUR + 100)
-    now = time.time()
-    monkeypatch.setattr(client.clock, 'now', lambda: now - 1000)
-    assert Janitor(client).clean_up(100) == NOTHING
-
-
-def test_foreign_documents_are_kept(client: Client, topology: Topology) -> None:
-    put_expired(client, 'invoice:', 'Consumer2', a=2 * HOUR)
-    put_expired(client, 'invoice:', 'Broadcast', b=2 * HOUR)
-    assert Janitor(client).clean_up(100) == NOTHING
-    assert ids(client, 'invoice:') == ['a', 'b']
+    monkeypatch.setattr(client, 'fetch', renew_first)
+    assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
+    assert {'alive', 'late', *old} - {*ids(client, 'broker:consumer:')} == {'dead'}
 
 
 # -- costs
 
 
-@pytest.mark.usefixtures('at_once')
-def test_limit_applies_to_each_type_of_document(client: Client, topology: Topology, seconds_ahead: list[float]) -> None:
-    many = {f'a{number:04}': 2 * HOUR for number in range(600)}
-    client.bulk(
-        [
-            {'_id': f'broker:{kind.lower()}:{name}', 'type': kind, 'expires': time.time() - seconds}
-            for kind in ('Broadcast', 'Consumer')
-            for name, seconds in many.items()
-        ]
-    )
-    for number in range(7):
-        topology.bind('x', str(number), None, 'gone')
-    tidier = Janitor(client)
-    tidier.clean_up(0)
-    seconds_ahead.append(62.0)
-    assert tidier.clean_up(5) == {**NOTHING, 'bindings': 5, 'broadcasts': 5, 'consumers': 5}
-    assert tidier.clean_up(550) == {**NOTHING, 'bindings': 2, 'broadcasts': 550, 'consumers': 550}
-    assert tidier.clean_up(550) == {**NOTHING, 'broadcasts': 45, 'consumers': 45}
-    assert tidier.clean_up(550) == NOTHING
-
-
-def test_cleanup_of_a_clean_database_takes_four_reads(client: Client, topology: Topology, sent: list[Request]) -> None:
-    Janitor(client).clean_up(100)
-    assert [request.method for request in sent] == ['GET'] * 4
-
-
-def test_database_without_the_design_document(client: Client) -> None:
+def test_cleanup_of_a_clean_database_takes_four_reads(client: Client, sent: list[Request]) -> None:
+    """It needs no design document."""
     assert Janitor(client).clean_up(100) == NOTHING
+    assert [request.method for request in sent] == ['GET'] * 4

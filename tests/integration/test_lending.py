@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.regions.lending import _SELECTOR
 from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
-from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import validation, workitem
 from tests.conftest import wait_for
 from tests.regions import Region, Regions, regions_on
@@ -111,33 +109,6 @@ def workers(regions: Regions) -> None:
 
 
 @pytest.mark.usefixtures('workers')
-def test_region_document_changes_when_the_region_becomes_busy_or_idle(regions: Regions, ferry: Ferries) -> None:
-    eu = regions['eu']
-    one = ferry(eu.app)
-    one._wants._concurrency = 2
-
-    def look() -> dict[str, Any]:
-        one._wants._looks.next_at = 0.0
-        one.step()
-        [doc] = eu.regions.find(['region:eu'])
-        return doc or {}
-
-    first = look()
-    assert first['want'] == {'celery': 4}
-    send(eu, '1', '2', '3', region='eu')
-    assert look() == first  # it is not full yet
-    send(eu, '4', region='eu')
-    assert look()['want'] == {}
-    busy = look()
-    eu.broker.bulk([{**doc, '_deleted': True} for doc in items(eu.broker)[:2]])
-    assert look() == busy  # it is not half empty yet
-    eu.broker.bulk([{**doc, '_deleted': True} for doc in items(eu.broker)[:1]])
-    assert look()['want'] == {'celery': 3}
-    eu.broker.bulk([{'_id': 'broker:closed:celery', 'type': 'Pause', 'queue': 'celery'}])
-    assert look()['want'] == {}
-
-
-@pytest.mark.usefixtures('workers')
 def test_region_asks_again_after_lent_tasks_have_arrived(regions: Regions, ferry: Ferries) -> None:
     us, eu = regions['us'], regions['eu']
     abroad, home = ferry(eu.app), ferry(us.app)
@@ -157,56 +128,6 @@ def test_region_asks_again_after_lent_tasks_have_arrived(regions: Regions, ferry
     lend(home, us)
 
 
-def test_index_of_lendable_messages_is_not_read_while_no_region_wants_any(
-    regions: Regions, ferry: Ferries, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    us = regions['us']
-    send(us, '1')
-    home = ferry(us.app)
-    home.step()
-    views: list[str] = []
-    view = Client.view
-
-    def noted(self: Client, design: str, name: str, *args: Any, **params: Any) -> Any:
-        views.append(name)
-        return view(self, design, name, *args, **params)
-
-    monkeypatch.setattr(Client, 'view', noted)
-    home._lender._looks.next_at = home._wants._looks.next_at = 0.0
-    home.step()
-    assert set(views) == {'waiting', 'leases'}
-    assert us.regions.find(['region:us']) == [None]
-
-
-def test_only_activity_ends_the_rest_of_an_idle_region(regions: Regions) -> None:
-    broker = regions['eu'].broker
-    worker = {'_id': 'broker:consumer:a', 'type': 'Consumer', 'worker': 'w', 'queues': ['celery'], 'beats': 0}
-    pause = {'_id': 'broker:closed:celery', 'type': 'Pause', 'queue': 'celery'}
-    item = {'_id': '1', 'type': 'WorkItem', 'claimed': {'by': 'broker:consumer:a', 'date': 1.0}}
-    leader = {'_id': 'broker:leader:region:eu', 'type': 'Leader'}
-    since = broker.sequence()
-
-    def write(doc: dict[str, Any]) -> list[str]:
-        """Write a document, and return the ids of the changes since the last call that are activity."""
-        nonlocal since
-        old = broker.get_or_none(doc['_id'])
-        [result] = broker.bulk([{**doc, '_rev': old['_rev']} if old else doc])
-        assert result.is_stored
-        found = broker.changes(since, {'selector': _SELECTOR}, 10, docs=False)
-        since = found['last_seq']
-        return [row['id'] for row in found['results']]
-
-    assert write(worker) == ['broker:consumer:a']
-    assert write({**worker, 'beats': 1}) == []
-    assert write({'_id': worker['_id'], '_deleted': True}) == ['broker:consumer:a']
-    assert write(pause) == [pause['_id']]
-    assert write({'_id': pause['_id'], '_deleted': True}) == [pause['_id']]
-    assert write(item) == ['1']
-    assert write({'_id': item['_id'], '_deleted': True}) == []
-    assert write(leader) == []
-    assert write({'_id': leader['_id'], '_deleted': True}) == []
-
-
 def rest(ferry: RegionMover, looks: Any) -> None:
     """Let a ferry look until it waits for activity."""
 
@@ -219,34 +140,22 @@ def rest(ferry: RegionMover, looks: Any) -> None:
 
 
 @pytest.mark.usefixtures('workers')
-def test_idle_region_notices_a_message_and_wants_none(regions: Regions, ferry: Ferries) -> None:
+@pytest.mark.parametrize('change', ['messages', 'pause'])
+def test_idle_region_notices_a_change_and_wants_none(regions: Regions, ferry: Ferries, change: str) -> None:
     eu = regions['eu']
     one = ferry(eu.app)
-    rest(one, one._wants._looks)
-    [first] = eu.regions.find(['region:eu'])
-    assert first
-    assert first['want'] == {'celery': 2}
-    send(eu, '1', '2', region='eu')
 
     def wants() -> Any:
         one.step()
-        [doc] = eu.regions.find(['region:eu'])
-        return (doc or {}).get('want')
+        return eu.regions.get('region:eu')['want']
 
+    rest(one, one._wants._looks)
+    assert wants() == {'celery': 2}
+    if change == 'messages':
+        send(eu, '1', '2', region='eu')
+    else:
+        eu.broker.bulk([{'_id': 'broker:closed:celery', 'type': 'Pause', 'queue': 'celery'}])
     wait_for(lambda: wants() == {}, 'eu wants nothing')
-
-
-@pytest.mark.usefixtures('workers')
-def test_region_does_not_rest_while_any_worker_has_a_message(regions: Regions, ferry: Ferries) -> None:
-    eu = regions['eu']
-    send(eu, '1', region='eu')
-    [item] = items(eu.broker)
-    eu.broker.bulk([workitem.claim(validation.checked(item), 'broker:consumer:b', time.time())])
-    one = ferry(eu.app)
-    for _ in range(10):
-        one._wants._looks.next_at = 0.0
-        one.step()
-        assert one._wants.next_at < time.monotonic() + 6
 
 
 def test_resting_home_lends_what_is_sent_then(regions: Regions, ferry: Ferries) -> None:
@@ -257,15 +166,3 @@ def test_resting_home_lends_what_is_sent_then(regions: Regions, ferry: Ferries) 
     send(us, '1', '2')
     lend(home, us)
     assert arrive(regions, ferry) == ['1', '2']
-
-
-def test_resting_home_lends_what_another_region_asks_for_then(regions: Regions, ferry: Ferries) -> None:
-    us = regions['us']
-    want(regions, 2)
-    home = ferry(us.app)
-    rest(home, home._lender._looks)
-    home._activity.pause()  # the message is not noticed
-    send(us, '1', '2')
-    want(regions, 3)
-    home._stale = True  # the feed of the database of regions would say so
-    lend(home, us)

@@ -2,73 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from kombu import Connection
+from kombu import Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents.ids import QUEUE
-from kombu_couchdb.queues.routing import exchange_prefix
-from tests.support import Inbox, Request, items, publish, publish_many
+from tests.support import Inbox, Request, publish, publish_many
 
-QUEUES, EACH = 50, 8
+from .conftest import Connect
+
+QUEUES, EACH = 25, 4
 
 
-def consume(connect: Callable[..., Connection], sent: list[Request], names: list[str], each: int) -> int:
+def consume(connect: Connect, sent: list[Request], names: list[str], each: int) -> int:
     """Publish to each queue, consume all messages with one consumer, and return its number of requests."""
     publisher = connect()
     for name in names:
         publish_many(publisher, range(each), to=name)
     connection = connect()
     # Declare the queues and claim some messages, so that the index is up to date.
-    Inbox(connection, *names, prefetch=64, ack=False)
+    Inbox(connection, *names, prefetch=16, ack=False)
     connection.release()
-    inbox = Inbox(connect(), *names, prefetch=64)
+    inbox = Inbox(connect(), *names, prefetch=16)
     sent.clear()
     inbox.wait(each * len(names))
     return len(sent)
 
 
 def test_consumer_of_many_queues_needs_few_more_requests_than_of_one(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
+    connect: Connect, client: Client, sent: list[Request]
 ) -> None:
     one = consume(connect, sent, ['q'], QUEUES * EACH)
     many = consume(connect, sent, [f'q{number}' for number in range(QUEUES)], EACH)
     assert many < 3 * one + 20  # with some requests for each queue it would be a hundred times as many
 
 
-def test_queues_of_others_cost_a_consumer_no_requests(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
-    names = [f'other{number}' for number in range(200)]
-    client.bulk(
-        [
-            {
-                '_id': QUEUE + name,
-                'type': 'Queue',
-                'name': name,
-                'arguments': {},
-                'auto_delete': False,
-                'lifetime': None,
-                'expires': None,
-            }
-            for name in names
-        ]
-    )
-    client.bulk(
-        [
-            {
-                '_id': f'{exchange_prefix(name)}"{name}","{name}"]',
-                'type': 'Binding',
-                'exchange': name,
-                'routing_key': name,
-                'pattern': None,
-                'queue': name,
-            }
-            for name in names
-        ]
-    )
+def test_queues_of_others_cost_a_consumer_no_requests(connect: Connect, client: Client, sent: list[Request]) -> None:
+    others = connect().channel()
+    for number in range(20):
+        exchange = Exchange(f'other exchange {number}')
+        Queue(f'other {number}', exchange, routing_key='k', max_length=5)(others).declare()
     publish(connect(), 'hello')
     connection = connect()
     connection.connect()
@@ -77,36 +48,3 @@ def test_queues_of_others_cost_a_consumer_no_requests(
     assert inbox.wait(1) == ['hello']
     asked = [name for request in sent if request.path == '/_bulk_get' for name in request.body['docs']]
     assert not [one for one in asked if 'other' in one['id']]
-
-
-def test_purge_and_trim_read_no_messages(
-    connect: Callable[..., Connection], client: Client, sent: list[Request]
-) -> None:
-    connection = connect()
-    publish_many(connection, ['x' * 1000] * 20)
-    sent.clear()
-    assert connection.transport.store.trim('q', 15) == 5
-    assert connection.default_channel.queue_purge('q') == 15
-    reads, sent[:] = list(sent), []
-    assert items(client) == []
-    assert not [request for request in reads if request.path in ('/_bulk_get', '/_all_docs')]
-
-
-def test_message_claimed_during_a_purge_is_kept(
-    connect: Callable[..., Connection], client: Client, monkeypatch: Any
-) -> None:
-    connection = connect()
-    publish_many(connection, range(2))
-    store = connection.transport.store
-    view, bulk = store.client.view, store.client.bulk
-
-    def claimed_meanwhile(*args: Any, **kwargs: Any) -> Any:
-        rows = view(*args, **kwargs)
-        monkeypatch.setattr(store.client, 'view', view)
-        [first, _] = items(client)
-        bulk([{**first, 'claimed': {'by': 'broker:consumer:another', 'date': 1.0}}])
-        return rows
-
-    monkeypatch.setattr(store.client, 'view', claimed_meanwhile)
-    assert store.purge('q') == 1
-    assert [item['claimed']['by'] for item in items(client)] == ['broker:consumer:another']
