@@ -14,11 +14,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-import requests
 from celery import Celery, states
 from celery.exceptions import TimeoutError
-from celery.result import AsyncResult, GroupResult
-from kombu.exceptions import DecodeError
+from celery.result import AsyncResult
 
 from celery_couchdb.backend import CouchDBBackend
 from kombu_couchdb.couchdb.client import Client
@@ -176,17 +174,14 @@ def test_timeout_frees_all_resources(app: Celery) -> None:
     wait_for(lambda: gc.collect() is not None and gone() is None, 'the result to be garbage collected')
 
 
-@pytest.mark.parametrize(
-    'least', [1, 3], ids=['result', 'set']
-)  # for a single result, Celery passes on only the first call
-def test_on_interval_is_called(app: Celery, worker: CouchDBBackend, least: int) -> None:
+def test_on_interval_is_called(app: Celery, worker: CouchDBBackend) -> None:
     [task_id] = ids(1)
     calls: list[int] = []
-    result = app.AsyncResult(task_id) if least == 1 else app.ResultSet([app.AsyncResult(task_id)])
-    waiting = Waiting(lambda: result.get(timeout=PATIENCE, interval=0.01, on_interval=lambda: calls.append(1)))
-    wait_for(lambda: len(calls) >= least, 'the calls of on_interval')
+    results = app.ResultSet([app.AsyncResult(task_id)])
+    waiting = Waiting(lambda: results.get(timeout=PATIENCE, interval=0.01, on_interval=lambda: calls.append(1)))
+    wait_for(lambda: len(calls) >= 3, 'the calls of on_interval')
     worker.mark_as_done(task_id, 1)
-    assert waiting.value() == (1 if least == 1 else [1])
+    assert waiting.value() == [1]
 
 
 def test_many_threads_share_one_subscriber(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
@@ -204,9 +199,8 @@ def test_malformed_results_affect_only_their_own_callers(
     *malformed, foreign, good = names = ids(5)
     waits = get(app, *names)
     wait_for(lambda: is_listening(sent, *names), 'a longpoll for all results')
-    for name, doc in zip(
-        malformed, [{'value': 'no JSON'}, {'value': {'status': 'SUCCESS'}}, {'base64': 'AAAA'}], strict=True
-    ):
+    docs: list[dict[str, Any]] = [{'value': 'no JSON'}, {'value': {'status': 'SUCCESS'}}, {'base64': 'AAAA'}]
+    for name, doc in zip(malformed, docs, strict=True):
         client.put({'_id': f'celery-task-meta-{name}', 'type': 'Result', 'status': 'SUCCESS', **doc})
     of_celerys_backend = {'status': 'SUCCESS', 'result': 5, 'traceback': None, 'children': [], 'task_id': foreign}
     client.put({'_id': f'celery-task-meta-{foreign}', 'value': json.dumps(of_celerys_backend)})
@@ -232,28 +226,6 @@ def test_forked_child_uses_its_own_subscriber(app: Celery, worker: CouchDBBacken
     assert answers.get(timeout=PATIENCE) == 'for the child'
     assert waiting.value() == 'for the parent'
     child.join(PATIENCE)
-
-
-def test_response_that_python_cannot_parse(
-    app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], apache_couchdb: bool
-) -> None:
-    if not apache_couchdb:
-        pytest.skip('the embedded server stores such a document and cannot return it')
-    deep, good = ids(2)
-    waits = get(app, deep, good)
-    wait_for(lambda: is_listening(sent, deep, good), 'a longpoll for both results')
-    text = '[' * 100_000 + ']' * 100_000
-    answer = requests.put(
-        f'{client.address.url}/celery-task-meta-{deep}',
-        data=f'{{"type": "Result", "value": {text}}}',
-        auth=(str(client.address.user), str(client.address.password)),
-        timeout=PATIENCE,
-    )
-    if answer.status_code != 201:
-        pytest.skip('the server does not store it')
-    assert isinstance(waits[0].value(), DecodeError)
-    worker.mark_as_done(good, 'fine')
-    assert waits[1].value() == 'fine'
 
 
 @pytest.mark.parametrize('count', [1, 20])
@@ -410,16 +382,6 @@ def test_group_times_out_while_the_task_before_it_runs(app: Celery, worker: Couc
 # -- then
 
 
-def test_callback_of_a_result_without_references(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    [task_id] = ids(1)
-    called: list[Any] = []
-    app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
-    gc.collect()
-    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
-    worker.mark_as_done(task_id, 3)
-    wait_for(lambda: called == [3], 'the callback')
-
-
 def test_callback_of_a_group(app: Celery, worker: CouchDBBackend) -> None:
     names = ids(3)
     called: list[Any] = []
@@ -440,34 +402,21 @@ def test_callback_may_wait_for_another_result(app: Celery, worker: CouchDBBacken
     wait_for(lambda: called == [2], 'the callback')
 
 
-def test_callback_that_fails_does_not_stop_the_others(
-    app: Celery, worker: CouchDBBackend, caplog: pytest.LogCaptureFixture
+def test_callbacks_that_fail_and_odd_ids_do_not_stop_other_callbacks(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = ids(2)
+    fails, good = ids(2)
     called: list[Any] = []
-    app.AsyncResult(names[0]).then(lambda _: 1 / 0)
-    app.AsyncResult(names[1]).then(lambda result: called.append(result.get()))
-    for name in names:
-        worker.mark_as_done(name, name)
-    wait_for(lambda: called == [names[1]], 'the callback')
-    wait_for(
-        lambda: any('callback of task' in record.getMessage() for record in caplog.records),
-        'the log line about the callback',
-    )
-
-
-def test_odd_ids_do_not_stop_the_callbacks(app: Celery, worker: CouchDBBackend) -> None:
-    [task_id] = ids(1)
-    called: list[Any] = []
-    kept = app.AsyncResult('kept')
-    kept.then(called.append)
     for bad in ('', 'x\ud800'):
         app.AsyncResult(bad).then(called.append)
-    gc.collect()
-    app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
-    worker.mark_as_done(task_id, 5)
+    app.AsyncResult(fails).then(lambda _: 1 / 0)
+    app.AsyncResult(good).then(lambda result: called.append(result.get()))
+    gc.collect()  # nothing refers to the results
+    wait_for(lambda: is_listening(sent, fails, good), 'the longpoll')
+    for name in (fails, good):
+        worker.mark_as_done(name, 5)
     wait_for(lambda: called == [5], 'the callback')
-    kept.forget()
+    wait_for(lambda: 'callback of task' in caplog.text, 'the log line about the callback')
 
 
 @pytest.mark.parametrize('how', ['polled', 'awaited'])
@@ -491,19 +440,6 @@ def test_callback_is_called_once_if_its_result_is_known_otherwise(
         wait_for(partial(len, called), 'the callback')
         time.sleep(0.02)  # a second call would have ended by now
         assert called == [1]
-
-
-def test_group_without_callbacks_is_not_watched(app: Celery, sent: list[Request]) -> None:
-    group: GroupResult | None = app.GroupResult('g', [app.AsyncResult(name) for name in ids(3)])
-    assert group
-    wait_for(lambda: app.backend.callbacks._held, 'the group to be registered')
-    members = [weakref.ref(result) for result in group.results]
-    assert sent == []
-    group = None
-    wait_for(
-        lambda: gc.collect() is not None and [ref() for ref in members] == [None] * 3,
-        'the results to be garbage collected',
-    )
 
 
 def test_consecutive_state_queries_return_current_states(app: Celery, worker: CouchDBBackend) -> None:
@@ -641,18 +577,6 @@ def test_results_are_asked_for_if_the_database_is_busy(
         own = [request.at for request in sent if request.path == f'/celery-task-meta-{name}']
         assert len(own) <= 12 + 2 * (own[-1] - own[0])
     assert not [request for request in sent if request.path == '/_changes']
-
-
-def test_many_results_are_asked_for_together(
-    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
-) -> None:
-    names = ids(20)
-    waiting = get(app, *names)
-    wait_for(lambda: all(is_watched(app, name) for name in names), 'all waits')
-    for name in names:
-        worker.mark_as_done(name, name)
-    assert [thread.value() for thread in waiting] == names
-    assert not [request for request in sent if request.path == '/_changes' and len(request.body['doc_ids']) > 1]
 
 
 def test_outage_while_results_are_asked_for(
