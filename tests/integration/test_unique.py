@@ -16,8 +16,6 @@ from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, collect_outcom
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many
 
-JOB = 'job:["q","report","k"]'
-
 
 def send(connection: Connection, task_id: str, key: str = 'k', **headers: Any) -> Outcome:
     """Publish a message with a job key and return the outcome."""
