@@ -12,7 +12,6 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.queues.databases import MAX_SEEN_ROWS
 from kombu_couchdb.queues.routing import _tables
 from tests.support import Inbox, Request, eta, items, publish, replace_in_clients
 
@@ -52,13 +51,16 @@ def test_connection_that_only_publishes_starts_no_thread(connection: Connection)
     assert set(threading.enumerate()) <= before  # threads of earlier tests may end meanwhile
 
 
-def test_ids_sort_by_time(connection: Connection, client: Client) -> None:
-    for number in range(20):
-        publish(connection, number)
-    assert [item['message']['body'] for item in items(client)] == [str(number) for number in range(20)]
+#: How kombu tries again.
+SOON = {'interval_start': 0, 'max_retries': 3}
 
 
-def lose_first_response(monkeypatch: pytest.MonkeyPatch, database: str) -> list[object]:
+def lose_first_response(
+    monkeypatch: pytest.MonkeyPatch,
+    database: str,
+    act: Callable[[], object] = lambda: None,
+    cause: Exception | None = None,
+) -> list[object]:
     """Let CouchDB store the next document, and let its response be lost; return a list that contains it then."""
     request, lost = Client.request, list[object]()
 
@@ -66,7 +68,8 @@ def lose_first_response(monkeypatch: pytest.MonkeyPatch, database: str) -> list[
         answer = request(self, method, *args, **kwargs)
         if method == 'PUT' and not lost:
             lost.append(answer)
-            raise ServerUnavailable('the answer was lost')
+            act()
+            raise ServerUnavailable('the answer was lost') from cause
         return answer
 
     replace_in_clients(monkeypatch, database, 'request', request_and_lose)
@@ -79,7 +82,7 @@ def test_retry_after_a_lost_response_stores_the_message_once(
     """The first attempt was stored, although its response was lost. The retry must not store a second message."""
     publish(connection, 'the first may set the database up')
     lost = lose_first_response(monkeypatch, database)
-    publish(connection, 'hello', retry=True, retry_policy={'interval_start': 0, 'max_retries': 3})
+    publish(connection, 'hello', retry=True, retry_policy=SOON)
     assert len(lost) == 1
     assert len(items(client)) == 2
 
@@ -88,21 +91,14 @@ def test_retry_after_a_lost_response_stores_the_message_once(
 def test_retry_does_not_store_a_message_that_was_completed(
     connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch, cause: Exception | None
 ) -> None:
+    def complete() -> None:
+        with connection.clone() as other:
+            Inbox(other).wait(2)
+        assert items(client) == []
+
     publish(connection, 'the first may set the database up')
-    request, lost = Client.request, list[object]()
-
-    def request_and_lose(self: Client, method: str, *args: Any, **kwargs: Any) -> Any:
-        answer = request(self, method, *args, **kwargs)
-        if method == 'PUT' and not lost:
-            lost.append(answer)
-            other = Inbox(connection.clone())
-            assert sorted(other.wait(2)) == ['hello', 'the first may set the database up']
-            other.connection.release()
-            raise ServerUnavailable('the answer was lost') from cause
-        return answer
-
-    replace_in_clients(monkeypatch, database, 'request', request_and_lose)
-    publish(connection, 'hello', retry=True, retry_policy={'interval_start': 0, 'max_retries': 3})
+    lost = lose_first_response(monkeypatch, database, complete, cause)
+    publish(connection, 'hello', retry=True, retry_policy=SOON)
     assert len(lost) == 1
     assert items(client) == []
 
@@ -120,22 +116,6 @@ def test_task_that_is_published_again_after_an_error_is_stored_once(
     assert len(items(client)) == 3
     publish(connection, 'step', headers={'id': 'a-task', 'retries': 0})  # no attempt has failed since
     assert len(items(client)) == 4
-
-
-def test_message_published_twice_is_two_messages(connection: Connection, client: Client) -> None:
-    producer, inbox = connection.Producer(), Inbox(connection)
-    producer.publish('hello', routing_key='q', serializer='json')
-    inbox.wait(1)
-    [message] = inbox.messages
-    producer.publish(
-        message.body,
-        routing_key='q',
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
-        headers=message.headers,
-        **{name: value for name, value in message.properties.items() if name != 'delivery_info'},
-    )
-    assert inbox.wait(2) == ['hello', 'hello']
 
 
 @pytest.mark.parametrize('batched', [False, pytest.param(True, marks=needs_batch)], ids=['alone', 'batched'])
@@ -158,19 +138,17 @@ def test_prepared_message_published_twice_is_two_messages(
     assert [received.body for received in inbox.messages] == [body, body]
 
 
-def test_prepared_message_is_stored_once_after_a_retry(
-    connection: Connection, client: Client, database: str, monkeypatch: pytest.MonkeyPatch
+def test_first_publish_of_a_process_takes_two_requests(
+    connection: Connection, connect: Callable[..., Connection], client: Client, sent: list[Request]
 ) -> None:
-    publish(connection, 'the first may set the database up', to='other')
-    channel = connection.channel()
-    lose_first_response(monkeypatch, database)
-    message = channel.prepare_message('hello', content_type='text/plain', content_encoding='utf-8')
-    with pytest.raises(ServerUnavailable):
-        channel.basic_publish(message, '', 'q')
-    channel.basic_publish(message, '', 'q')
-    assert len([item for item in items(client) if item['queue'] == 'q']) == 1
-    channel.basic_publish(message, '', 'q')
-    assert len([item for item in items(client) if item['queue'] == 'q']) == 2
+    """The first of them shows that the queue exists."""
+    queue = Queue('celery', Exchange('celery'), routing_key='celery')
+    for one in (connection, connect()):
+        _tables._objects.clear()  # as in a new process
+        sent.clear()
+        one.Producer().publish('hello', routing_key='celery', serializer='json', declare=[queue])
+    assert len(sent) <= 2, [(request.method, request.path) for request in sent]
+    assert len(items(client)) == 2
 
 
 @needs_batch
@@ -188,19 +166,12 @@ def test_batch_is_one_request(connection: Connection, client: Client, sent: list
     writes = [(request.method, request.path, len(request.docs)) for request in sent]
     assert writes == [('POST', '/_bulk_docs', 250), ('PUT', writes[-1][1], 1)]
     assert len(items(client)) == 252
-
-
-@needs_batch
-def test_batch_flushes_when_it_is_full(connection: Connection, client: Client, sent: list[Request]) -> None:
-    producer = connection.Producer()
-    producer.publish('the first may set the database up', routing_key='q', serializer='json')
     sent.clear()
     with producer.batch(max_size=10):
         for number in range(25):
-            producer.publish(number, routing_key='q', serializer='json')
+            producer.publish(number, routing_key='other', serializer='json')
     assert [len(request.docs) for request in sent] == [10, 10, 5]
-    inbox = Inbox(connection, prefetch=1)
-    assert inbox.wait(26)[1:] == list(range(25))
+    assert Inbox(connection, 'other', prefetch=1).wait(25) == list(range(25))
 
 
 @needs_batch
@@ -231,44 +202,6 @@ def test_broadcasts_are_sent_at_once_within_a_batch(connect: Callable[..., Conne
         assert inbox.wait(5) == [0, 1, 2, 3, 4]
         assert not items(client)
     assert len(items(client)) == 5
-
-
-@pytest.mark.parametrize(
-    ('how', 'most'), [('celery', 2), ('simple queue', 3), ('celery, many queues', 5), ('simple queue, many queues', 6)]
-)
-def test_requests_of_the_first_publish_of_a_process(
-    connect: Callable[..., Connection], url: str, client: Client, sent: list[Request], how: str, most: int
-) -> None:
-    """The first request shows that the queue exists. In a database with many bindings it takes another request."""
-
-    def publish_first() -> None:
-        _tables._objects.clear()  # as in a new process
-        sent.clear()
-        connection = connect()
-        if how.startswith('celery'):
-            queue = Queue('celery', Exchange('celery'), routing_key='celery')
-            connection.Producer().publish('hello', routing_key='celery', serializer='json', declare=[queue])
-        else:
-            connection.SimpleQueue('simple').put('hello')
-
-    publish_first()
-    if 'many' in how:
-        client.bulk(
-            [
-                {
-                    '_id': f'broker:binding:["a","{number}","b"]',
-                    'type': 'Binding',
-                    'exchange': 'a',
-                    'routing_key': str(number),
-                    'pattern': None,
-                    'queue': 'b',
-                }
-                for number in range(MAX_SEEN_ROWS)
-            ]
-        )
-    publish_first()
-    assert len(sent) <= most, [(request.method, request.path) for request in sent]
-    assert len(items(client)) == 2
 
 
 def test_queue_declare_counts_messages_only_on_demand(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import signal
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from kombu import Connection
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
 from tests.conftest import wait_for
-from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
+from tests.support import Inbox, Peer, Request, items, publish, publish_many
 
 
 def rated(rate: Any = '5/h', key: Any = 'k', **headers: Any) -> dict[str, Any]:
@@ -49,21 +48,15 @@ def dates_of(client: Client, count: int, inboxes: list[Inbox]) -> list[float]:
     return sorted(doc['claimed']['date'] for doc in held())
 
 
-@pytest.mark.parametrize(('rate', 'most'), [('5/s', 5), ('50/s', 50)])
-def test_consumers_together_do_not_exceed_the_rate(
-    connect: Callable[..., Connection], client: Client, rate: str, most: int
-) -> None:
-    count = most + 10
-    publish_many(connect(), range(count), **rated(rate))
+def test_consumers_together_do_not_exceed_the_rate(connect: Callable[..., Connection], client: Client) -> None:
+    publish_many(connect(), range(20), **rated('10/s'))
     inboxes = [Inbox(connect(), ack=False) for _ in range(2)]
-    dates = dates_of(client, count, inboxes)
+    dates = dates_of(client, 20, inboxes)
     # A claim is dated after its start was stored, which can take a moment; so the distance of two claims can be shorter
     # by that moment than the distance of their starts.
-    spans = [late - early for early, late in zip(dates, dates[most:], strict=False)]
-    print(f'{rate}: {count} claims in {dates[-1] - dates[0]:.2f} s, any {most + 1} in {min(spans):.3f} s or more')
-    assert min(spans) > 0.5
+    assert min(late - early for early, late in zip(dates, dates[10:], strict=False)) > 0.5
     # Whatever a request takes: the starts themselves are stored with their distances.
-    assert document(client)['next'] - dates[0] >= (count - 1) * 1.1 / most - 0.1
+    assert document(client)['next'] - dates[0] >= 19 * 0.11 - 0.1
 
 
 def test_a_message_over_the_rate_takes_no_prefetch_and_blocks_nobody(
@@ -107,40 +100,21 @@ def test_killed_consumer(connect: Callable[..., Connection], client: Client, url
     assert document(client)['next'] >= before + 3 * 1.1 - 0.1
 
 
-def test_consumer_that_came_later_learns_from_the_feed(connect: Callable[..., Connection], client: Client) -> None:
-    one = Inbox(connect(), ack=False)
-    publish(one.connection, 'a', **rated('1/s'))
-    one.wait(1)
-    other = Inbox(connect(), ack=False)
-    publish(connect(), 'x')
-    one.drain_until(lambda: one.bodies == ['a', 'x'] or other.drain(0.05).bodies == ['x'])
-    publish(connect(), 'b', **rated('1/s'))
-    wait_for(lambda: [*one.drain(0.05).bodies, *other.drain(0.05).bodies].count('b') == 1)
-
-
 def test_concurrency_limit_and_rate(connect: Callable[..., Connection], client: Client) -> None:
     """A message needs both. While it has no start, it holds no slot."""
-    both = rated('5/s', concurrency_key='c', concurrency_limit=2)
-    publish_many(connect(), range(6), **both)
     inbox = Inbox(connect(), ack=False)
+    publish_many(connect(), range(4), **rated('5/s', concurrency_key='c', concurrency_limit=2))
     inbox.wait(2)
     inbox.stays(2, 1.0)
-    for number in range(6):
-        inbox.wait(min(6, number + 2))
+    for number in range(4):
+        inbox.wait(min(4, number + 2))
         inbox.messages[number].ack()
-    inbox.wait(6)
-    assert sorted(inbox.bodies) == [*range(6)]
+    assert sorted(inbox.wait(4)) == [*range(4)]
     wait_for(lambda: not items(client) and not client.id_range('slot:'))
-
-
-def test_no_slot_is_held_without_a_start(connect: Callable[..., Connection], client: Client) -> None:
-    publish_many(connect(), ['a', 'b'], **rated(concurrency_key='c', concurrency_limit=2))
-    inbox = Inbox(connect(), ack=False)
-    inbox.wait(1)
+    publish_many(connect(), ['a', 'b'], **rated(key='l', concurrency_key='c', concurrency_limit=2))
+    inbox.wait(5)
     inbox.drain_until(lambda: len(parked(client)) == 1)
     assert len(client.id_range('slot:')) == 1
-    inbox.messages[0].ack()
-    wait_for(lambda: not client.id_range('slot:'))
 
 
 def test_a_requeued_message_needs_another_start(connect: Callable[..., Connection], client: Client) -> None:
@@ -163,17 +137,11 @@ def test_basic_get(connect: Callable[..., Connection], client: Client) -> None:
     wait_for(lambda: not items(client))
 
 
-def test_due_date_and_unique_job(connect: Callable[..., Connection], client: Client) -> None:
-    inbox = Inbox(connect())
-    publish(connect(), 'soon', **rated('100/m', **eta(0.2)))
-    publish(connect(), 'job', **rated('100/m', id='a', task='t', job_key='j'))
-    assert sorted(inbox.wait(2)) == ['job', 'soon']
-    wait_for(lambda: not items(client))
-
-
-@pytest.mark.parametrize('next_', ['soon', 1e300])
-def test_malformed_document_is_replaced(connect: Callable[..., Connection], client: Client, next_: Any) -> None:
-    client.put({'_id': 'rate:k', 'type': random.choice(['Rate', 7]), 'next': next_})
+@pytest.mark.parametrize('malformed', [{'type': 'Rate', 'next': 'soon'}, {'type': 7, 'next': 1e300}])
+def test_malformed_document_is_replaced(
+    connect: Callable[..., Connection], client: Client, malformed: dict[str, Any]
+) -> None:
+    client.put({'_id': 'rate:k', **malformed})
     publish_many(connect(), ['a', 'b'], **rated())
     inbox = Inbox(connect(), ack=False)
     assert inbox.wait(1) == ['a']

@@ -38,31 +38,25 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize('form', FORMS)
-def test_header_of_a_chord_in_another_region_is_an_error_when_it_is_sent(
-    regions: Regions, app: Celery, form: str
-) -> None:
+def test_chord_in_another_region_is_an_error_when_it_is_sent(regions: Regions, app: Celery) -> None:
     app.conf.task_routes = {'tasks.far': {'region': 'eu'}}
+    add = app.signature('add', (1,))
 
     def far(name: str = 'add', **options: Any) -> Any:
         return app.signature(name, (1,)).set(**{'region': 'eu', **options})
 
-    sent = FORMS[form](lambda: app.signature('add', (1,)), far)
-    if form == 'in a chain':
-        sent.tasks = sent.tasks[1:]  # the worker that ends the first step sends this
-    with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
-        sent.apply_async()
-    assert items(regions['us'].broker) == [] == parcels(regions['us'].regions)
-    assert [row['id'] for row in regions['us'].results.id_range('') if not row['id'].startswith('_')] == []
-
-
-def test_chord_that_names_another_region_is_an_error(regions: Regions, app: Celery) -> None:
-    add = app.signature('add', (1,))
+    for form, make in FORMS.items():
+        sent = make(lambda: app.signature('add', (1,)), far)
+        if form == 'in a chain':
+            sent.tasks = sent.tasks[1:]  # the worker that ends the first step sends this
+        with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
+            sent.apply_async()
     with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
         chord([add, add], add).apply_async(region='eu')
     with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
         chord([add, add], add).set(region='eu').apply_async()
     assert items(regions['us'].broker) == [] == parcels(regions['us'].regions)
+    assert [row['id'] for row in regions['us'].results.id_range('') if not row['id'].startswith('_')] == []
 
 
 @pytest.mark.parametrize('serializer', ['json', 'pickle'])

@@ -210,30 +210,6 @@ def test_nudge_tries_a_failed_replication_at_once(regions: Regions) -> None:
     assert requests.get(path, timeout=PATIENCE).json()['error_count'] == 0
 
 
-def test_nudge_names_a_missing_replication(regions: Regions) -> None:
-    eu, us = regions.all
-    succeeded(run(eu, 'setup'))
-    doc_id = f'celery-regions-{eu.name}-from-{us.name}'
-    path = f'{eu.server.url}/_replicator/{doc_id}'
-    rev = requests.get(path, timeout=PATIENCE).json()['_rev']
-    assert requests.delete(path, params={'rev': rev}, timeout=PATIENCE).ok
-    done = run(eu, 'nudge')
-    assert done.exit_code == 1
-    assert f'celery-results-{eu.name}-from-{us.name} starts again' in done.output
-    assert f'missing: {doc_id}; run "celery -A your_app couchdb regions setup"' in done.output
-
-
-def test_status_counts_refused_parcels_on_both_sides_and_knows_no_age_without_a_date(regions: Regions) -> None:
-    eu, us = regions.all
-    refused = {'status': 'fail', 'failed': eu.regions.clock.now() - 60, 'reason': 'malformed'}
-    for doc_id in (f'p:{eu.name}:{us.name}:1', f'p:{us.name}:{eu.name}:2'):
-        eu.regions.put({'_id': doc_id, **refused})
-    eu.regions.put({'_id': f'p:{eu.name}:{us.name}:3', 'task': 'without a date'})
-    found = json.loads(succeeded(run(eu, 'status', '--json')).splitlines()[0])['local']
-    assert (found['refused']['count'], found['arrived']) == (2, {'count': 1, 'oldest': None})
-    assert 60 <= found['refused']['oldest'] < 60 + PATIENCE
-
-
 def test_missing_database_is_named_with_what_to_do(regions: Regions) -> None:
     [eu, _] = regions.all
     eu.regions.delete()
@@ -372,16 +348,3 @@ def test_node_of_a_cluster_is_one_that_responds(regions: Regions) -> None:
     wait_for(lambda: run(eu, 'status', '--check').exit_code == 0, 'the check to pass')
     output = succeeded(run(eu, 'status'))
     assert f'{us.name}: CouchDB pulls from {server}/{database}\n' in output
-
-
-def test_node_in_use_stays_while_it_responds(regions: Regions) -> None:
-    eu, us = regions.all
-    used = eu.options['regions'][us.name]
-    succeeded(run(eu, 'setup'))
-    before = [doc['source'] for doc in stored(eu)]
-    other = used.replace('127.0.0.1', 'localhost')
-    assert other != used
-    eu.options['regions'][us.name] = f'{other};{used}'
-    assert set(words(succeeded(run(eu, 'setup')))) <= {'ok', 'note'}
-    succeeded(run(eu, 'nudge'))
-    assert [doc['source'] for doc in stored(eu)] == before

@@ -93,22 +93,6 @@ def is_claim(doc: Document) -> bool:
     return bool(doc.get('claimed'))
 
 
-def test_simulated_node_leaves_conflicts_unanswered(node: SilentNode, client: Client, apache_couchdb: bool) -> None:
-    """Checks the simulation that the other tests use."""
-    client.put({'_id': 'there'})
-    node.silent = True
-    with pytest.raises(ServerUnavailable):
-        client.put({'_id': 'there'})
-    with pytest.raises(ServerUnavailable):
-        client.bulk([{'_id': 'there'}])
-    if apache_couchdb:
-        with pytest.raises(ServerUnavailable):
-            client.fetch(['never'])
-    assert len(node.unanswered) == 2 + apache_couchdb
-    assert [doc and doc['_id'] for doc in client.find(['there'])] == ['there']
-    assert client.find(['never']) == [None]
-
-
 @pytest.mark.parametrize('lost', [is_ack, is_heartbeat, is_claim])
 def test_consumer_continues_after_a_lost_response(
     node: SilentNode,
@@ -151,21 +135,4 @@ def test_result_whose_response_was_lost(node: SilentNode, url: str) -> None:
     assert node.silent
     backend.mark_as_done('b', 2)
     assert [backend.get_state(task) for task in 'abc'] == [states.SUCCESS, states.SUCCESS, states.PENDING]
-    assert node.unanswered == []
-
-
-def test_part_of_a_chord_is_stored_if_only_its_result_was(node: SilentNode, url: str, client: Client) -> None:
-    """The response is lost, and only the first of the two documents in the request was stored."""
-    backend: CouchDBBackend = Celery('silent', set_as_current=False, broker='memory://', backend=url).backend
-    result, part = {'_id': 'celery-task-meta-a', 'status': states.SUCCESS}, {'_id': 'part'}
-
-    def lose(doc: Document) -> bool:
-        is_part = doc['_id'] == 'part' and '_rev' not in doc
-        if is_part:
-            client.bulk([{**client.get('part'), '_deleted': True}])
-        return is_part
-
-    node.lose = lose
-    backend.store.write(result, part)  # type: ignore[arg-type]
-    assert client.find(['part'])[0]
     assert node.unanswered == []

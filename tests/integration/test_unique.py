@@ -7,17 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from kombu import Connection, Queue
 
 from kombu_couchdb.consumer.pending_writes import give_up
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.unique import AGAIN, ENQUEUED, MOVED, Outcome, collect_outcomes
-from tests.conftest import PATIENCE, wait_for
-from tests.support import Inbox, Request, eta, items, publish, publish_many, replace_in_clients
-
-JOB = 'job:["q","report","k"]'
+from tests.conftest import wait_for
+from tests.support import Inbox, eta, items, publish, publish_many
 
 
 def send(connection: Connection, task_id: str, key: str = 'k', **headers: Any) -> Outcome:
@@ -26,13 +23,6 @@ def send(connection: Connection, task_id: str, key: str = 'k', **headers: Any) -
         publish(connection, task_id, headers={**headers, 'id': task_id, 'task': 'report', 'job_key': key})
     [outcome] = outcomes
     return outcome
-
-
-def test_new_job_takes_one_request(connection: Connection, client: Client, sent: list[Request]) -> None:
-    publish(connection, 'warm')
-    sent.clear()
-    assert send(connection, 'a') == Outcome(ENQUEUED, 'a')
-    assert [request.path for request in sent] == ['/_bulk_docs']
 
 
 def test_waiting_job_is_delivered_once(connect: Callable[..., Connection], client: Client) -> None:
@@ -90,16 +80,6 @@ def test_released_job_runs_before_the_next(connect: Callable[..., Connection], c
     assert inbox.wait(3) == ['a', 'a', 'b']
 
 
-def test_running_job_is_released_with_its_consumer(connect: Callable[..., Connection], client: Client) -> None:
-    connection, consuming = connect(), connect()
-    inbox = Inbox(consuming, ack=False)
-    send(connection, 'a')
-    inbox.wait(1)
-    send(connection, 'b')
-    consuming.release()
-    assert Inbox(connect()).wait(2) == ['a', 'b']
-
-
 def test_rejected_job_gives_way_to_the_next(connect: Callable[..., Connection], client: Client) -> None:
     connection, inbox = connect(), Inbox(connect(), ack=False)
     send(connection, 'a')
@@ -111,22 +91,6 @@ def test_rejected_job_gives_way_to_the_next(connect: Callable[..., Connection], 
     assert (dead['message']['body'], dead['reason'], dead['key']) == ('"a"', 'rejected', 'k')
 
 
-def test_dead_job_is_kept_and_a_new_one_is_enqueued(connect: Callable[..., Connection], client: Client) -> None:
-    connection, inbox = connect(), Inbox(connect(), ack=False)
-    for name in 'ab':
-        assert send(connection, name) == Outcome(ENQUEUED, name)
-        inbox.wait(1 if name == 'a' else 2)
-        inbox.messages[-1].reject()
-        wait_for(
-            lambda name=name: any(  # type: ignore[misc]
-                doc.get('status') and doc['message']['body'] == f'"{name}"' for doc in items(client)
-            )
-        )
-    send(connection, 'c')
-    assert inbox.wait(3) == ['a', 'b', 'c']
-    assert sorted(doc['message']['body'] for doc in items(client) if doc.get('status')) == ['"a"', '"b"']
-
-
 def test_unique_jobs_in_a_batch(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     with collect_outcomes() as outcomes:
@@ -134,30 +98,6 @@ def test_unique_jobs_in_a_batch(connect: Callable[..., Connection], client: Clie
         publish_many(connection, ['c', 'd'], headers={'id': 'y', 'task': 'report'})
     assert outcomes[0].what == ENQUEUED
     assert Counter('key' in doc for doc in items(client)) == {True: 1, False: 2}
-
-
-def test_many_concurrent_publishers(connect: Callable[..., Connection], client: Client) -> None:
-    connect().connect()
-    connections = [connect() for _ in range(8)]
-    for connection in connections:
-        connection.connect()
-    gate, outcomes = threading.Barrier(8), list[Outcome]()
-
-    def publisher(number: int) -> None:
-        gate.wait(PATIENCE)
-        for turn in range(10):
-            outcomes.append(send(connections[number], f'{number}-{turn}', **eta(100 + number)))
-
-    threads = [threading.Thread(target=publisher, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert len(outcomes) == 80
-    [first] = [outcome for outcome in outcomes if outcome.what == ENQUEUED]
-    assert {outcome.task_id for outcome in outcomes} == {first.task_id}
-    [item] = items(client)
-    assert item['_id'] == JOB
 
 
 def test_concurrent_publishers_and_consumers(connect: Callable[..., Connection], client: Client) -> None:
@@ -211,48 +151,6 @@ def test_ack_whose_response_was_lost(connect: Callable[..., Connection], client:
     inbox.messages[1].ack()
     wait_for(lambda: not items(client), 'the second job to be completed')
     inbox.stays(2, 0.2)
-
-
-def contend(monkeypatch: pytest.MonkeyPatch, database: str, act: Callable[[int], object], times: int) -> None:
-    """Call a function just before each of the next writes of the job by a consumer."""
-    bulk, left, acting = Client.bulk, list(range(times)), list[bool]()
-
-    def contended(self: Client, docs: Any, **kwargs: Any) -> Any:
-        if left and not acting and any(doc['_id'] == JOB for doc in docs):
-            acting.append(True)
-            act(left.pop(0))
-            acting.clear()
-        return bulk(self, docs, **kwargs)
-
-    replace_in_clients(monkeypatch, database, 'bulk', contended)
-
-
-def test_ack_while_publishers_keep_sending(
-    connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection, consuming = connect(), connect()
-    inbox = Inbox(consuming, ack=False)
-    send(connection, 'a')
-    inbox.wait(1)
-    contend(monkeypatch, database, lambda number: send(connection, f'b{number}', **eta(3600 + number)), 5)
-    inbox.messages[0].ack()
-    consuming.release()
-    [item] = items(client)
-    assert (item['message']['body'], item['claimed'], 'next' in item) == ('"b0"', None, False)
-    assert not client.id_range('broker:consumer:')
-
-
-def test_reject_while_publishers_keep_sending(
-    connect: Callable[..., Connection], client: Client, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection, inbox = connect(), Inbox(connect(), ack=False)
-    send(connection, 'a')
-    inbox.wait(1)
-    send(connection, 'b', **eta(3600))
-    contend(monkeypatch, database, lambda number: send(connection, f'c{number}', **eta(7200 + number)), 4)
-    inbox.messages[0].reject()
-    wait_for(lambda: any(doc['message']['body'] == '"b"' for doc in items(client)), 'the next job to take its place')
-    assert [doc['message']['body'] for doc in items(client) if doc.get('status')] == ['"a"']
 
 
 def test_message_ttl_counts_from_the_last_publish(connect: Callable[..., Connection], client: Client) -> None:

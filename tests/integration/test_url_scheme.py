@@ -59,18 +59,10 @@ print(*sorted(name for name in sys.modules if name.partition('.')[0] in loaded))
     ]
 
 
-@pytest.mark.parametrize(
-    'breaks',
-    [
-        'del kombu.transport.TRANSPORT_ALIASES',
-        'kombu.transport.TRANSPORT_ALIASES = ()',
-        'kombu.transport.TRANSPORT_ALIASES = None',
-    ],
-)
-def test_failing_hook_does_not_break_kombu(breaks: str) -> None:
-    done = run_python(f"""
+def test_failing_hook_does_not_break_kombu() -> None:
+    done = run_python("""
 import kombu.transport
-{breaks}
+kombu.transport.TRANSPORT_ALIASES = None
 import kombu.serialization
 print(kombu.serialization.dumps([1], 'json')[2])
 """)
@@ -81,16 +73,15 @@ def test_default_database() -> None:
     assert Connection('couchdb://127.0.0.1').transport.address.database == 'celery'
 
 
-@pytest.mark.parametrize('suffix', ['+plus', '/slash', '$(dollar)', '_-'])
-def test_database_from_the_path(server: Server, suffix: str) -> None:
-    name = f'test-{uuid.uuid4().hex[:12]}{suffix}'
+def test_database_from_the_path(server: Server) -> None:
+    name = f'test-{uuid.uuid4().hex[:12]}+plus/slash$(dollar)_-'
     with Connection(server.couchdb_url(name)) as connection:
         publish(connection, 'hello')
-        client = server.client(name)
-        try:
-            assert [item['queue'] for item in items(client)] == ['q']
-        finally:
-            client.delete()
+    client = server.client(name)
+    try:
+        assert [item['queue'] for item in items(client)] == ['q']
+    finally:
+        client.delete()
 
 
 def test_failover_urls_of_a_connection(url: str, client: Client) -> None:
@@ -98,19 +89,6 @@ def test_failover_urls_of_a_connection(url: str, client: Client) -> None:
     with Connection(f'{dead};{url}') as connection:
         connection.ensure_connection(max_retries=3, interval_start=0)
         publish(connection, 'hello')
-    assert len(items(client)) == 1
-
-
-def test_failover_urls_of_a_celery_app(url: str, client: Client) -> None:
-    run_python(
-        """
-import os
-from celery import Celery
-app = Celery('app', broker='couchdb://127.0.0.1:1/nowhere;' + os.environ['URL'])
-app.send_task('add', (1, 2))
-""",
-        URL=url,
-    )
     assert len(items(client)) == 1
 
 
@@ -130,11 +108,11 @@ def test_user_and_password_of_any_characters(
         inbox.wait(1)
 
 
-@pytest.mark.parametrize('doc_id', ['.', '..', '_local/..', '_design/..'])
-def test_document_ids_that_look_like_paths(client: Client, doc_id: str) -> None:
+def test_document_ids_that_look_like_paths(client: Client) -> None:
     """Without quoting, deleting the document `.` would delete the database."""
-    rev = client.put({'_id': doc_id, 'n': 1})
-    assert client.get(doc_id)['n'] == 1
-    client.put({'_id': doc_id, '_rev': rev, '_deleted': True})
-    assert client.get_or_none(doc_id) is None
-    assert client.info()
+    for doc_id in ('.', '..', '_local/..', '_design/..'):
+        rev = client.put({'_id': doc_id, 'n': 1})
+        assert client.get(doc_id)['n'] == 1
+        client.put({'_id': doc_id, '_rev': rev, '_deleted': True})
+        assert client.get_or_none(doc_id) is None
+        assert client.info()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import threading
 import time
@@ -10,18 +11,14 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import requests
 from celery import Celery, states
 from celery.exceptions import TimeoutError
-from celery.result import AsyncResult, GroupResult
-from kombu.exceptions import DecodeError
+from celery.result import AsyncResult
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.waiting.watched import ResultMailbox
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, RequestRefused, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
@@ -41,20 +38,25 @@ def threads_named(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
+def threads_end() -> None:
+    gc.collect()
+    wait_for(lambda: not threads_named(READER), 'the subscribers to end')
+    wait_for(lambda: not threads_named('celery-couchdb-callbacks'), 'the callback threads to end')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def no_thread_of_other_tests() -> None:
+    threads_end()
+
+
 @pytest.fixture(autouse=True)
 def no_threads_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check that the threads of the backend end when no caller waits."""
     monkeypatch.setattr('celery_couchdb.waiting.subscriber._IDLE_SECONDS', 0.1)
     monkeypatch.setattr('celery_couchdb.waiting.callbacks._IDLE_SECONDS', 0.1)
     monkeypatch.setattr('celery_couchdb.waiting.callbacks._CHECK_SECONDS', 0.1)
-    for moment in ('before', 'after'):
-        gc.collect()
-        wait_for(lambda: not threads_named(READER), f'the subscribers to end {moment} the test')
-        wait_for(
-            lambda: not threads_named('celery-couchdb-callbacks'), f'the callback threads to end {moment} the test'
-        )
-        if moment == 'before':
-            yield
+    yield
+    threads_end()
 
 
 @pytest.fixture
@@ -89,6 +91,20 @@ class Waiting(threading.Thread):
         return self._outcome[0]
 
 
+def get(app: Celery, *task_ids: str, **options: Any) -> list[Waiting]:
+    """Wait for each result in a thread of its own."""
+    return [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE, **options)) for name in task_ids]
+
+
+def store_all(client: Client, values: dict[str, Any]) -> None:
+    """Store the successes of many tasks in one request."""
+    docs = []
+    for task_id, value in values.items():
+        result = {'status': 'SUCCESS', 'result': value, 'traceback': None, 'children': [], 'task_id': task_id}
+        docs.append({'_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'SUCCESS', 'value': result})
+    client.bulk(docs)
+
+
 def is_listening(sent: list[Request], *task_ids: str) -> bool:
     """Return whether a longpoll for all these results has been sent."""
     wanted = {f'celery-task-meta-{task_id}' for task_id in task_ids}
@@ -114,7 +130,7 @@ def ids(count: int) -> list[str]:
 
 def test_get_returns_when_the_result_is_stored(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     [task_id] = ids(1)
-    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
+    [waiting] = get(app, task_id)
     wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
     worker.mark_as_done(task_id, {'sum': 3})
     assert waiting.value() == {'sum': 3}
@@ -138,9 +154,7 @@ def test_on_message_gets_each_state_and_get_returns_the_last(
 ) -> None:
     [task_id] = ids(1)
     told: list[Any] = []
-    waiting = Waiting(
-        lambda: app.AsyncResult(task_id).get(timeout=PATIENCE, on_message=lambda m: told.append(m['status']))
-    )
+    [waiting] = get(app, task_id, on_message=lambda meta: told.append(meta['status']))
     wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
     worker.mark_as_started(task_id)
     wait_for(lambda: told == ['STARTED'], 'the first state')
@@ -151,92 +165,48 @@ def test_on_message_gets_each_state_and_get_returns_the_last(
     assert told == ['STARTED', 'PROGRESS', 'SUCCESS']
 
 
-@pytest.mark.parametrize('timeout', [0, 0.05])
-def test_timeout_frees_all_resources(app: Celery, timeout: float) -> None:
+def test_timeout_frees_all_resources(app: Celery) -> None:
     result = app.AsyncResult(*ids(1))
     with pytest.raises(TimeoutError):
-        result.get(timeout=timeout)
+        result.get(timeout=0.05)
     gone = weakref.ref(result)
     del result
     wait_for(lambda: gc.collect() is not None and gone() is None, 'the result to be garbage collected')
 
 
-@pytest.mark.parametrize(
-    'least', [1, 3], ids=['result', 'set']
-)  # for a single result, Celery passes on only the first call
-def test_on_interval_is_called(app: Celery, worker: CouchDBBackend, least: int) -> None:
+def test_on_interval_is_called(app: Celery, worker: CouchDBBackend) -> None:
     [task_id] = ids(1)
     calls: list[int] = []
-    result = app.AsyncResult(task_id) if least == 1 else app.ResultSet([app.AsyncResult(task_id)])
-    waiting = Waiting(lambda: result.get(timeout=PATIENCE, interval=0.01, on_interval=lambda: calls.append(1)))
-    wait_for(lambda: len(calls) >= least, 'the calls of on_interval')
+    results = app.ResultSet([app.AsyncResult(task_id)])
+    waiting = Waiting(lambda: results.get(timeout=PATIENCE, interval=0.01, on_interval=lambda: calls.append(1)))
+    wait_for(lambda: len(calls) >= 3, 'the calls of on_interval')
     worker.mark_as_done(task_id, 1)
-    assert waiting.value() == (1 if least == 1 else [1])
+    assert waiting.value() == [1]
 
 
 def test_many_threads_share_one_subscriber(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     names = ids(20)
-    waiting = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in names]
+    waiting = get(app, *names, names[0])
     wait_for(lambda: is_listening(sent, *names), 'a longpoll for all results')
     assert threads_named(READER) == 1
-    for name in names:
-        worker.mark_as_done(name, name)
-    assert [thread.value() for thread in waiting] == names
+    store_all(worker.client, {name: name for name in names})
+    assert [thread.value() for thread in waiting] == [*names, names[0]]
 
 
-def test_two_threads_wait_for_the_same_result(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    [task_id] = ids(1)
-    waiting = [Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE)) for _ in range(2)]
-    wait_for(
-        lambda: len(app.backend.subscriber._watched.mailboxes.get(f'celery-task-meta-{task_id}', ())) == 2,
-        'both threads to wait',
-    )
-    worker.mark_as_done(task_id, 7)
-    assert [thread.value() for thread in waiting] == [7, 7]
-
-
-def test_only_awaited_results_are_watched(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    first, second, third = ids(3)
-    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (first, second)]
-    wait_for(lambda: is_listening(sent, first, second), 'a longpoll for both results')
-    worker.mark_as_done(first, 1)
-    assert waits[0].value() == 1
-    waits.append(Waiting(lambda: app.AsyncResult(third).get(timeout=PATIENCE)))
-    wait_for(lambda: is_listening(sent, third), 'a longpoll for the third result')
-    assert not is_listening(sent, first, third)
-    for name in (second, third):
-        worker.mark_as_done(name, 2)
-    assert [wait.value() for wait in waits[1:]] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    'doc',
-    [{'value': 'no JSON'}, {'value': {'status': 'SUCCESS'}}, {'base64': 'AAAA'}],
-    ids=['no JSON', 'incomplete', 'no text'],
-)
-def test_malformed_result_affects_only_its_own_caller(
-    app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], doc: dict[str, Any]
+def test_malformed_results_affect_only_their_own_callers(
+    app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request]
 ) -> None:
-    malformed, good = ids(2)
-    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (malformed, good)]
-    wait_for(lambda: is_listening(sent, malformed, good), 'a longpoll for both results')
-    client.put({'_id': f'celery-task-meta-{malformed}', 'type': 'Result', 'status': 'SUCCESS', **doc})
-    assert isinstance(waits[0].value(), Exception)
+    *malformed, foreign, good = names = ids(5)
+    waits = get(app, *names)
+    wait_for(lambda: is_listening(sent, *names), 'a longpoll for all results')
+    docs: list[dict[str, Any]] = [{'value': 'no JSON'}, {'value': {'status': 'SUCCESS'}}, {'base64': 'AAAA'}]
+    for name, doc in zip(malformed, docs, strict=True):
+        client.put({'_id': f'celery-task-meta-{name}', 'type': 'Result', 'status': 'SUCCESS', **doc})
+    of_celerys_backend = {'status': 'SUCCESS', 'result': 5, 'traceback': None, 'children': [], 'task_id': foreign}
+    client.put({'_id': f'celery-task-meta-{foreign}', 'value': json.dumps(of_celerys_backend)})
     worker.mark_as_done(good, 'fine')
-    assert waits[1].value() == 'fine'
-
-
-def test_result_of_celerys_couchdb_backend_is_received(app: Celery, client: Client, sent: list[Request]) -> None:
-    [task_id] = ids(1)
-    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
-    client.put(
-        {
-            '_id': f'celery-task-meta-{task_id}',
-            'value': f'{{"status": "SUCCESS", "result": 5, "traceback": null, "children": [], "task_id": "{task_id}"}}',
-        }
-    )
-    assert waiting.value() == 5
+    assert [wait.value() for wait in waits[3:]] == [5, 'fine']
+    assert all(isinstance(wait.value(), Exception) for wait in waits[:3])
 
 
 def _get_in_child(app: Celery, task_id: str, answers: Any) -> None:
@@ -245,7 +215,7 @@ def _get_in_child(app: Celery, task_id: str, answers: Any) -> None:
 
 def test_forked_child_uses_its_own_subscriber(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     parents, childs = ids(2)
-    waiting = Waiting(lambda: app.AsyncResult(parents).get(timeout=PATIENCE))
+    [waiting] = get(app, parents)
     wait_for(lambda: is_listening(sent, parents), 'the longpoll of the parent')
     context = multiprocessing.get_context('fork')
     answers = context.Queue()
@@ -256,75 +226,6 @@ def test_forked_child_uses_its_own_subscriber(app: Celery, worker: CouchDBBacken
     assert answers.get(timeout=PATIENCE) == 'for the child'
     assert waiting.value() == 'for the parent'
     child.join(PATIENCE)
-
-
-def test_new_waits_do_not_delay_other_results(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    first, *others = ids(40)
-    waiting = Waiting(lambda: app.AsyncResult(first).get(timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, first), 'the longpoll')
-    subscriber, mailbox = app.backend.subscriber, ResultMailbox()
-    go_on = threading.Event()
-
-    def press() -> None:
-        while not go_on.wait(0.002):  # more often than any response can arrive
-            subscriber.watch(mailbox, [f'celery-task-meta-{others[0]}'])
-
-    pressing = threading.Thread(target=press)
-    pressing.start()
-    try:
-        worker.mark_as_done(first, 'through')
-        assert waiting.value() == 'through'
-    finally:
-        go_on.set()
-        pressing.join()
-        subscriber.unwatch(mailbox, [f'celery-task-meta-{others[0]}'])
-
-
-def test_response_that_python_cannot_parse(
-    app: Celery, worker: CouchDBBackend, client: Client, sent: list[Request], apache_couchdb: bool
-) -> None:
-    if not apache_couchdb:
-        pytest.skip('the embedded server stores such a document and cannot return it')
-    deep, good = ids(2)
-    waits = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in (deep, good)]
-    wait_for(lambda: is_listening(sent, deep, good), 'a longpoll for both results')
-    text = '[' * 100_000 + ']' * 100_000
-    answer = requests.put(
-        f'{client.address.url}/celery-task-meta-{deep}',
-        data=f'{{"type": "Result", "value": {text}}}',
-        auth=(str(client.address.user), str(client.address.password)),
-        timeout=PATIENCE,
-    )
-    if answer.status_code != 201:
-        pytest.skip('the server does not store it')
-    assert isinstance(waits[0].value(), DecodeError)
-    worker.mark_as_done(good, 'fine')
-    assert waits[1].value() == 'fine'
-
-
-def test_response_that_cannot_be_read_and_an_outage_after_it(
-    app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [task_id] = ids(1)
-    subscriber, failed = app.backend.subscriber, list[str]()
-
-    def fail_once(owner: Any, name: str, error: Exception) -> None:
-        call = getattr(owner, name)
-
-        def fail(*args: Any, **options: Any) -> Any:
-            if name in failed or threading.current_thread().name != READER:
-                return call(*args, **options)
-            failed.append(name)
-            raise error
-
-        monkeypatch.setattr(owner, name, fail)
-
-    fail_once(subscriber._longpoll, 'wait', RequestRefused('odd'))
-    fail_once(subscriber.store, 'read_many', ServerUnavailable('no response'))
-    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
-    wait_for(lambda: failed == ['wait', 'read_many'], 'both failures')
-    worker.mark_as_done(task_id, 1)
-    assert waiting.value() == 1
 
 
 @pytest.mark.parametrize('count', [1, 20])
@@ -339,7 +240,7 @@ def test_error_that_stays_is_raised(app: Celery, monkeypatch: pytest.MonkeyPatch
     read_many = subscriber.store.read_many
     monkeypatch.setattr(subscriber._longpoll, 'wait', refuse)
     monkeypatch.setattr(subscriber.store, 'read_many', refuse)
-    waiting = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in ids(count)]
+    waiting = get(app, *ids(count))
     assert {type(thread.value()) for thread in waiting} == {AccessDenied}
 
 
@@ -352,29 +253,11 @@ def test_response_for_results_that_nothing_waits_for_cannot_be_read(
         raise RequestRefused('odd')
 
     monkeypatch.setattr(app.backend.subscriber._longpoll, 'wait', refuse)
-    waiting = Waiting(partial(first.get, timeout=PATIENCE))
+    [waiting] = get(app, first.id)
     wait_for(partial(is_asked_for, sent, first.id), 'the request')
     worker.mark_as_done(first.id, 1)
     worker.mark_as_done(second.id, 2)
     assert [waiting.value(), second.get(timeout=PATIENCE)] == [1, 2]
-
-
-def test_thread_that_cannot_be_started(app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    [task_id] = ids(1)
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == READER:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, 'start', refuse)
-    with pytest.raises(RuntimeError):
-        app.AsyncResult(task_id).get(timeout=PATIENCE)
-    monkeypatch.undo()
-    waiting = Waiting(lambda: app.AsyncResult(task_id).get(timeout=PATIENCE))
-    worker.mark_as_done(task_id, 1)
-    assert waiting.value() == 1
 
 
 def test_abandoned_iteration_frees_all_resources(app: Celery, worker: CouchDBBackend) -> None:
@@ -390,64 +273,31 @@ def test_abandoned_iteration_frees_all_resources(app: Celery, worker: CouchDBBac
 # -- groups
 
 
-@pytest.mark.parametrize('count', [5, 150], ids=['few', 'many'])
-def test_get_of_a_group(app: Celery, worker: CouchDBBackend, sent: list[Request], count: int) -> None:
-    names = ids(count)
-    group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
-    waiting = Waiting(lambda: group.get(timeout=PATIENCE))
-    wait_for(lambda: any(request.path == '/_changes' for request in sent), 'the longpoll')
-    for name in names:
-        worker.mark_as_done(name, name)
-    assert waiting.value() == names
-
-
 def test_number_of_awaited_results_grows_and_shrinks(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     many, few = ids(120), ids(3)
-    one = Waiting(lambda: app.AsyncResult(few[0]).get(timeout=PATIENCE))
+    [one] = get(app, few[0])
     wait_for(lambda: is_listening(sent, few[0]), 'the first longpoll')
-    group = Waiting(lambda: dict(app.backend.await_results(many, timeout=PATIENCE)))
+    group = Waiting(partial(app.GroupResult('g', [app.AsyncResult(name) for name in many]).get, timeout=PATIENCE))
     wait_for(
         lambda: any(request.path == '/_changes' and not request.body for request in sent),
         'the longpoll for all results',
     )
-    two = Waiting(lambda: app.AsyncResult(few[1]).get(timeout=PATIENCE))
-    for name in many:
-        worker.mark_as_done(name, 1)
-    assert set(group.value()) == set(many)
-    three = Waiting(lambda: app.AsyncResult(few[2]).get(timeout=PATIENCE))
-    for name in few:
-        worker.mark_as_done(name, name)
+    [two] = get(app, few[1])
+    store_all(worker.client, {name: name for name in many})
+    assert group.value() == many
+    [three] = get(app, few[2])
+    store_all(worker.client, {name: name for name in few})
     assert [wait.value() for wait in (one, two, three)] == few
 
 
 def test_ready_group_of_a_thousand_takes_few_requests(app: Celery, client: Client, sent: list[Request]) -> None:
     names = ids(1000)
-    client.bulk(
-        [
-            {
-                '_id': f'celery-task-meta-{name}',
-                'type': 'Result',
-                'status': 'SUCCESS',
-                'value': {'status': 'SUCCESS', 'result': i, 'traceback': None, 'children': [], 'task_id': name},
-            }
-            for i, name in enumerate(names)
-        ]
-    )
+    store_all(client, {name: name for name in names})
     sent.clear()
-    group = app.GroupResult(str(uuid.uuid4()), [app.AsyncResult(name) for name in names])
-    assert group.get(timeout=PATIENCE) == list(range(1000))
-    assert len(sent) <= 5  # one request per process asks whether the server is a cluster
-
-
-def test_groups_within_a_group(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    names = ids(40)
     inner = app.GroupResult('inner', [app.AsyncResult(name) for name in names[1:]])
     outer = app.GroupResult('outer', [app.AsyncResult(names[0]), inner])
-    for name in names:
-        worker.mark_as_done(name, name)
-    sent.clear()
     assert outer.get(timeout=PATIENCE) == [names[0], names[1:]]
-    assert len(sent) == 2  # one request per process asks whether the server is a cluster
+    assert len(sent) <= 5  # one request per process asks whether the server is a cluster
 
 
 def test_join_iteration_and_failure_of_a_result_set(app: Celery, worker: CouchDBBackend) -> None:
@@ -471,9 +321,10 @@ def never_sent(app: Celery, parent: str, *names: str, around: bool = False) -> A
     return app.GroupResult(str(uuid.uuid4()), [group]) if around else group
 
 
-@pytest.mark.parametrize('around', [False, True], ids=['group', 'group in a group'])
-@pytest.mark.parametrize('before', [False, True], ids=['fails meanwhile', 'has failed'])
-@pytest.mark.parametrize('method', ['get', 'join', 'join_native'])
+@pytest.mark.parametrize(
+    ('method', 'before', 'around'),
+    [('get', False, False), ('get', True, True), ('join', False, True), ('join_native', True, False)],
+)
 def test_group_raises_the_error_of_the_task_before_it(
     app: Celery, worker: CouchDBBackend, sent: list[Request], method: str, before: bool, around: bool
 ) -> None:
@@ -490,15 +341,19 @@ def test_group_raises_the_error_of_the_task_before_it(
     wait_for(lambda: not app.backend.subscriber._watched.mailboxes, 'the end of all waits')
 
 
-def test_group_that_is_never_sent_with_propagate_false(app: Celery, worker: CouchDBBackend) -> None:
-    parent, *names = ids(3)
+def test_group_that_is_never_sent_with_propagate_false(
+    app: Celery, worker: CouchDBBackend, sent: list[Request]
+) -> None:
+    parent, *names, beside = ids(4)
     worker.mark_as_failure(parent, LookupError('no'))
-    for method in ('get', 'join'):
-        group = never_sent(app, parent, *names)
-        values = getattr(group, method)(timeout=PATIENCE, propagate=False)
-        assert [type(value) for value in values] == [LookupError, LookupError]
-    [inner] = never_sent(app, parent, *names, around=True).get(timeout=PATIENCE, propagate=False)
-    assert isinstance(inner, LookupError)
+    values = never_sent(app, parent, *names).join(timeout=PATIENCE, propagate=False)
+    assert [type(value) for value in values] == [LookupError, LookupError]
+    group = app.GroupResult(str(uuid.uuid4()), [never_sent(app, parent, *names), app.AsyncResult(beside)])
+    waiting = Waiting(lambda: group.get(timeout=PATIENCE, propagate=False))
+    wait_for(lambda: is_listening(sent, beside), 'the longpoll')
+    worker.mark_as_done(beside, 1)
+    error, value = waiting.value()
+    assert (type(error), value) == (LookupError, 1)
 
 
 def test_ready_results_are_returned_before_the_error(app: Celery, worker: CouchDBBackend) -> None:
@@ -510,17 +365,6 @@ def test_ready_results_are_returned_before_the_error(app: Celery, worker: CouchD
     assert [(task_id, type(meta['result'])) for task_id, meta in found] == [(sent, int), (missing, LookupError)]
     worker.mark_as_done(missing, 2)
     assert never_sent(app, parent, missing, sent).get(timeout=PATIENCE) == [2, 1]
-
-
-def test_group_next_to_one_that_is_never_sent(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    parent, *names, beside = ids(4)
-    worker.mark_as_failure(parent, LookupError('no'))
-    group = app.GroupResult(str(uuid.uuid4()), [never_sent(app, parent, *names), app.AsyncResult(beside)])
-    waiting = Waiting(lambda: group.get(timeout=PATIENCE, propagate=False))
-    wait_for(lambda: is_listening(sent, beside), 'the longpoll')
-    worker.mark_as_done(beside, 1)
-    error, value = waiting.value()
-    assert (type(error), value) == (LookupError, 1)
 
 
 def test_group_times_out_while_the_task_before_it_runs(app: Celery, worker: CouchDBBackend) -> None:
@@ -535,30 +379,7 @@ def test_group_times_out_while_the_task_before_it_runs(app: Celery, worker: Couc
             getattr(never_sent(app, parent, *names), method)(timeout=0)
 
 
-def test_group_after_a_task_is_one_request_when_it_is_ready(
-    app: Celery, worker: CouchDBBackend, sent: list[Request]
-) -> None:
-    parent, *names = ids(4)
-    for name in (parent, *names):
-        worker.mark_as_done(name, name)
-    assert app.AsyncResult(parent).get() == parent  # the first request asks whether the server is a cluster
-    app.ResultSet([app.AsyncResult(name) for name in names]).get(timeout=0)
-    sent.clear()
-    assert never_sent(app, parent, *names).get(timeout=0) == names
-    assert len(sent) == 1
-
-
 # -- then
-
-
-def test_callback_of_a_result_without_references(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    [task_id] = ids(1)
-    called: list[Any] = []
-    app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
-    gc.collect()
-    wait_for(lambda: is_listening(sent, task_id), 'the longpoll')
-    worker.mark_as_done(task_id, 3)
-    wait_for(lambda: called == [3], 'the callback')
 
 
 def test_callback_of_a_group(app: Celery, worker: CouchDBBackend) -> None:
@@ -581,41 +402,28 @@ def test_callback_may_wait_for_another_result(app: Celery, worker: CouchDBBacken
     wait_for(lambda: called == [2], 'the callback')
 
 
-def test_callback_that_fails_does_not_stop_the_others(
-    app: Celery, worker: CouchDBBackend, caplog: pytest.LogCaptureFixture
+def test_callbacks_that_fail_and_odd_ids_do_not_stop_other_callbacks(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = ids(2)
+    fails, good = ids(2)
     called: list[Any] = []
-    app.AsyncResult(names[0]).then(lambda _: 1 / 0)
-    app.AsyncResult(names[1]).then(lambda result: called.append(result.get()))
-    for name in names:
-        worker.mark_as_done(name, name)
-    wait_for(lambda: called == [names[1]], 'the callback')
-    wait_for(
-        lambda: any('callback of task' in record.getMessage() for record in caplog.records),
-        'the log line about the callback',
-    )
-
-
-@pytest.mark.parametrize('bad', ['', 'x\ud800'], ids=['empty', 'half a character'])
-def test_odd_ids_do_not_stop_the_callbacks(app: Celery, worker: CouchDBBackend, bad: str) -> None:
-    [task_id] = ids(1)
-    called: list[Any] = []
-    kept = app.AsyncResult('kept')
-    kept.then(called.append)
-    app.AsyncResult(bad).then(called.append)
-    gc.collect()
-    app.AsyncResult(task_id).then(lambda result: called.append(result.get()))
-    worker.mark_as_done(task_id, 5)
+    for bad in ('', 'x\ud800'):
+        app.AsyncResult(bad).then(called.append)
+    app.AsyncResult(fails).then(lambda _: 1 / 0)
+    app.AsyncResult(good).then(lambda result: called.append(result.get()))
+    gc.collect()  # nothing refers to the results
+    wait_for(lambda: is_listening(sent, fails, good), 'the longpoll')
+    for name in (fails, good):
+        worker.mark_as_done(name, 5)
     wait_for(lambda: called == [5], 'the callback')
-    kept.forget()
+    wait_for(lambda: 'callback of task' in caplog.text, 'the log line about the callback')
 
 
 @pytest.mark.parametrize('how', ['polled', 'awaited'])
 def test_callback_is_called_once_if_its_result_is_known_otherwise(
     app: Celery, worker: CouchDBBackend, how: str
 ) -> None:
-    for name in ids(10):
+    for name in ids(4):
         called: list[int] = []
         result = app.AsyncResult(name)
 
@@ -624,53 +432,24 @@ def test_callback_is_called_once_if_its_result_is_known_otherwise(
             called.append(1)
 
         result.then(slow)
-        waiting = Waiting(partial(result.get, timeout=PATIENCE)) if how == 'awaited' else None
+        waiting = get(app, name) if how == 'awaited' else []
         worker.mark_as_done(name, 1)
-        if waiting is None:
+        if not waiting:
             wait_for(result.ready, 'the result')
-        else:
-            assert waiting.value() == 1
+        assert [wait.value() for wait in waiting] == [1] * len(waiting)
         wait_for(partial(len, called), 'the callback')
         time.sleep(0.02)  # a second call would have ended by now
         assert called == [1]
 
 
-def test_group_without_callbacks_is_not_watched(app: Celery, sent: list[Request]) -> None:
-    group: GroupResult | None = app.GroupResult('g', [app.AsyncResult(name) for name in ids(3)])
-    assert group
-    wait_for(lambda: app.backend.callbacks._held, 'the group to be registered')
-    members = [weakref.ref(result) for result in group.results]
-    assert sent == []
-    group = None
-    wait_for(
-        lambda: gc.collect() is not None and [ref() for ref in members] == [None] * 3,
-        'the results to be garbage collected',
-    )
-
-
-def test_states_of_a_group_take_few_requests(
-    app: Celery, worker: CouchDBBackend, sent: list[Request], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Results that were read ahead are valid for a moment only, which a busy machine may need for each query.
-    monkeypatch.setattr('celery_couchdb.waiting.read_ahead.time', SimpleNamespace(monotonic=lambda: 0.0))
-    names = ids(400)
-    group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
-    wait_for(lambda: len(app.backend.callbacks._held) == 400, 'the group to be registered')
-    worker.mark_as_done(names[0], 1)
-    worker.mark_as_done(names[399], 1)
-    sent.clear()
-    assert group.completed_count() == 2
-    assert len(sent) < 20
-
-
 def test_consecutive_state_queries_return_current_states(app: Celery, worker: CouchDBBackend) -> None:
-    names = ids(10)
+    names = ids(4)
     group = app.GroupResult('g', [app.AsyncResult(name) for name in names])
-    wait_for(lambda: len(app.backend.callbacks._held) == 10, 'the group to be registered')
+    wait_for(lambda: len(app.backend.callbacks._held) == 4, 'the group to be registered')
     for count, name in enumerate(names):
         assert group.completed_count() == count
         worker.mark_as_done(name, 1)
-    assert group.completed_count() == 10
+    assert group.completed_count() == 4
 
 
 # -- results that are watched before the program asks for them
@@ -684,6 +463,14 @@ def sent_tasks(app: Celery, count: int) -> list[AsyncResult]:
     return [app.AsyncResult(name) for name in names]
 
 
+def watched_tasks(app: Celery, sent: list[Request], count: int) -> tuple[list[AsyncResult], Waiting]:
+    """Return results that are watched because a thread waits for the first of them, and that wait."""
+    results = sent_tasks(app, count)
+    [waiting] = get(app, results[0].id)
+    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
+    return results, waiting
+
+
 def is_known(app: Celery, result: AsyncResult) -> bool:
     key = app.backend.get_key_for_task(result.id)
     return key in app.backend.subscriber.cache
@@ -692,9 +479,7 @@ def is_known(app: Celery, result: AsyncResult) -> bool:
 def test_one_look_serves_the_results_that_are_asked_for_next(
     app: Celery, worker: CouchDBBackend, sent: list[Request]
 ) -> None:
-    results = sent_tasks(app, 5)
-    waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
+    results, waiting = watched_tasks(app, sent, 5)
     for number, result in reversed(list(enumerate(results))):
         worker.mark_as_done(result.id, number)
     assert waiting.value() == 0
@@ -706,9 +491,7 @@ def test_one_look_serves_the_results_that_are_asked_for_next(
 
 def test_state_that_was_received_before_is_delivered(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
     """The next result fails, and a thread asks for it while the subscriber watches it already."""
-    results = sent_tasks(app, 3)
-    waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
+    results, waiting = watched_tasks(app, sent, 3)
     worker.mark_as_failure(results[1].id, ValueError('no'))
     key = app.backend.get_key_for_task(results[1].id)
     wait_for(lambda: app.backend.subscriber._watched.ahead.get(key), 'the failure')
@@ -720,28 +503,8 @@ def test_state_that_was_received_before_is_delivered(app: Celery, worker: CouchD
     assert waiting.value() == 1
 
 
-def test_failure_that_a_later_delivery_replaces_is_not_kept(
-    app: Celery, worker: CouchDBBackend, sent: list[Request]
-) -> None:
-    results = sent_tasks(app, 2)
-    key = app.backend.get_key_for_task(results[1].id)
-    waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
-    worker.mark_as_failure(results[1].id, ValueError('no'))
-    wait_for(lambda: app.backend.subscriber._watched.ahead.get(key), 'the failure')
-    worker.mark_as_done(results[0].id, 1)
-    assert waiting.value() == 1
-    wait_for(lambda: not app.backend.subscriber._watched.ahead, 'the end of the watch')
-    doc = worker.store.read(key)
-    assert doc is not None
-    worker.store.put({**doc, 'status': 'SUCCESS', 'value': {**doc['value'], 'status': 'SUCCESS', 'result': 2}})
-    assert results[1].get(timeout=PATIENCE) == 2
-
-
 def test_forgotten_result_is_not_kept(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    results = sent_tasks(app, 3)
-    waiting = Waiting(partial(results[0].get, timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, *(result.id for result in results)), 'the longpoll')
+    results, waiting = watched_tasks(app, sent, 3)
     for result in reversed(results):
         worker.mark_as_done(result.id, 1)
     assert waiting.value() == 1
@@ -752,20 +515,10 @@ def test_forgotten_result_is_not_kept(app: Celery, worker: CouchDBBackend, sent:
     assert not is_known(app, results[2])
 
 
-def test_results_of_other_threads_are_not_watched(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    [own] = sent_tasks(app, 1)
-    [other] = Waiting(lambda: sent_tasks(app, 1)).value()
-    waiting = Waiting(partial(own.get, timeout=PATIENCE))
-    wait_for(lambda: is_listening(sent, own.id), 'the longpoll')
-    assert not is_listening(sent, own.id, other.id)
-    worker.mark_as_done(own.id, 1)
-    assert waiting.value() == 1
-
-
 def test_nothing_is_requested_when_nothing_waits(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:
-    results = sent_tasks(app, 20)
+    results = sent_tasks(app, 5)
     with pytest.raises(TimeoutError):
-        results[0].get(timeout=0.5)
+        results[0].get(timeout=0.2)
     wait_for(lambda: not app.backend.subscriber._watched.ahead, 'the end of the watch')
     sent.clear()
     for result in results:
@@ -778,17 +531,7 @@ def test_many_results_in_turn_take_few_requests(app: Celery, worker: CouchDBBack
     first = Waiting(lambda: [result.get(timeout=PATIENCE) for result in results])
     wait_for(lambda: is_listening(sent, results[0].id), 'the longpoll')
     for start in range(0, 300, 50):
-        worker.client.bulk(
-            [
-                {
-                    '_id': worker.get_key_for_task(result.id),
-                    'type': 'Result',
-                    'status': 'SUCCESS',
-                    'value': {'status': 'SUCCESS', 'result': start, 'task_id': result.id},
-                }
-                for result in results[start : start + 50]
-            ]
-        )
+        store_all(worker.client, {result.id: start for result in results[start : start + 50]})
     assert first.value() == [number // 50 * 50 for number in range(300)]
     assert len(sent) < 100
 
@@ -802,7 +545,7 @@ def busy(app: Celery, worker: CouchDBBackend, client: Client) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('celery_couchdb.waiting.timing._MIN_SECONDS', 0.0)
         for name in ids(2):
-            waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+            [waiting] = get(app, name)
             wait_for(partial(is_watched, app, name), 'the wait')
             client.bulk([{'_id': other} for other in ids(200)])
             worker.mark_as_done(name, 1)
@@ -826,7 +569,7 @@ def test_results_are_asked_for_if_the_database_is_busy(
     sent.clear()
     for name in ids(3):
         app.backend.on_task_call(None, name)
-        waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+        [waiting] = get(app, name)
         wait_for(partial(is_asked_for, sent, name), 'the request')
         worker.mark_as_done(name, name)
         assert waiting.value() == name
@@ -834,27 +577,6 @@ def test_results_are_asked_for_if_the_database_is_busy(
         own = [request.at for request in sent if request.path == f'/celery-task-meta-{name}']
         assert len(own) <= 12 + 2 * (own[-1] - own[0])
     assert not [request for request in sent if request.path == '/_changes']
-
-
-def test_many_results_are_asked_for_together(
-    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
-) -> None:
-    names = ids(20)
-    waiting = [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE)) for name in names]
-    wait_for(lambda: all(is_watched(app, name) for name in names), 'all waits')
-    for name in names:
-        worker.mark_as_done(name, name)
-    assert [thread.value() for thread in waiting] == names
-    assert not [request for request in sent if request.path == '/_changes' and len(request.body['doc_ids']) > 1]
-
-
-def test_callbacks_are_called_if_the_database_is_busy(app: Celery, worker: CouchDBBackend, busy: None) -> None:
-    [name] = ids(1)
-    called: list[Any] = []
-    app.AsyncResult(name).then(lambda result: called.append(result.get()))
-    wait_for(lambda: is_watched(app, name), 'the wait')
-    worker.mark_as_done(name, 3)
-    wait_for(lambda: called == [3], 'the callback')
 
 
 def test_outage_while_results_are_asked_for(
@@ -870,7 +592,7 @@ def test_outage_while_results_are_asked_for(
             raise ServerUnavailable('no response')
         return read(wanted, **options)
 
-    waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+    [waiting] = get(app, name)
     wait_for(lambda: is_watched(app, name), 'the wait')
     monkeypatch.setattr(store, 'read_many', fail_twice)
     worker.mark_as_done(name, 1)
@@ -884,12 +606,7 @@ def test_changes_are_followed_again_when_the_database_is_quiet(
     monkeypatch.setattr('celery_couchdb.waiting.timing._COUNT_SECONDS', 0.0)
     [name] = ids(1)
     sent.clear()
-    waiting = Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE))
+    [waiting] = get(app, name)
     wait_for(lambda: is_listening(sent, name), 'the longpoll')
     worker.mark_as_done(name, 1)
     assert waiting.value() == 1
-
-
-def test_timeout_while_results_are_asked_for(app: Celery, busy: None) -> None:
-    with pytest.raises(TimeoutError):
-        app.AsyncResult(*ids(1)).get(timeout=0.3)

@@ -11,12 +11,11 @@ import pytest
 from celery import Celery, signals
 from celery.contrib.testing.worker import start_worker
 from celery.worker.request import Request
-from kombu import Connection
 
 from celery_couchdb.jobs import Jobs
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, wait_for
-from tests.support import Inbox, items, publish
+from tests.support import items
 
 
 @contextmanager
@@ -67,25 +66,32 @@ def harmful(app: Celery) -> Any:
     return harmful
 
 
-@pytest.mark.parametrize('moment', ['received', 'run'])
-@pytest.mark.parametrize(
-    'options', [{}, {'rate_limit': '1000/s'}, {'countdown': 0.01}, {'rate_limit': '1000/s', 'countdown': 0.01}], ids=str
-)
-def test_message_that_raises_an_error_becomes_a_dead_letter(
-    app: Celery, client: Client, harmful: Any, moment: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+def test_messages_that_raise_an_error_become_dead_letters(
+    app: Celery, client: Client, harmful: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harmful.rate_limit = options.pop('rate_limit', None)
+    @app.task(name='limited', shared=False, Request=Harmful, rate_limit='1000/s')
+    def limited(*args: Any) -> None:
+        pass
+
     with working(app):
-        harmful.apply_async((moment, 'ValueError'), **options)
-        [letter] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
-        assert (letter['reason'], letter['attempts']) == ('rejected: ValueError: two lines', 1)
-        assert harmful.delay('neither').get(timeout=PATIENCE) == 'done'
-        assert app.control.inspect(timeout=PATIENCE, limit=1).reserved().popitem()[1] == []
-        lines = [message for message in caplog.messages if letter['_id'] in message]
-        assert lines == [f'message {letter["_id"]} was made a dead letter: {letter["reason"]}']
-        harmless.append(True)
-        Jobs(app).replay([letter])
-        wait_for(lambda: not items(client), 'the replayed task')
+        for task, moment, options in (
+            (harmful, 'received', {}),
+            (harmful, 'run', {}),
+            (limited, 'run', {}),
+            (harmful, 'run', {'countdown': 0.01}),
+            (limited, 'run', {'countdown': 0.01}),
+        ):
+            harmless.clear()
+            task.apply_async((moment, 'ValueError'), **options)
+            [letter] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
+            assert (letter['reason'], letter['attempts']) == ('rejected: ValueError: two lines', 1)
+            assert harmful.delay('neither').get(timeout=PATIENCE) == 'done'
+            assert app.control.inspect(timeout=PATIENCE, limit=1).reserved().popitem()[1] == []
+            lines = [message for message in caplog.messages if letter['_id'] in message]
+            assert lines == [f'message {letter["_id"]} was made a dead letter: {letter["reason"]}']
+            harmless.append(True)
+            Jobs(app).replay([letter])
+            wait_for(lambda: not items(client), 'the replayed task')
 
 
 @pytest.mark.parametrize('error', ['MemoryError', 'OSError'])
@@ -97,36 +103,6 @@ def test_error_of_the_worker_itself_ends_it_and_counts_as_an_attempt(
         wait_for(lambda: worker.exitcode, 'the end of the worker')
     [item] = wait_for(lambda: [doc for doc in items(client) if not doc['claimed']], 'the released message')
     assert (item['attempts'], item.get('status')) == (1, None)
-
-
-@pytest.mark.parametrize('when', ['in the callback', 'after the callback'])
-def test_error_of_a_program_counts_as_an_attempt(connection: Connection, client: Client, when: str) -> None:
-    def fail(message: Any = None) -> None:
-        raise LookupError('the program sees this')
-
-    inbox = Inbox(connection, ack=False)
-    if when == 'in the callback':
-        inbox.consumer.on_message = fail
-    publish(connection, 1)
-
-    def run() -> None:
-        with connection:
-            inbox.wait(1)
-            fail()
-
-    with pytest.raises(LookupError, match='sees this'):
-        run()
-    [item] = wait_for(lambda: [doc for doc in items(client) if not doc['claimed']], 'the released message')
-    assert item['attempts'] == 1
-
-
-def test_orderly_stop_of_a_program_counts_no_attempt(connection: Connection, client: Client) -> None:
-    inbox = Inbox(connection, ack=False)
-    publish(connection, 1)
-    with connection:
-        inbox.wait(1)
-    [item] = wait_for(lambda: [doc for doc in items(client) if not doc['claimed']], 'the released message')
-    assert item['attempts'] == 0
 
 
 def test_worker_in_a_thread_moves_parcels_and_stops(mover_app: Celery, parcels: Client) -> None:
