@@ -91,13 +91,17 @@ def holder(self: Any, journal: str) -> None:
     note(journal, f'held {Jobs(app).held(self)}')
 
 
-@app.task(name='process')
-def process(journal: str) -> str:
-    """Write the ids of this process and its parent to the journal, wait for the file `go on`, and write the end."""
-    note(journal, f'{os.getpid()} {os.getppid()}')
+def process(self: Any, journal: str) -> str:
+    """Write the task's name and its process id to the journal, wait for the file `go on`, and write the end."""
+    note(journal, f'{self.name} {os.getpid()}')
     pause(journal, None)
     note(journal, 'end')
     return 'done'
+
+
+app.task(name='process', bind=True)(process)
+app.task(name='late_process', bind=True, acks_late=True)(process)
+app.task(name='safe_process', bind=True, acks_late=True, reject_on_worker_lost=True)(process)
 
 
 @app.task(name='deadly', acks_late=True, reject_on_worker_lost=True)
@@ -136,19 +140,6 @@ def report(self: Any, journal: str, name: str, seconds: float | None = 0.0, fail
     return name
 
 
-def _key(journal: str, key: str, *others: Any) -> str:
-    return key
-
-
-@app.task(name='limited', base=LimitedTask, concurrency_key=_key, concurrency_limit=2, reject_on_worker_lost=True)
-def limited(journal: str, key: str, name: str, seconds: float | None) -> str:
-    """Write the key, the times of the start and of the end, and the name to the journal, `seconds` apart."""
-    note(journal, f'start {key} {name} {os.getpid()} {time.time()}')
-    pause(journal, seconds)
-    note(journal, f'end {key} {name} {os.getpid()} {time.time()}')
-    return name
-
-
 @app.task(name='again', base=LimitedTask, bind=True)
 def again(self: Any, journal: str, name: str, seconds: float | None, countdown: float | None) -> str:
     """Retry once after `countdown` seconds, if it is not None."""
@@ -165,20 +156,6 @@ def ask(x: int, y: int) -> int:
     """Run the task `add` and wait for its result."""
     # Not allow_join_result(): it applies to the whole process, and so to the tasks in other threads.
     return int(add.delay(x, y).get(timeout=180, disable_sync_subtasks=False))
-
-
-@app.task(name='late_part', acks_late=True, reject_on_worker_lost=True)
-def late_part(number: int) -> int:
-    """Return a number after a moment. The task runs again if its worker is killed."""
-    time.sleep(0.05)
-    return number
-
-
-@app.task(name='collect')
-def collect(numbers: list[int], journal: str, name: str) -> int:
-    """Write `name` to the journal, and return the sum."""
-    note(journal, name)
-    return sum(numbers)
 
 
 def pause(journal: str, seconds: float | None) -> None:

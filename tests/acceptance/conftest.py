@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from click.testing import CliRunner, Result
 from pytest_celery import CeleryTestWorker
 
+import celery_couchdb.cli
 import celery_couchdb.design
 from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
@@ -19,9 +25,9 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.queues.databases import broadcasts_of
-from tests.conftest import PATIENT, PATIENT_BROKER
+from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER
 from tests.parcels import database_of_parcels
-from tests.support import end
+from tests.support import ROOT, end
 from tests.worker_process import WorkerProcess
 
 #: The files in the folder of a worker.
@@ -124,6 +130,45 @@ class Site:
             print(f'---- log of {worker.hostname()}\n{worker.logs()}')
         end(self.app)
         self.client.close()
+
+
+def celery(*given: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a `celery` command with the app of the workers in a process of its own."""
+    return subprocess.run(
+        [sys.executable, '-m', 'celery', '-A', 'tests.acceptance.app', *given],
+        cwd=ROOT,
+        env={**os.environ, 'SETTINGS': '{}', **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def couchdb(site: Site, *given: str, **environment: str) -> Result:
+    """Run a command of `celery couchdb` in this process, and check that its output contains no password."""
+    runner = CliRunner(env={'COLUMNS': None, **environment})
+    done = runner.invoke(celery_couchdb.cli.couchdb, given, obj=SimpleNamespace(app=site.app, no_color=True))
+    assert f'{site.server.user}:{site.server.password}' not in done.output
+    return done
+
+
+def succeeded(done: Result) -> str:
+    """Return the output of a command; fail the test if the command failed."""
+    assert (done.exit_code, done.stderr) == (0, '')
+    return done.stdout
+
+
+def sentence(done: Result) -> str:
+    """Return the error message of a failed command, which is one sentence."""
+    assert (done.exit_code, done.stdout) == (1, '')
+    [line] = done.stderr.splitlines()
+    return line
+
+
+def listed(site: Site, *given: str) -> list[dict[str, Any]]:
+    """Return what a command prints with `--json`, one object for each line."""
+    return [json.loads(line) for line in succeeded(couchdb(site, *given, '--json')).splitlines()]
 
 
 @pytest.fixture

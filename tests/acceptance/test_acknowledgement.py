@@ -17,78 +17,66 @@ from tests.support import items
 
 from .conftest import Site
 
-EARLY: dict[str, Any] = {}
-LATE = {'task_acks_late': True}
-SAFE = {'task_acks_late': True, 'task_reject_on_worker_lost': True}
+#: The tasks that write their process ids to the journal, and how they are acknowledged.
+TASKS = ('process', 'late_process', 'safe_process')
 
 
-def start(site: Site, settings: dict[str, Any]) -> Any:
+def start(site: Site) -> Any:
+    """Start a worker with a process for each task."""
     return site.worker(
-        pool='prefork', concurrency=1, worker_prefetch_multiplier=1, broker_transport_options=SHORT_LEASE, **settings
+        pool='prefork', concurrency=3, worker_prefetch_multiplier=1, broker_transport_options=SHORT_LEASE
     )
 
 
-def begin(site: Site, settings: dict[str, Any]) -> tuple[Any, Any, int, int]:
-    """Start a worker and a task; return worker, result, and the ids of the task's process and its parent."""
-    worker = start(site, settings)
-    result = site.send('process', str(site.journal))
-    [line] = wait_for(site.journalled, 'the task to start')
-    if not settings:
-        wait_for(lambda: not items(site.client), 'the ack')
-    process, parent = map(int, line.split())
-    return worker, result, process, parent
+def begin(site: Site) -> tuple[dict[str, Any], dict[str, int]]:
+    """Start a worker and the tasks, and return their results and their processes by name."""
+    start(site)
+    results = {name: site.send(name, str(site.journal)) for name in TASKS}
+    wait_for(lambda: len(site.journalled()) == 3, 'the tasks to start')
+    wait_for(lambda: len(items(site.client)) == 2, 'the early ack')
+    return results, {name: int(process) for name, process in map(str.split, site.journalled())}
 
 
-@pytest.mark.parametrize(
-    ('settings', 'again'), [(EARLY, False), (LATE, True), (SAFE, True)], ids=['early', 'late', 'safe']
-)
-def test_whole_worker_killed(site: Site, settings: dict[str, Any], again: bool) -> None:
-    worker, result, *_ = begin(site, settings)
+def runs(site: Site) -> Counter[str]:
+    """Return how often each task has started."""
+    return Counter(line.split()[0] for line in site.journalled() if line != 'end')
+
+
+def test_worker_killed(site: Site) -> None:
+    """Where the pool ends with the main process, that alone is killed: no task runs twice at the same time."""
+    results, processes = begin(site)
     waiting = site.send('add', 1, 2)
-    worker.kill()
-    start(site, settings)
+    if sys.platform == 'linux':
+        os.kill(site.workers[0].container.pid, signal.SIGKILL)
+        wait_for(lambda: not any(Path('/proc', str(process)).exists() for process in processes.values()), 'the end')
+    else:
+        site.workers[0].kill()
+    start(site)
     assert waiting.get(timeout=PATIENCE) == 3  # tasks that had not started run in any case
-    if again:
-        wait_for(lambda: len(site.journalled()) == 2, 'the second run')
-        site.go_on()
-        assert result.get(timeout=PATIENCE) == 'done'
-    else:
-        wait_for(lambda: not items(site.client), 'the ack')
-        assert (len(site.journalled()), result.state) == (1, 'PENDING')
-
-
-@pytest.mark.skipif(sys.platform != 'linux', reason='only on Linux do children end with their parent')
-def test_main_process_killed(site: Site) -> None:
-    """The pool processes end with the main process, so that the task does not run twice at the same time."""
-    _, result, process, parent = begin(site, SAFE)
-    os.kill(parent, signal.SIGKILL)
-    wait_for(lambda: not Path('/proc', str(process)).exists(), 'the pool process to end')
-    start(site, SAFE)
-    wait_for(lambda: len(site.journalled()) == 2, 'the second run')
+    wait_for(lambda: len(site.journalled()) == 5, 'the second runs')
     site.go_on()
-    assert result.get(timeout=PATIENCE) == 'done'
-    assert site.journalled()[2:] == ['end']
+    assert [results[name].get(timeout=PATIENCE) for name in TASKS[1:]] == ['done', 'done']
+    wait_for(lambda: not items(site.client), 'the acks')
+    assert runs(site) == {'process': 1, 'late_process': 2, 'safe_process': 2}
+    assert results['process'].state == 'PENDING'
 
 
-@pytest.mark.parametrize(
-    ('settings', 'again'), [(EARLY, False), (LATE, False), (SAFE, True)], ids=['early', 'late', 'safe']
-)
-def test_pool_process_killed(site: Site, settings: dict[str, Any], again: bool) -> None:
-    _, result, process, _ = begin(site, settings)
-    os.kill(process, signal.SIGKILL)
-    if again:
-        wait_for(lambda: len(site.journalled()) == 2, 'the second run')
-        site.go_on()
-        assert result.get(timeout=PATIENCE) == 'done'
-    else:
+def test_pool_processes_killed(site: Site) -> None:
+    results, processes = begin(site)
+    for process in processes.values():
+        os.kill(process, signal.SIGKILL)
+    for name in TASKS[:2]:
         with pytest.raises(WorkerLostError):
-            result.get(timeout=PATIENCE)
-        assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-        wait_for(lambda: not items(site.client), 'the ack')
-        assert len(site.journalled()) == 1
+            results[name].get(timeout=PATIENCE)
+    wait_for(lambda: len(site.journalled()) == 4, 'the second run')
+    site.go_on()
+    assert results['safe_process'].get(timeout=PATIENCE) == 'done'
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    wait_for(lambda: not items(site.client), 'the acks')
+    assert runs(site) == {'process': 1, 'late_process': 1, 'safe_process': 2}
 
 
-@pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])
+@pytest.mark.parametrize('pool', ['prefork', 'solo'])
 def test_warm_shutdown_releases_tasks_that_have_not_started(site: Site, pool: str) -> None:
     first = site.worker(pool=pool, concurrency=1)
     results = [site.send('nap', str(site.journal), str(number), None if number == 0 else 0) for number in range(8)]
@@ -105,13 +93,3 @@ def test_warm_shutdown_releases_tasks_that_have_not_started(site: Site, pool: st
     site.worker()
     assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(8)]
     assert Counter(site.journalled()) == Counter(f'{what} {number}' for what in ('start', 'end') for number in range(8))
-
-
-def test_task_may_run_longer_than_the_lease(site: Site) -> None:
-    for _ in range(2):
-        site.start(
-            broker_transport_options={'visibility_timeout': 8.0}
-        )  # long enough to keep the lease on a busy machine
-    result = site.send('late_nap', str(site.journal), 'long', 15)
-    assert result.get(timeout=PATIENCE) == 'long'
-    assert site.journalled() == ['start long', 'end long']

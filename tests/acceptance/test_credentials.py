@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -74,15 +74,9 @@ def options(site: Site, **more: Any) -> dict[str, Any]:
     return {'broker_transport_options': {**given, 'visibility_timeout': 6.0}, 'result_backend_transport_options': given}
 
 
-@pytest.mark.parametrize(('auth', 'first'), [('basic', 'server'), ('cookie', 'source')])
+@pytest.mark.parametrize('auth', ['basic', 'cookie'])
 def test_new_password_is_used_without_a_restart(
-    site: Site,
-    member: dict[str, str],
-    users: Users,
-    secret: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    auth: str,
-    first: str,
+    site: Site, member: dict[str, str], users: Users, secret: Path, monkeypatch: pytest.MonkeyPatch, auth: str
 ) -> None:
     changed = f'changed-{uuid.uuid4().hex}'
     monkeypatch.setenv('COUCHDB_USER', member['user'])
@@ -92,26 +86,26 @@ def test_new_password_is_used_without_a_restart(
     worker = site.worker(pool='prefork', **options(site, auth=auth))
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     planned = site.send('add', 3, 4, countdown=5)
-    if first == 'source':
-        secret.write_text(changed)
     users(member['user'], changed)
-    if first == 'server':
-        wait_for(lambda: f'refused user {member["user"]!r}' in worker.logs(), 'the worker to be refused')
-        secret.write_text(changed)
+    wait_for(lambda: f'refused user {member["user"]!r}' in worker.logs(), 'the worker to be refused')
+    secret.write_text(changed)
     assert planned.get(timeout=PATIENCE) == 7
     assert [result.get(timeout=PATIENCE) for result in [site.send('add', n, 1) for n in range(5)]] == [1, 2, 3, 4, 5]
     assert not any(word in worker.logs() for word in (member['password'], changed))
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
-def test_worker_with_a_wrong_password_tries_once_and_ends(site: Site, refusing: Refusing, auth: str) -> None:
+def test_worker_and_publisher_with_a_wrong_password_try_once(site: Site, refusing: Refusing) -> None:
     url = f'couchdb://joe:wrong-word@127.0.0.1:{refusing.server_port}/db'
     site.use(url, url)
-    worker = site.start(broker_transport_options={'auth': auth}, result_backend_transport_options={'auth': auth})
+    worker = site.start()
     assert worker.container.wait(PATIENCE) != 0
     assert "refused user 'joe': Name or password is incorrect; check the user, password and rights" in worker.logs()
     assert 'wrong-word' not in worker.logs()
     assert len(refusing.told) == 1
+    for _ in range(10):
+        with pytest.raises(Exception, match="refused user 'joe'"):
+            site.send('add', 1, 2)
+    assert len(refusing.told) == 2
 
 
 def test_worker_with_a_wrong_password_from_a_source_waits_for_another(
@@ -139,26 +133,13 @@ def lock(site: Site, member: dict[str, str]) -> None:
     assert requests.get(url, auth=(member['user'], member['password']), timeout=PATIENCE).status_code == 403
 
 
-@pytest.fixture(params=['url', 'source'])
-def settings(
-    request: pytest.FixtureRequest, site: Site, member: dict[str, str], secret: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], dict[str, Any]]:
-    """A function that returns the settings of a worker with the password from its URL or from a source."""
+def test_worker_continues_after_its_user_was_locked(
+    site: Site, member: dict[str, str], users: Users, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.0)  # this process publishes as soon as the lock ends
     site.set_up(member['user'])
-    if request.param == 'url':
-        site.use_as(member['user'], member['password'])
-        return lambda auth: {f'{end}_transport_options': {'auth': auth} for end in ('broker', 'result_backend')}
-    monkeypatch.setenv('COUCHDB_USER', member['user'])
-    secret.write_text(member['password'])
-    site.use_as('')
-    return lambda auth: options(site, auth=auth)
-
-
-def test_worker_continues_after_its_user_was_locked(
-    site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users
-) -> None:
-    worker = site.worker(pool='prefork', result_backend_always_retry=True, **settings('basic'))
+    site.use_as(**member)
+    worker = site.worker(pool='prefork', result_backend_always_retry=True)
     running = site.send('nap', str(site.journal), 'a', None)
     wait_for(lambda: site.journalled() == ['start a'], 'the task to start')
     lock(site, member)
@@ -177,25 +158,3 @@ def test_worker_continues_after_its_user_was_locked(
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     assert worker.logs().count('; trying again until it responds') == 1
     assert member['password'] not in worker.logs()
-
-
-def test_worker_starts_after_its_user_was_locked(
-    site: Site, settings: Callable[[str], dict[str, Any]], member: dict[str, str], users: Users
-) -> None:
-    given = settings('cookie')
-    lock(site, member)
-    worker = site.start(**given)
-    wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three attempts to connect')
-    assert f'has locked user {member["user"]!r} for up to five minutes' in worker.logs()
-    users(member['user'], member['password'])
-    worker.ready()
-    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-
-
-def test_publisher_with_a_wrong_password_tries_once(refusing: Refusing, site: Site) -> None:
-    url = f'couchdb://joe:{uuid.uuid4().hex}@127.0.0.1:{refusing.server_port}/db'
-    site.app.conf.update(broker_url=url)
-    for _ in range(10):
-        with pytest.raises(Exception, match="refused user 'joe'"):
-            site.send('add', 1, 2)
-    assert len(refusing.told) == 1

@@ -16,6 +16,9 @@ import pytest
 from celery_couchdb.testing import Server
 from tests.support import ROOT
 
+# They build the packages and install them with everything that they need.
+pytestmark = pytest.mark.slow
+
 PACKAGES = ('kombu_couchdb', 'celery_couchdb')
 
 APP = """
@@ -63,37 +66,24 @@ def dist(tmp_path_factory: pytest.TempPathFactory, tracked: set[str]) -> Path:
     return checkout / 'dist'
 
 
-@pytest.fixture(scope='module')
-def wheel(dist: Path) -> Path:
-    """The path of the wheel."""
-    [found] = dist.glob('*.whl')
-    return found
-
-
-def test_metadata_is_valid_for_an_index(dist: Path) -> None:
-    output = run(sys.executable, '-m', 'twine', 'check', '--strict', *dist.iterdir(), cwd=dist)
-    assert output.count('PASSED') == 2
-
-
-def test_wheel_contains_exactly_the_packages(wheel: Path, tracked: set[str]) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+def test_sdist_and_wheel_contain_what_they_should(dist: Path, tracked: set[str]) -> None:
+    """And their metadata is valid for an index."""
+    checked = run(sys.executable, '-m', 'twine', 'check', '--strict', *dist.iterdir(), cwd=dist)
+    assert checked.count('PASSED') == 2
+    with zipfile.ZipFile(next(dist.glob('*.whl'))) as archive:
         found = {name for name in archive.namelist() if '.dist-info/' not in name}
     assert found == {name for name in tracked if name.startswith(tuple(f'{package}/' for package in PACKAGES))}
     assert {f'{package}/py.typed' for package in PACKAGES} <= found
+    with tarfile.open(next(dist.glob('*.tar.gz'))) as archive:
+        assert tracked <= {member.name.partition('/')[2] for member in archive.getmembers() if member.isfile()}
 
 
-def test_sdist_contains_the_whole_project(dist: Path, tracked: set[str]) -> None:
-    [sdist] = dist.glob('*.tar.gz')
-    with tarfile.open(sdist) as archive:
-        found = {member.name.partition('/')[2] for member in archive.getmembers() if member.isfile()}
-    assert tracked <= found
-
-
-def test_installed_package_runs_tasks(wheel: Path, tmp_path: Path, server: Server, database: str) -> None:
-    venv.create(tmp_path / 'venv', with_pip=True)
+def test_installed_package_runs_tasks(dist: Path, tmp_path: Path, server: Server, database: str) -> None:
+    venv.create(tmp_path / 'venv')
     python = tmp_path / 'venv' / ('Scripts' if os.name == 'nt' else 'bin') / 'python'
-    run(python, '-m', 'pip', 'install', '--quiet', wheel, cwd=tmp_path, PYTHONPATH='')
-    run(python, '-m', 'pip', 'check', cwd=tmp_path, PYTHONPATH='')
+    pip = (sys.executable, '-m', 'pip', '--python', python)
+    run(*pip, 'install', '--quiet', '--no-compile', *dist.glob('*.whl'), cwd=tmp_path, PYTHONPATH='')
+    run(*pip, 'check', cwd=tmp_path, PYTHONPATH='')
     (tmp_path / 'app.py').write_text(APP)
     environment = {'PYTHONPATH': '', 'URL': server.couchdb_url(database)}
     with (tmp_path / 'log').open('w') as log:

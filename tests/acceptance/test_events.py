@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from kombu_couchdb.errors import DatabaseMissing
-from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
-from tests.support import ROOT
+from tests.conftest import wait_for
 
 from .conftest import Site
 
@@ -51,44 +42,3 @@ def test_events(site: Site) -> None:
         finally:
             receiver.should_stop = True
             thread.join()
-
-
-@contextmanager
-def monitor(site: Site, log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `celery events`, which writes the events to `log`."""
-    settings = json.dumps({'broker_transport_options': options})
-    with log.open('wb') as file:
-        process = subprocess.Popen(
-            [sys.executable, '-u', '-m', 'celery', '-A', 'tests.acceptance.app', 'events', '--dump'],
-            cwd=ROOT,
-            env={**os.environ, **site.environment, 'SETTINGS': settings},
-            stdout=file,
-            stderr=file,
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.send_signal(signal.SIGCONT)
-        process.wait()
-
-
-def test_monitor_continues_after_a_pause_longer_than_its_lease(site: Site, tmp_path: Path) -> None:
-    """Workers delete the queue of the paused monitor. The monitor declares it again and continues."""
-
-    def queues() -> list[str]:
-        return [row['id'] for row in site.client.id_range('broker:queue:celeryev.')]
-
-    log = tmp_path / 'log'
-    site.worker('-E', broker_transport_options=SHORT_LEASE)
-    with monitor(site, log, **SHORT_LEASE) as process:
-        wait_for(lambda: listening(site) and queues(), 'the monitor to be ready')
-        first = site.send('add', 1, 1)
-        wait_for(lambda: f'{first.id}' in log.read_text(), 'the first events')
-        process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: not queues(), 'its queue to be deleted')
-        site.send('add', 2, 2).get(timeout=PATIENCE)
-        process.send_signal(signal.SIGCONT)
-        wait_for(queues, 'its queue to be declared again')
-        last = site.send('add', 3, 3)
-        wait_for(lambda: f'{last.id}' in log.read_text(), 'the last events')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -30,11 +29,15 @@ class Example:
             'TEST_DATABASE': str(site.folder / 'test.sqlite3'),
         }
 
+    def start(self, *arguments: str) -> CeleryTestWorker:
+        """Start a Celery program of the example, without waiting until it is ready."""
+        command = [sys.executable, '-m', 'celery', '-A', 'shop', *arguments]
+        return self.site.run(command, {**self.environment, 'PYTHONPATH': str(self.folder)}, {})
+
     def worker(self) -> CeleryTestWorker:
         """Start the example's worker and wait until it is ready."""
-        words = '-m celery -A shop worker -l INFO --pool threads --concurrency 2 -n worker@%h'
-        command = [sys.executable, *words.split()]
-        worker = self.site.run(command, {**self.environment, 'PYTHONPATH': str(self.folder)}, {})
+        words = 'worker -l INFO --pool threads --concurrency 2 -n worker@%h'
+        worker = self.start(*words.split())
         worker.ready()
         return worker
 
@@ -68,6 +71,7 @@ def test_guide(site: Site) -> None:
     wait_for(lambda: not items(site.client), 'the queue to be empty')
 
 
+@pytest.mark.slow  # a test suite of its own
 @pytest.mark.parametrize('name', ['flask', 'fastapi'])
 def test_web_framework(site: Site, name: str) -> None:
     pytest.importorskip(name)
@@ -76,6 +80,7 @@ def test_web_framework(site: Site, name: str) -> None:
     assert ' passed' in example.run('-m', 'pytest', '-p', 'no:cacheprovider', 'test_shop.py')
 
 
+@pytest.mark.slow  # a test suite of its own
 def test_django(site: Site) -> None:
     pytest.importorskip('django')
     example = Example(site, 'django')
@@ -86,29 +91,10 @@ def test_django(site: Site) -> None:
 
 def test_periodic(site: Site) -> None:
     example = Example(site, 'periodic')
-    log = site.folder / 'beat.log'
-    with (
-        log.open('w') as file,
-        subprocess.Popen(
-            [sys.executable, '-m', 'celery', '-A', 'shop', 'beat', '-l', 'INFO', '-s', str(site.folder / 'schedule')],
-            cwd=example.folder,
-            env={**os.environ, **example.environment},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        ) as beat,
-    ):
-        try:
-
-            def sent() -> int:
-                assert beat.poll() is None, log.read_text()
-                return log.read_text().count('Sending due task look for orders')
-
-            wait_for(lambda: sent() >= 3, 'beat to publish the task three times')
-            # The unique task was published several times, but only one message waits while there is no worker.
-            [item] = wait_for(lambda: items(site.client))
-            assert item['message']['headers']['task'] == 'shop.look_for_orders'
-            worker = example.worker()
-            wait_for(lambda: worker.logs().count('succeeded') >= 2, 'the worker to run the task twice')
-        finally:
-            beat.send_signal(signal.SIGTERM)
-            beat.wait(PATIENCE)
+    beat = example.start('beat', '-l', 'INFO')
+    wait_for(lambda: beat.logs().count('Sending due task look for orders') >= 3, 'beat to publish the task three times')
+    # The unique task was published several times, but only one message waits while there is no worker.
+    [item] = wait_for(lambda: items(site.client))
+    assert item['message']['headers']['task'] == 'shop.look_for_orders'
+    worker = example.worker()
+    wait_for(lambda: worker.logs().count('succeeded') >= 2, 'the worker to run the task twice')

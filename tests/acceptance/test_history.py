@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import pytest
-
 from celery_couchdb.jobs import Jobs
 from tests.conftest import PATIENCE, wait_for
 from tests.support import items
 
-from .conftest import Site
-from .test_command import couchdb, sentence, succeeded
+from .conftest import Site, couchdb, listed, sentence, succeeded
 
 
-def listed(site: Site, *options: str) -> list[dict[str, Any]]:
-    """Return what `jobs list` prints with these options, as JSON."""
-    return [json.loads(line) for line in succeeded(couchdb(site, 'jobs', 'list', '--json', *options)).splitlines()]
-
-
-@pytest.mark.parametrize('pool', ['prefork', 'threads'])
-def test_completed_tasks_are_kept_and_listed(site: Site, pool: str) -> None:
-    worker = site.worker(pool=pool)
+def test_completed_tasks_are_kept_and_listed(site: Site) -> None:
+    worker = site.worker(pool='prefork')
     result, other = site.send('kept', 42), site.send('add', 1, 2)
     asked, failed = site.send('add', 3, 4, keep_done=600), site.send('fail', 'oh', keep_done=600)
     assert [one.get(timeout=PATIENCE) for one in (result, other, asked)] == [42, 3, 7]
     assert isinstance(failed.get(timeout=PATIENCE, propagate=False), ValueError)
     wait_for(lambda: not items(site.client), 'the acknowledgements')
-    found = {job['id']: job for job in listed(site, '--state', 'done')}
+    found = {job['id']: job for job in listed(site, 'jobs', 'list', '--state', 'done')}
     assert {job['id']: job['result'] for job in found.values()} == {
         result.id: 'SUCCESS',
         asked.id: 'SUCCESS',
@@ -38,8 +26,8 @@ def test_completed_tasks_are_kept_and_listed(site: Site, pool: str) -> None:
     assert (job['task'], job['args'], job['worker'], job['state']) == ('kept', [42], worker.hostname(), 'done')
     assert job['published'] <= job['started'] <= job['finished']
     assert job['expires'] == job['finished'] + 3600
-    assert [job['id'] for job in listed(site, '--state', 'done', '--task', 'add')] == [asked.id]
-    assert [job['id'] for job in listed(site, '--state', 'done', '--args', '42', '--since', '1h')] == [result.id]
+    selected = listed(site, 'jobs', 'list', '--state', 'done', '--args', '42', '--since', '1h')
+    assert [job['id'] for job in selected] == [result.id]
     shown = succeeded(couchdb(site, 'jobs', 'show', result.id[:8]))
     assert f'worker     {worker.hostname()}' in shown
     assert 'finished' in shown
@@ -47,42 +35,32 @@ def test_completed_tasks_are_kept_and_listed(site: Site, pool: str) -> None:
     assert all(worker.hostname() in line for line in table[1:])
     assert ['done (FAILURE)' in line for line in table if 'done (' in line] == [failed.id in line for line in table[1:]]
     assert "Invalid value for '--since'" in couchdb(site, 'jobs', 'list', '--since', 'soon').stderr
-
-
-@pytest.mark.parametrize('pool', ['prefork', 'threads'])
-def test_waiting_retry_carries_the_error_of_its_last_attempt(site: Site, pool: str) -> None:
-    site.worker(pool=pool)
-    result = site.send('retried', 'no customer of this name ' + 'x' * 2000, keep_done=600)
-    jobs = Jobs(site.app)
-    wait_for(lambda: jobs.state(result.id) == 'scheduled', 'the retry')
-    [item] = [doc for doc in items(site.client) if doc['date']]
-    assert item['message']['headers']['last_error'].keys() == {'type', 'text'}
-    assert len(item['message']['headers']['last_error']['text']) == 500
-    assert item['message']['properties']['keep_done'] == 600
-    [job] = listed(site, '--state', 'scheduled')
-    assert job['error'].startswith('ValueError: no customer')
-    assert 'ValueError: no customer' in succeeded(couchdb(site, 'jobs', 'show', result.id))
-    jobs.client.close()
-
-
-def test_commands_say_that_a_job_is_done(site: Site) -> None:
-    site.worker()
-    result = site.send('kept', 42)
-    result.get(timeout=PATIENCE)
-    wait_for(lambda: not items(site.client), 'the acknowledgement')
     removal = couchdb(site, 'remove', '--yes', result.id)
-    assert (removal.returncode, removal.stderr.strip()) == (1, f'{result.id}: is done: there is nothing to remove')
-    elsewhere = couchdb(site, 'jobs', 'list', '--state', 'done', RESULT_URL=f'{site.environment["RESULT_URL"]}_none')
-    assert elsewhere.returncode == 0
+    assert (removal.exit_code, removal.stderr.strip()) == (1, f'{result.id}: is done: there is nothing to remove')
+    site.use(site.environment['BROKER_URL'], f'{site.environment["RESULT_URL"]}_none')
+    elsewhere = couchdb(site, 'jobs', 'list', '--state', 'done')
+    assert elsewhere.exit_code == 0
     assert 'The states of the results are not shown: ' in elsewhere.stderr
     assert 'done (' not in elsewhere.stdout
 
 
+def test_waiting_retry_carries_the_error_of_its_last_attempt(site: Site) -> None:
+    site.worker(pool='prefork')
+    result = site.send('retried', 'no customer of this name ' + 'x' * 2000, keep_done=600)
+    [item] = wait_for(lambda: [doc for doc in items(site.client) if doc['date']], 'the retry')
+    assert item['message']['headers']['last_error'].keys() == {'type', 'text'}
+    assert len(item['message']['headers']['last_error']['text']) == 500
+    assert item['message']['properties']['keep_done'] == 600
+    wait_for(lambda: len(items(site.client)) == 1, 'the acknowledgement of the first attempt')
+    [job] = listed(site, 'jobs', 'list', '--state', 'scheduled')
+    assert job['error'].startswith('ValueError: no customer')
+    assert 'ValueError: no customer' in succeeded(couchdb(site, 'jobs', 'show', result.id))
+
+
 def test_waiting_job_is_moved_and_edited_by_commands(site: Site) -> None:
     result = site.send('add', 1, 2, countdown=3600)
-    assert "'add' does not take" not in succeeded(couchdb(site, 'jobs', 'edit', result.id[:8], '--args', '[3, 4]'))
+    succeeded(couchdb(site, 'jobs', 'edit', result.id[:8], '--args', '[3, 4]'))
     assert 'priority   7' in succeeded(couchdb(site, 'jobs', 'move', result.id, '--eta', 'now', '--priority', '7'))
-    assert 'does not take these arguments' in sentence(couchdb(site, 'jobs', 'edit', result.id, '--args', '[3]'))
     assert "'--args': it must be a list in JSON" in couchdb(site, 'jobs', 'edit', result.id, '--args', '{}').stderr
     assert '--eta must be a date' in couchdb(site, 'jobs', 'move', result.id, '--eta', 'soon').stderr
     assert "there is no queue 'typo'" in sentence(couchdb(site, 'jobs', 'move', result.id, '--queue', 'typo'))

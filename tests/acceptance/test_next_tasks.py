@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import chain, chord, group
+from celery import chain, chord
 from celery.app.amqp import AMQP
 from celery.result import AsyncResult
 
@@ -55,7 +55,7 @@ def run_to_the_end(site: Site, results: list[AsyncResult]) -> None:
     wait_for(lambda: not items(site.client), 'the messages to be deleted')
 
 
-@pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo'])
+@pytest.mark.parametrize('pool', ['prefork', 'solo'])
 def test_message_stays_until_the_next_step_is_stored(site: Site, proxy: Proxy, pool: str) -> None:
     worker_behind(site, proxy, pool)
     proxy.refuse()
@@ -66,27 +66,21 @@ def test_message_stays_until_the_next_step_is_stored(site: Site, proxy: Proxy, p
     run_to_the_end(site, results)
 
 
-@pytest.mark.parametrize('pool', ['prefork', 'threads'])
-def test_killed_worker_loses_no_step_of_a_late_acknowledged_task(site: Site, proxy: Proxy, pool: str) -> None:
-    worker_behind(site, proxy, pool)
+def test_killed_worker_loses_no_step_of_a_late_acknowledged_task(site: Site, proxy: Proxy) -> None:
+    worker_behind(site, proxy, 'prefork')
     proxy.hang()
     results = run_first_step(site)
     site.workers[0].kill()
     proxy.go_on()
-    site.worker(pool=pool, **LEASE)
+    site.worker(**LEASE)
     run_to_the_end(site, results)
 
 
-def refuse_totals(site: Site, apache_couchdb: bool) -> None:
-    """Let CouchDB refuse the messages of the task `total`."""
+def test_step_that_is_refused_has_a_failure_and_ends_its_chord(site: Site, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server does not call validate_doc_update')
     site.set_up()
     site.client.put(NO_TOTALS)
-
-
-def test_step_that_is_refused_has_a_failure(site: Site, apache_couchdb: bool) -> None:
-    refuse_totals(site, apache_couchdb)
     worker = site.worker(pool='prefork')
     step = site.app.signature
     result = chain(step('add', (1, 2)), step('total', ()), app=site.app).apply_async()
@@ -94,22 +88,7 @@ def test_step_that_is_refused_has_a_failure(site: Site, apache_couchdb: bool) ->
         result.get(timeout=PATIENCE)
     assert result.parent.get(timeout=PATIENCE) == 3
     assert f'task total[{result.id}] could not be published' in worker.logs()
-
-
-def test_chord_ends_if_a_step_in_its_header_is_refused(site: Site, apache_couchdb: bool) -> None:
-    refuse_totals(site, apache_couchdb)
-    site.worker(pool='prefork')
-    step = site.app.signature
     header = [chain(step('add', (1, 2)), step('total', ()), app=site.app), step('add', (1, 1))]
     body = chord(header, app=site.app)(step('lineage', immutable=True))
     with pytest.raises(Exception, match='totals are not allowed'):
         body.get(timeout=PATIENCE)
-
-
-def test_group_after_a_task_is_published(site: Site) -> None:
-    site.worker(pool='prefork')
-    step = site.app.signature
-    for count in (3, 30):
-        header = group([step('add', (number,)) for number in range(count)], app=site.app)
-        result = chain(step('add', (1, 2)), header, app=site.app).apply_async()
-        assert result.get(timeout=PATIENCE) == [3 + number for number in range(count)]

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
-from click.testing import CliRunner
 
-from celery_couchdb.cli import couchdb
 from celery_couchdb.testing.server import fresh_name
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied
@@ -20,7 +17,7 @@ from tests.conftest import PATIENCE, PATIENT_BROKER, Users, wait_for
 from tests.device import Device
 from tests.parcels import receipt_of
 
-from .conftest import Site
+from .conftest import Site, couchdb, succeeded
 
 
 @pytest.fixture
@@ -55,36 +52,29 @@ def nap(site: Site, name: str) -> Document:
 def test_orders_of_a_device_that_was_offline(
     site: Site, device: Callable[[str], Device], worker: Any, parcels: Client
 ) -> None:
+    """They run once, also if the device replicates again, is restarted, or changes its parcel."""
     phone = device('phone')
-    for number in range(20):
-        phone.call('put', nap(site, f'phone:{number:02}'))
+    orders = [f'phone:{number}' for number in range(5)]
+    for order in orders:
+        phone.call('put', nap(site, order))
     phone.call('put', {'_id': 'phone:bad', 'task': 'fail', 'args': ['?']})
     phone.call('put', nap(site, 'phone:cancelled'))
     phone.call('remove', 'phone:cancelled')
     assert site.journalled() == []
     phone.call('sync')
-
-    receipts = [wait_for(partial(done_in, phone, f'phone:{number:02}'), 'the receipt') for number in range(20)]
-    assert [receipt['result'] for receipt in receipts] == [f'phone:{number:02}' for number in range(20)]
+    receipts = [wait_for(partial(done_in, phone, order), 'the receipt') for order in orders]
+    assert [receipt['result'] for receipt in receipts] == orders
     refused = wait_for(lambda: phone.call('get', 'phone:bad').get('reason'), 'the refusal')
     assert refused == "task 'fail' is not in parcels_accept"
-    assert sorted(site.journalled()) == sorted(
-        f'{what} phone:{number:02}' for what in ('start', 'end') for number in range(20)
-    )
+    phone.close()
 
-
-def test_device_that_replicates_again_runs_nothing_again(
-    site: Site, device: Callable[[str], Device], worker: Any, parcels: Client
-) -> None:
-    phone = device('phone')
+    phone = device('phone')  # the same data, after a restart
     phone.call('put', nap(site, 'order'))
     phone.call('push')
     wait_for(lambda: receipt_of(parcels, 'order'), 'the receipt')
     # Without a checkpoint, which a device loses that changes its URL, everything is compared again.
     for options in ({}, {'since': 0, 'checkpoint': False}):
         assert phone.call('push', options)['failed'] == 0
-    phone.close()
-    phone = device('phone')  # the same data, after a restart
     phone.call('put', {**phone.call('get', 'order'), 'args': [str(site.journal), 'edited', 0]})
     phone.call('push')
     phone.call('put', nap(site, 'next'))
@@ -94,75 +84,36 @@ def test_device_that_replicates_again_runs_nothing_again(
     assert phone.call('get', 'order')['type'] == 'Receipt'
     phone.call('remove', 'order')
     phone.call('push')
-    assert sorted(site.journalled()) == ['end next', 'end order', 'start next', 'start order']
+    ran = [*orders, 'order', 'next']
+    assert sorted(site.journalled()) == sorted(f'{what} {name}' for what in ('start', 'end') for name in ran)
 
 
-def test_two_devices_with_the_same_id_run_one(
-    site: Site, device: Callable[[str], Device], worker: Any, parcels: Client
-) -> None:
-    phones = [device(name) for name in ('one', 'two')]
-    for number, phone in enumerate(phones):
-        for _ in range(3 * number):
-            phone.call('put', {'_id': 'order', 'task': 'add', 'args': [0, 0]})
-            phone.call('remove', 'order')  # so that its revisions are higher than those of the other device
-        phone.call('put', {'_id': 'order', 'task': 'nap', 'args': [str(site.journal), f'of {number}', 0]})
-    phones[0].call('push')
-    first = wait_for(lambda: receipt_of(parcels, 'order'), 'the receipt')
-    phones[1].call('push')
-
-    def second() -> Document:
-        doc = receipt_of(parcels, 'order')
-        return doc if doc and doc['_rev'] != first['_rev'] else {}
-
-    assert wait_for(second, 'the receipt')['result'] == first['result'] == 'of 0'
-    for phone in phones:
-        phone.call('pull')
-        assert phone.call('get', 'order')['result'] == 'of 0'
-    assert site.journalled() == ['start of 0', 'end of 0']
-
-
-def test_users_of_devices_see_their_own_parcels_only(
+def test_users_of_devices_have_rights_on_their_own_database_only(
     site: Site, worker: Any, parcels: Client, users: Users, apache_couchdb: bool, stack: ExitStack
 ) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has only one user')
-    names = [f'device-{fresh_name()[5:]}' for _ in range(2)]
-    for name in names:
+    own, other = names = [f'device-{fresh_name()[5:]}' for _ in range(2)]
+    databases = [f'{parcels.address.database}-{name}' for name in names]
+    for name, database in zip(names, databases, strict=True):
         users(name, 'secret')
-        stack.callback(site.server.delete, f'{parcels.address.database}-{name}')
+        stack.callback(site.server.delete, database)
     site.app.conf.broker_transport_options = {**PATIENT_BROKER, 'parcels': parcels.address.database}
-    setup = partial(CliRunner().invoke, couchdb, obj=SimpleNamespace(app=site.app, no_color=True))
     stack.callback(end_replications, site, f'celery-{parcels.address.database}-')
-    arguments = ['setup', *(f'--device={name}' for name in names)]
-    done = setup(arguments)
-    assert done.exit_code == 0, done.output
-    assert site.server.password not in done.output
-    assert 'done' not in setup(arguments).output  # the second time there is nothing to do
-    phones = []
-    for name in names:
-        url = f'http://{name}:secret@{site.server.host}:{site.server.port}/{parcels.address.database}-{name}'
-        phones.append(Device(site.folder / name, url))
-        stack.callback(phones[-1].close)
-        phones[-1].call('sync')
-    mine, theirs = (f'{name}:order' for name in names)
-    phones[0].call('put', nap(site, mine))
-    phones[0].call('put', nap(site, 'p:order'))
-    phones[0].call('put', nap(site, theirs))  # forged: nothing of this passes
-    phones[1].call('put', {'_id': mine, 'type': 'Receipt', 'state': 'SUCCESS', 'done': 1})
-    phones[1].call('put', nap(site, names[1] + ':last'))
-    for phone, doc_id in ((phones[0], mine), (phones[1], names[1] + ':last')):
-        receipt = wait_for(partial(done_in, phone, doc_id), 'the receipt')
-        assert receipt['result'] == doc_id
-    assert phones[1].call('get', mine)['_rev'].startswith('1-')  # its own forgery, which nobody else has
-    assert {row['id'] for row in parcels.id_range('device-')} == {mine, names[1] + ':last'}
-    own = site.server.client(parcels.address.database, user=names[0], password='secret')
-    with pytest.raises(AccessDenied):
-        own.get(mine)
-    with pytest.raises(AccessDenied):
-        site.server.client(f'{parcels.address.database}-{names[1]}', user=names[0], password='secret').id_range('')
-    assert sorted(site.journalled()) == sorted(
-        f'{what} {doc_id}' for what in ('start', 'end') for doc_id in (mine, names[1] + ':last')
-    )
+    setup = ('setup', f'--device={own}', f'--device={other}')
+    succeeded(couchdb(site, *setup))
+    assert 'done' not in succeeded(couchdb(site, *setup))  # the second time there is nothing to do
+    phone = Device(site.folder / own, f'http://{own}:secret@{site.server.host}:{site.server.port}/{databases[0]}')
+    stack.callback(phone.close)
+    phone.call('sync')
+    phone.call('put', nap(site, f'{other}:forged'))
+    phone.call('put', nap(site, f'{own}:order'))
+    receipt = wait_for(partial(done_in, phone, f'{own}:order'), 'the receipt')
+    assert receipt['result'] == f'{own}:order'
+    assert [row['id'] for row in parcels.id_range('device-')] == [f'{own}:order']
+    for database in (parcels.address.database, databases[1]):
+        with pytest.raises(AccessDenied):
+            site.server.client(database, user=own, password='secret').id_range('')
 
 
 def end_replications(site: Site, prefix: str) -> None:

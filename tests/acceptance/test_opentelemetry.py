@@ -85,41 +85,22 @@ def lineage(spans: list[Span], task_id: str, kind: str = 'run') -> list[str]:
 
 
 @pytest.mark.parametrize('pool', ['threads', 'prefork'])
-def test_task_continues_the_trace_of_its_publisher(traced: Traced, pool: str) -> None:
-    traced.start(pool)
-    with traced.begin('request'):
-        result = traced.site.send('add', 1, 2)
-    assert result.get(timeout=PATIENCE) == 3
-    assert lineage(traced.spans('run/add'), result.id) == ['run/add', 'apply_async/add', 'request']
-
-
-@pytest.mark.parametrize('pool', ['threads', 'prefork'])
-def test_groups_and_chains_are_one_trace(traced: Traced, pool: str) -> None:
-    traced.start(pool)
-    add = traced.site.app.signature('add')
+def test_tasks_continue_the_trace_of_their_publisher(traced: Traced, pool: str) -> None:
+    """The body of a chord only if results are confirmed: otherwise it is sent outside of any task."""
+    confirm, sent = pool == 'prefork', ['apply_async/add', 'request']
+    traced.start(pool, result_backend_transport_options={'confirm_results': confirm})
+    add, total = (traced.site.app.signature(name) for name in ('add', 'total'))
     with traced.begin('request'):
         parts = group(add.clone((i, 1)) for i in range(3)).apply_async()
         last = chain(add.clone((1, 2)), add.clone((3,)), add.clone((4,))).apply_async()
-    assert (parts.get(timeout=PATIENCE), last.get(timeout=PATIENCE)) == ([1, 2, 3], 10)
-    spans = traced.spans(*['run/add'] * 6)
-    for result in parts.results:
-        assert lineage(spans, result.id) == ['run/add', 'apply_async/add', 'request']
-    assert lineage(spans, last.id) == ['run/add', 'apply_async/add'] * 3 + ['request']
-
-
-@pytest.mark.parametrize('confirm', [False, True])
-def test_body_of_a_chord_continues_the_trace_if_results_are_confirmed(traced: Traced, confirm: bool) -> None:
-    """Otherwise the worker sends it when it has stored all parts, outside of any task."""
-    traced.start(result_backend_transport_options={'confirm_results': confirm})
-    add, total = (traced.site.app.signature(name) for name in ('add', 'total'))
-    with traced.begin('request'):
         body = chord([add.clone((i, 1)) for i in range(3)], total).apply_async()
+    assert (parts.get(timeout=PATIENCE), last.get(timeout=PATIENCE)) == ([1, 2, 3], 10)
     assert body.get(timeout=PATIENCE) == 6
-    spans = traced.spans(*['run/add'] * 3, 'run/total')
-    for result in body.parent.results:
-        assert lineage(spans, result.id) == ['run/add', 'apply_async/add', 'request']
-    sent = ['run/total', 'apply_async/total']
-    assert lineage(spans, body.id) == sent + ['run/add', 'apply_async/add', 'request'] * confirm
+    spans = traced.spans(*['run/add'] * 9, 'run/total')
+    for result in [*parts.results, *body.parent.results]:
+        assert lineage(spans, result.id) == ['run/add', *sent]
+    assert lineage(spans, last.id) == ['run/add', 'apply_async/add'] * 3 + ['request']
+    assert lineage(spans, body.id) == ['run/total', 'apply_async/total'] + ['run/add', *sent] * confirm
 
 
 def test_replayed_dead_letter_continues_its_trace(traced: Traced) -> None:

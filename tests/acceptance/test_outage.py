@@ -33,9 +33,7 @@ def proxy(site: Site, proxy: Proxy) -> Proxy:
     return proxy
 
 
-@pytest.mark.parametrize(
-    ('pool', 'trouble'), [('prefork', 'hang'), ('threads', 'refuse'), ('solo', 'hang'), ('gevent', 'refuse')]
-)
+@pytest.mark.parametrize(('pool', 'trouble'), [('prefork', 'hang'), ('gevent', 'refuse')])
 @pytest.mark.slow
 def test_workers_work_and_end_during_an_outage(site: Site, proxy: Proxy, pool: str, trouble: str) -> None:
     if importlib.util.find_spec(pool) is None and pool == 'gevent':
@@ -51,18 +49,16 @@ def test_workers_work_and_end_during_an_outage(site: Site, proxy: Proxy, pool: s
     def claimed() -> int:
         return sum(bool(item['claimed']) for item in items(site.client) if item['queue'] == 'busy')
 
-    before = 1 if pool == 'solo' else 0  # its event loop, which acknowledges the first message, runs the task
-    wait_for(lambda: claimed() == before, 'the first message to be acknowledged')
+    wait_for(lambda: claimed() == 0, 'the first message to be acknowledged')
     # The worker has received the response to each claim but the last.
-    for number, options in enumerate([{}, {'time_limit': 2} if pool == 'prefork' else {}, {}], before + 1):
+    for number, options in enumerate([{}, {'time_limit': 2} if pool == 'prefork' else {}, {}], 1):
         site.send('nap', journal, 'limited' if options else 'held', 1000 if options else 0, queue='busy', **options)
         wait_for(lambda number=number: claimed() >= number, 'the message to be claimed')  # type: ignore[misc]
 
     getattr(proxy, trouble)()
     wait_for(lambda: 'trying again until it responds' in busy.logs() + warm.logs(), 'an outage to be noticed')
-    if pool != 'solo':
-        warm.kill('SIGTERM')
-        wait_for(lambda: 'Warm shutdown' in warm.logs(), 'the worker to obey the signal')
+    warm.kill('SIGTERM')
+    wait_for(lambda: 'Warm shutdown' in warm.logs(), 'the worker to obey the signal')
     site.go_on()
     wait_for(lambda: 'end held' in site.journalled(), 'a message that the worker held to run')
     if pool == 'prefork':
@@ -75,7 +71,5 @@ def test_workers_work_and_end_during_an_outage(site: Site, proxy: Proxy, pool: s
 
     proxy.restore() if trouble == 'refuse' else proxy.go_on()
     assert last.get(timeout=PATIENCE) == 'last'
-    if pool == 'solo':
-        warm.kill('SIGTERM')
     assert warm.container.wait(PATIENCE) == 0
     assert 'could not be stored' not in warm.logs()

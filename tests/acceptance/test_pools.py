@@ -30,18 +30,18 @@ def test_pool(site: Site, pool: str) -> None:
     assert worker.container.pid not in consumers
 
 
-def test_children_of_a_large_pool_store_results_through_the_main_process(
+def test_children_of_a_pool_store_results_through_the_main_process(
     site: Site, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They use sockets without files, so that a killed worker leaves none."""
     folder = tmp_path / 'temporary'
     folder.mkdir()
     monkeypatch.setenv('TMPDIR', str(folder))
-    site.reroute(proxy, 'RESULT_URL')  # only results: otherwise each of the eight children would open a connection
-    worker = site.worker(pool='prefork', concurrency=8)
-    results = [site.send('nap', str(tmp_path / 'naps'), str(number), 0.2) for number in range(40)]
-    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(40)]
-    assert proxy.accepted < 8
+    site.reroute(proxy, 'RESULT_URL')  # only results: otherwise each of the children would open a connection
+    worker = site.worker(pool='prefork', concurrency=4)
+    results = [site.send('nap', str(tmp_path / 'naps'), str(number), 0.1) for number in range(20)]
+    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(20)]
+    assert proxy.accepted < 4
     worker.kill()
     assert [path.name for path in folder.iterdir() if 'couchdb' in path.name] == []
     assert 'Traceback' not in worker.logs()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
 import signal
 import subprocess
@@ -12,46 +10,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from click.testing import Result
 
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import ROOT
 
-from .conftest import Site
-from .test_command import arguments, couchdb, environment, sentence, succeeded
+from .conftest import Site, couchdb, sentence, succeeded
+from .test_command import arguments, environment
 
 
-def check(site: Site, worker: str, settings: str = '{}') -> subprocess.CompletedProcess[str]:
-    return couchdb(site, 'check', '--timeout', str(PATIENCE), '--worker', worker, SETTINGS=settings)
-
-
-@pytest.mark.parametrize('pool', ['threads', 'gevent'])
-def test_running_worker_passes(site: Site, pool: str) -> None:
-    if pool == 'gevent' and importlib.util.find_spec(pool) is None:
-        pytest.skip(f'{pool} is not installed')
-    worker = site.worker(pool=pool)
+def test_worker_passes_unless_it_is_stopped(site: Site) -> None:
+    worker = site.worker(broker_transport_options=SHORT_LEASE)
     name = worker.hostname()
-    assert f'; worker {name} wrote a heartbeat ' in succeeded(check(site, name))
-    assert worker.container.terminate() == 0
-    assert sentence(check(site, name)).startswith(f'Error: worker {name} has no consumer')
 
+    def check() -> Result:
+        return couchdb(site, 'check', '--timeout', str(PATIENCE), '--worker', name)
 
-@pytest.mark.parametrize('remote_control', [True, False])
-def test_stopped_process_fails_until_it_continues(site: Site, remote_control: bool) -> None:
-    worker = site.worker(broker_transport_options=SHORT_LEASE, worker_enable_remote_control=remote_control)
-    name, settings = worker.hostname(), json.dumps({'worker_enable_remote_control': remote_control})
-    succeeded(check(site, name, settings))
+    wait_for(lambda: not check().exit_code, 'the first heartbeat')
+    assert f'; worker {name} wrote a heartbeat ' in succeeded(check())
     worker.kill('SIGSTOP')
-    wait_for(lambda: check(site, name, settings).returncode, 'the lease to end')
-    assert f'Error: worker {name} is overdue' in sentence(check(site, name, settings))
+    wait_for(lambda: check().exit_code, 'the lease to end')
+    assert f'Error: worker {name} is overdue' in sentence(check())
     worker.kill('SIGCONT')
-    wait_for(lambda: not check(site, name, settings).returncode, 'the next heartbeat')
+    wait_for(lambda: not check().exit_code, 'the next heartbeat')
+    assert worker.container.terminate() == 0
+    assert sentence(check()).startswith(f'Error: worker {name} has no consumer')
 
 
 @contextmanager
-def serving(site: Site, *given: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(site: Site) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `metrics --listen` on a free port, and return the process and the URL."""
     with subprocess.Popen(
-        arguments('metrics', '--listen', '127.0.0.1:0', '--keep', '0', *given),
+        arguments('metrics', '--listen', '127.0.0.1:0', '--keep', '0', '--timeout', str(PATIENCE)),
         cwd=ROOT,
         env=environment(site),
         text=True,
@@ -72,17 +62,17 @@ def scrape(url: str) -> list[str]:
         return list(response.read().decode().splitlines())
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_metrics_follow_the_queue_until_a_signal(site: Site, number: signal.Signals) -> None:
+def test_metrics_follow_the_queue_until_a_signal(site: Site) -> None:
     pytest.importorskip('prometheus_client')
     site.worker()
-    with serving(site, '--timeout', str(PATIENCE)) as (process, url):
+    with serving(site) as (process, url), serving(site) as (other, _):
         assert 'celery_couchdb_queue_consumers{queue="celery"} 1.0' in scrape(url)
         site.send('add', 1, 2, countdown=3600)
         assert 'celery_couchdb_queue_messages{queue="celery",state="scheduled"} 1.0' in scrape(url)
         assert not any('pidbox' in line for line in scrape(url))
         taken = couchdb(site, 'metrics', '--listen', url.split('/')[2])
         assert 'Error: cannot listen on 127.0.0.1:' in sentence(taken)
-        process.send_signal(number)
-        assert process.communicate(timeout=PATIENCE) == ('', '')
-        assert process.returncode == 0
+        for each, number in ((process, signal.SIGTERM), (other, signal.SIGINT)):
+            each.send_signal(number)
+            assert each.communicate(timeout=PATIENCE) == ('', '')
+            assert each.returncode == 0

@@ -10,11 +10,12 @@ from tests.conftest import PATIENCE, wait_for
 from .conftest import Site
 
 
-def test_inspect(site: Site) -> None:
-    names = [worker.hostname() for worker in [site.start(), site.start()]]
-    for worker in site.workers:
+def test_inspect_and_control(site: Site) -> None:
+    workers = [site.start(concurrency=1, worker_prefetch_multiplier=1) for _ in range(2)]
+    names = [worker.hostname() for worker in workers]
+    for worker in workers:
         worker.ready()
-    inspect = site.app.control.inspect(names, timeout=PATIENCE, limit=2)
+    inspect, control = site.app.control.inspect(names, timeout=PATIENCE, limit=2), site.app.control
     assert inspect.ping() == {name: {'ok': 'pong'} for name in names}
     stats = inspect.stats()
     assert set(stats) == set(names)
@@ -26,29 +27,21 @@ def test_inspect(site: Site) -> None:
     assert site.server.password not in str(stats)
     assert {task for tasks in inspect.registered().values() for task in tasks} >= {'add', 'nap'}
     assert {queue['name'] for queues in inspect.active_queues().values() for queue in queues} == {'celery'}
-    result = site.send('nap', str(site.journal), 'a', None)
-    wait_for(site.journalled, 'the task to start')
-    [active] = [task for tasks in inspect.active().values() for task in tasks]
-    assert (active['id'], active['name']) == (result.id, 'nap')
 
-
-def test_control(site: Site) -> None:
-    worker = site.worker()
-    control, to = site.app.control, {'destination': [worker.hostname()], 'reply': True, 'timeout': PATIENCE, 'limit': 1}
-    assert 'ok' in control.rate_limit('add', '10/m', **to)[0][worker.hostname()]
-    assert 'ok' in control.add_consumer('second', **to)[0][worker.hostname()]
+    to = {'destination': names[:1], 'reply': True, 'timeout': PATIENCE, 'limit': 1}
+    assert 'ok' in control.rate_limit('add', '10/m', **to)[0][names[0]]
+    assert 'ok' in control.add_consumer('second', **to)[0][names[0]]
     assert site.send('add', 1, 2, queue='second').get(timeout=PATIENCE) == 3
-    assert 'ok' in control.cancel_consumer('second', **to)[0][worker.hostname()]
-    control.shutdown([worker.hostname()])
-    assert worker.container.wait(PATIENCE) == 0
+    assert 'ok' in control.cancel_consumer('second', **to)[0][names[0]]
+    control.shutdown(names[:1])
+    assert workers[0].container.wait(PATIENCE) == 0
 
-
-def test_revoke(site: Site) -> None:
-    site.worker(concurrency=1, worker_prefetch_multiplier=1)
     running = site.send('late_nap', str(site.journal), 'a', None)
-    wait_for(site.journalled, 'the first task to start')
+    wait_for(site.journalled, 'the task to start')
+    [active] = site.app.control.inspect(names[1:], timeout=PATIENCE, limit=1).active()[names[1]]
+    assert (active['id'], active['name']) == (running.id, 'late_nap')
     revoked = site.send('late_nap', str(site.journal), 'b', 0)
-    site.app.control.revoke(revoked.id, reply=True, timeout=PATIENCE, limit=1)
+    control.revoke(revoked.id, reply=True, timeout=PATIENCE, limit=1)
     site.go_on()
     assert running.get(timeout=PATIENCE) == 'a'
     with pytest.raises(TaskRevokedError):

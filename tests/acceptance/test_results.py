@@ -1,25 +1,22 @@
-"""Results with real workers: waiting in tasks and under gevent, chords of killed workers, and expiry without beat."""
+"""Results with real workers: waiting in tasks and under gevent, and expiry without beat."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
-from functools import partial
 from typing import Any
 
 import celery
 import pytest
-from celery import chain, chord
+from celery import chain
 
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
-from tests.support import ROOT
+from tests.support import ROOT, run_python
 
 from .conftest import Site
 
 
-@pytest.mark.parametrize('pool', ['prefork', 'threads', 'gevent'])
+@pytest.mark.parametrize('pool', ['prefork', 'gevent'])
 def test_task_waits_for_another(site: Site, pool: str) -> None:
     if pool == 'gevent' and importlib.util.find_spec(pool) is None:
         pytest.skip(f'{pool} is not installed')
@@ -28,16 +25,14 @@ def test_task_waits_for_another(site: Site, pool: str) -> None:
     assert [result.get(timeout=PATIENCE) for result in results] == [1, 2, 3]
 
 
-CLIENT = (
-    """
-import {library}.monkey
-{library}.monkey.patch_all()
-""",
-    """
-import eventlet
-eventlet.monkey_patch()
-""",
-    """
+#: What a program does first, by the library that switches between its threads.
+PATCHES = {
+    'threading': '',
+    'gevent': 'import gevent.monkey\ngevent.monkey.patch_all()',
+    'eventlet': 'import eventlet\neventlet.monkey_patch()',
+}
+
+PROGRAM = """
 import os, threading
 from celery import Celery, group
 app = Celery(broker=os.environ['BROKER_URL'], backend=os.environ['RESULT_URL'])
@@ -54,26 +49,15 @@ assert done.wait(180)
 many = group([app.signature('add', (number, 0)) for number in range(150)], app=app)
 assert many().get(timeout=180) == list(range(150))
 print('fine')
-""",
-)
+"""
 
 
-@pytest.mark.parametrize('library', ['threads', 'gevent', 'eventlet'])
-def test_program_waits_in_many_threads(site: Site, library: str) -> None:
-    if library != 'threads' and importlib.util.find_spec(library) is None:
-        pytest.skip(f'{library} is not installed')
-    patch = {'threads': '', 'gevent': CLIENT[0].format(library='gevent'), 'eventlet': CLIENT[1]}[library]
+def test_programs_wait_in_many_threads(site: Site) -> None:
     site.worker()
-    done = subprocess.run(
-        [sys.executable, '-c', patch + CLIENT[2]],
-        env={**os.environ, **site.environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=3 * PATIENCE,
-        check=False,
-    )
-    assert done.stdout.strip() == 'fine', done.stderr
+    for library in filter(importlib.util.find_spec, PATCHES):
+        path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+        done = run_python(f'{PATCHES[library]}\n{PROGRAM}', check=False, PYTHONPATH=path, **site.environment)
+        assert done.stdout.strip() == 'fine', (library, done.stderr)
 
 
 @pytest.mark.skipif(celery.VERSION[:2] < (5, 5), reason='Celery 5.4 rejects the message: it becomes a dead letter')
@@ -82,7 +66,11 @@ def test_task_succeeds_after_its_time_limit_killed_it(site: Site) -> None:
 
     The success replaces its failure and that of the chain's next task.
     """
-    settings = {'pool': 'prefork', 'task_acks_on_failure_or_timeout': False, 'broker_transport_options': SHORT_LEASE}
+    settings: dict[str, Any] = {
+        'pool': 'prefork',
+        'task_acks_on_failure_or_timeout': False,
+        'broker_transport_options': SHORT_LEASE,
+    }
     worker = site.worker(**settings)
     nap = site.app.signature('late_nap', (str(site.journal), 'a', None), time_limit=3)
     result = chain(nap, site.app.signature('add', ('!',), app=site.app), app=site.app)()
@@ -96,48 +84,6 @@ def test_task_succeeds_after_its_time_limit_killed_it(site: Site) -> None:
     site.worker(**settings)
     wait_for(lambda: states() == ['SUCCESS', 'SUCCESS'], 'the second run')
     assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == 'a!'
-
-
-def another_ran(site: Site, before: int, count: int) -> bool:
-    """Tell whether another chord's body has run, or those of all `count` chords."""
-    journalled = site.journalled()
-    return len(journalled) > before or len(set(journalled)) == count
-
-
-@pytest.mark.slow
-def test_chords_complete_although_workers_are_killed(site: Site) -> None:
-    """Workers are killed repeatedly while chords end. Each body runs exactly once."""
-    settings: dict[str, Any] = {
-        'broker_transport_options': SHORT_LEASE,
-        'result_backend_transport_options': {'sweep_interval': 2.0},
-    }
-    # Bodies have a worker of their own that is not killed, because they are not acknowledged late.
-    site.worker('-Q', 'bodies', result_backend_transport_options={'sweep_interval': 2.0})
-    options = {'queue': 'bodies'}
-    names = [f'chord{number}' for number in range(8)]
-    results = [
-        chord([site.app.signature('late_part', (number,)) for number in range(5)], app=site.app)(
-            site.app.signature('collect', kwargs={'journal': str(site.journal), 'name': name}, options=options)
-        )
-        for name in names
-    ]
-    for _ in range(4):
-        worker = site.worker(pool='prefork', **settings)
-        before = len(site.journalled())
-        wait_for(
-            partial(another_ran, site, before, len(names)),
-            'the next chord',
-        )
-        worker.kill()
-    site.worker(**settings)
-    assert [result.get(timeout=3 * PATIENCE, propagate=True, disable_sync_subtasks=False) for result in results] == [
-        10
-    ] * 8
-    client = site.server.client(site.results)
-    wait_for(
-        lambda: not client.id_range('chord-unlock-'), 'the documents of the chords to be deleted', timeout=2 * PATIENCE
-    )
-    assert sorted(site.journalled()) == names
 
 
 def test_results_expire_without_beat(site: Site) -> None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from celery_couchdb.stored_results import NotSent, StoredResults
 from tests.conftest import PATIENCE
 from tests.support import items
 
-from .conftest import Site
-from .test_command import couchdb, sentence, succeeded
-from .test_paused_queues import end_worker
+from .conftest import Site, couchdb, listed, sentence, succeeded
 
 
-def listed(site: Site, *arguments: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in succeeded(couchdb(site, 'results', 'list', '--json', *arguments)).splitlines()]
-
-
-def failed(site: Site, *names: str, task: str = 'fragile', **options: Any) -> list[str]:
+def failed(site: Site, *names: str, task: str = 'fragile', **options: object) -> list[str]:
     """Let one task after the other fail; return their ids."""
     ids = []
     for name in names:
@@ -31,24 +22,24 @@ def failed(site: Site, *names: str, task: str = 'fragile', **options: Any) -> li
     return ids
 
 
-def test_failed_tasks_are_listed_with_their_errors(site: Site) -> None:
-    site.worker(result_extended=True)
-    ids = failed(site, 'first', 'second')
-    with pytest.raises(ValueError, match='third'):
-        site.send('fail', 'third').get(timeout=PATIENCE)
-    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-    found = listed(site)
-    assert [each['error'] for each in found] == [
-        'ValueError: third',
-        'ValueError: second may not pass',
-        'ValueError: first may not pass',
+def test_failed_tasks_are_listed_and_sent_again(site: Site) -> None:
+    worker = site.worker('-Q', 'celery,mail', result_extended=True)
+    first, second = failed(site, 'first', 'second')
+    [third] = failed(site, 'third', queue='mail', kwargs={'prefix': 'the '})
+    found = listed(site, 'results', 'list')
+    assert [(each['id'], each['error']) for each in found] == [
+        (third, 'ValueError: third may not pass'),
+        (second, 'ValueError: second may not pass'),
+        (first, 'ValueError: first may not pass'),
     ]
-    assert [each['id'] for each in found[:0:-1]] == ids
     assert found[1]['args'] == [str(site.journal), 'second']
-    assert (found[1]['task'], found[1]['state'], found[1]['queue']) == ('fragile', 'FAILURE', 'celery')
+    assert [(each['task'], each['state'], each['queue']) for each in found[:2]] == [
+        ('fragile', 'FAILURE', 'mail'),
+        ('fragile', 'FAILURE', 'celery'),
+    ]
     assert 'raise ValueError' in found[1]['traceback']
-    assert [each['id'] for each in listed(site, '--task', 'fragile', '--limit', '1', '--since', '1h')] == ids[1:]
-    assert [each['result'] for each in listed(site, '--state', 'SUCCESS', '--since', '2026-01-01')] == [3]
+    selected = listed(site, 'results', 'list', '--task', 'fragile', '--limit', '1', '--since', '1h')
+    assert [each['id'] for each in selected] == [third]
     assert succeeded(couchdb(site, 'results', 'list', '--since', '2100-01-01T12:30')) == (
         'There are no results in the state FAILURE.\n'
     )
@@ -56,12 +47,7 @@ def test_failed_tasks_are_listed_with_their_errors(site: Site) -> None:
     assert 'ValueError: second may not pass' in table.stdout
     assert table.stderr == 'These are the first 2; there are more (--limit).\n'
 
-
-def test_failed_tasks_are_sent_again(site: Site) -> None:
-    site.worker('-Q', 'celery,mail', result_extended=True)
-    first, second = failed(site, 'first', 'second')
-    [third] = failed(site, 'third', queue='mail', kwargs={'prefix': 'the '})
-    assert couchdb(site, 'results', 'retry', first).returncode == 1, 'it was not confirmed'
+    assert couchdb(site, 'results', 'retry', first).exit_code == 1, 'it was not confirmed'
     site.journal.with_name('may pass').touch()
     assert succeeded(couchdb(site, 'results', 'retry', first, '--yes')) == '1 sent again.\n'
     assert site.app.AsyncResult(first).get(timeout=PATIENCE) == 'first'
@@ -71,45 +57,41 @@ def test_failed_tasks_are_sent_again(site: Site) -> None:
     assert sorted(site.journalled()) == ['first', 'second', 'the third']
     assert succeeded(couchdb(site, 'results', 'retry', '--all', '--yes')) == '0 sent again.\n'
     done = couchdb(site, 'results', 'retry', first, '--yes')
-    assert (done.returncode, done.stderr) == (
-        1,
-        f'{first}: its state is SUCCESS: only failed tasks can be sent again\n',
-    )
+    assert (done.exit_code, done.stderr) == (1, f'{first}: its state is SUCCESS: only failed tasks can be sent again\n')
+    states = [each['result'] for each in listed(site, 'results', 'list', '--state', 'SUCCESS', '--since', '2026-01-01')]
+    assert sorted(states) == ['first', 'second', 'third']
 
-
-def test_failure_is_sent_once_and_waits_with_the_state_retry(site: Site) -> None:
-    worker = site.worker(result_extended=True)
-    [task_id] = failed(site, 'first')
-    end_worker(worker)
+    site.journal.with_name('may pass').unlink()
+    [fourth] = failed(site, 'fourth')
+    assert worker.container.terminate() == 0
     results = StoredResults(site.app)
-    found = results.get(task_id)
-    assert found is not None
-    results.retry(found)
-    assert site.app.AsyncResult(task_id).state == 'RETRY'
-    assert [item['queue'] for item in items(site.client)] == ['celery']
+    failure = results.get(fourth)
+    assert failure is not None
+    results.retry(failure)
+    assert site.app.AsyncResult(fourth).state == 'RETRY'
     with pytest.raises(NotSent, match='another process changed its result just now'):
-        results.retry(found)
+        results.retry(failure)
     # As a process leaves it that is killed before it changes the state:
-    waiting = results.client.get(found.document['_id'])
-    results.client.put({**found.document, '_rev': waiting['_rev']})
-    again = results.get(task_id)
+    waiting = results.client.get(failure.document['_id'])
+    results.client.put({**failure.document, '_rev': waiting['_rev']})
+    again = results.get(fourth)
     assert again is not None
     results.retry(again)
     assert len(items(site.client)) == 1
 
 
 def test_arguments_must_be_stored(site: Site) -> None:
-    site.worker()
-    [task_id] = failed(site, 'first')
+    site.app.backend.store_result('failed', ValueError('once'), 'FAILURE')
+    succeeded(couchdb(site, 'setup'))
     done = couchdb(site, 'results', 'retry', '--all', '--yes')
-    assert (done.returncode, done.stdout) == (1, '0 sent again.\n')
-    assert done.stderr.startswith(f'{task_id}: its arguments are not stored: set result_extended = True')
-    assert listed(site)[0]['args'] is None
+    assert (done.exit_code, done.stdout) == (1, '0 sent again.\n')
+    assert done.stderr.startswith('failed: its arguments are not stored: set result_extended = True')
+    assert listed(site, 'results', 'list')[0]['args'] is None
 
 
 def test_mistakes_get_a_sentence(site: Site) -> None:
     site.set_up()
     assert sentence(couchdb(site, 'results', 'retry', 'unknown')) == "Error: there is no result of a task 'unknown'"
     done = couchdb(site, 'results', 'list', '--since', 'yesterday')
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "'yesterday' is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22)." in done.stderr
