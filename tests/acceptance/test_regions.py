@@ -75,3 +75,15 @@ def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: 
     regions.connect()
     assert [result.get(timeout=PATIENCE) for result in away] == [n + 1 for n in range(20)]
     wait_for(lambda: items(eu.broker) == [] == items(us.broker), 'the acknowledgements')
+
+
+def test_parcel_that_arrives_after_its_expiry_is_revoked(regions: Regions, start: Start) -> None:
+    us, eu = regions['us'], regions['eu']
+    late = us.app.send_task('add', (1, 2), region='eu', expires=0.1)
+    retried = us.app.send_task('flaky', (100, 0.2), region='eu', expires=60)
+    wait_for(lambda: us.broker.clock.now() > next(iter(us.regions.id_range('p:', docs=True)))['doc']['published'] + 0.2)
+    regions.connect()
+    start(eu)
+    start(us)
+    wait_for(lambda: late.state == 'REVOKED', 'the result')
+    wait_for(lambda: retried.state == 'FAILURE', 'the end of the retries')
