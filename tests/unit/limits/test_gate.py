@@ -13,8 +13,6 @@ from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.limits import permits
 from kombu_couchdb.limits.limits_gate import LimitsGate
 
-NEVER = float('inf')
-
 
 class World:
     """A database without parked messages, and a consumer. Slots and starts get the results in `statuses` first."""
