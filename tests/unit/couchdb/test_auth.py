@@ -316,6 +316,3 @@ def test_a_missing_password_file_is_an_outage(env: pytest.MonkeyPatch, tmp_path:
     env.setenv('COUCHDB_PASSWORD_FILE', str(tmp_path / 'none'))
     with pytest.raises(ServerUnavailable, match='none'):
         Auth(Address(credentials='environment')).headers(never)
-
-
-# -- secrets

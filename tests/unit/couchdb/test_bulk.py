@@ -108,3 +108,11 @@ def test_a_conflict_with_another_process_stays_a_conflict() -> None:
     server.stored['b'] = {'_id': 'b', 'x': 'of another process'}
     results = server.bulk([{'_id': 'stub'}, {'_id': 'b', 'x': 'ours'}])
     assert [result.error for result in results] == ['missing_stub', 'conflict']
+
+
+def test_a_document_that_cannot_be_encoded_does_not_stop_the_others() -> None:
+    server = Server()
+    results = server.bulk([{'_id': 'a'}, {'_id': 'b', 'x': float('inf')}, {'_id': 'c'}])
+    assert server.requests == [['a', 'c']]
+    assert [result.error for result in results] == ['', 'unstorable', '']
+    assert isinstance(results[1].exception('x'), errors.Unstorable)

@@ -313,6 +313,3 @@ def test_the_server_is_asked_for_its_time_before_the_first_use(peer: Peer, clien
     assert [(request.method, request.path) for request in peer.seen] == [('HEAD', '/')]
     client.clock.now()
     assert len(peer.seen) == 1
-
-
-# -- the server and its database

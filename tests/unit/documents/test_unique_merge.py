@@ -96,3 +96,8 @@ def test_retry_runs_before_the_next_job() -> None:
     assert [workitem.task_id(one) for one in kept['next']] == ['a', 'b']
     retrying = workitem.acked(kept, NOW)
     assert (workitem.task_id(retrying), [workitem.task_id(one) for one in retrying['next']]) == ('a', ['b'])
+
+
+def test_publishing_the_same_message_again_has_no_effect() -> None:
+    for found in (stored(job('a')), running(stored(job('a')))):
+        assert merge(found, job('a'), NOW) == ([], Outcome(ENQUEUED, 'a'))

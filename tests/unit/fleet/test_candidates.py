@@ -237,6 +237,3 @@ def test_known_messages_at_the_head_are_not_new(store: FakeStore) -> None:
     store.passed += 5.0
     queue_candidates.refill()
     assert names(queue_candidates.take(4)) == ['item00000', 'item00001', 'item00002', 'item00101']
-
-
-# -- claiming ahead

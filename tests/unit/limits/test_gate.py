@@ -13,8 +13,6 @@ from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.limits import permits
 from kombu_couchdb.limits.limits_gate import LimitsGate
 
-NEVER = float('inf')
-
 
 class World:
     """A database without parked messages, and a consumer. Slots and starts get the results in `statuses` first."""
@@ -75,10 +73,6 @@ class World:
         return self.cycle(*names, rate='10/s', rate_key='k')
 
     @property
-    def slots(self) -> list[str]:
-        return sorted(doc_id for doc_id in self.docs if doc_id.startswith('slot:'))
-
-    @property
     def next(self) -> float:
         return float(self.docs['rate:k']['next'])
 
@@ -105,7 +99,12 @@ def test_message_that_was_read_before_its_claim_keeps_its_slot(world: World) -> 
     assert world.cycle('a', **both) == (['a'], [])
     world.docs['rate:k'] |= {'_rev': '9-b', 'next': world.now + 5, 'by': 'other'}  # there is no start any more
     assert world.cycle('a', **both)[1] == ['a']
-    assert world.slots == ['slot:k:0']
+    assert [name for name in world.docs if name.startswith('slot:')] == ['slot:k:0']
+
+
+def test_unproven_slot_is_not_used(world: World) -> None:
+    world.statuses = [WriteStatus.UNPROVEN]
+    assert world.limited('a') == ([], ['a', 'slot:k:0'])
 
 
 # -- starts
