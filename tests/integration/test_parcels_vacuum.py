@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from kombu_couchdb.admin.vacuum import is_replicated, vacuum
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import DatabaseMissing
 from kombu_couchdb.parcels.stored_parcels import Parcels, moving
 from tests.device import Device
 from tests.support import items
@@ -94,3 +95,27 @@ def test_message_whose_parcel_still_waits_is_not_forgotten(
     two.step()
     assert parcels.get('order-1')['type'] == 'Receipt'
     assert items(client) == []
+
+
+def test_command_asks_both_databases_of_parcels(mover_app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, reads = list[list[str]](), list[str]()
+    waiting = Parcels.waiting
+
+    def read(self: Parcels) -> Iterator[str]:
+        reads.append(self.client.address.database)
+        return waiting(self)
+
+    def vacuum(client: Client, show: object, *, moving: Callable[[], set[str]], **_: object) -> None:
+        reads.clear()
+        assert set(moving()) == set()
+        asked.append([*reads])
+        raise DatabaseMissing('it stops here')
+
+    monkeypatch.setattr(Parcels, 'waiting', read)
+    monkeypatch.setattr('celery_couchdb.cli.vacuum.vacuum', vacuum)
+    mover_app.conf.broker_transport_options |= {'region': 'eu', 'regions': {'eu': 'couchdb://localhost/r-eu'}}
+    done = command_of(mover_app)('vacuum', '--yes', '--no-wait')
+    assert done.exit_code == 0, done.output
+    names = mover_app.conf.broker_transport_options
+    # The databases of the broker, of broadcasts, of results, and of parcels.
+    assert asked == [[names['parcels'], 'r-eu'], [], [], []]

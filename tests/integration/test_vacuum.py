@@ -15,6 +15,7 @@ from kombu import Connection
 
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
+from kombu_couchdb.admin import vacuum as module
 from kombu_couchdb.admin.cluster import Refused
 from kombu_couchdb.admin.vacuum import DeletedDocument, Progress, Report, Tombstones, vacuum
 from kombu_couchdb.couchdb.client import Client
@@ -394,6 +395,17 @@ def test_command_skips_a_missing_database(couch: Client, server: Server, url: st
     assert done.exit_code == 0, done.output
     assert 'does not exist yet' in done.output
     assert couch.address.database in done.stdout
+
+
+def test_interrupted_command_says_how_to_continue(
+    couch: Client, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(couch, 3)
+    monkeypatch.setattr(module._Vacuum, '_compact', lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    done = run('--yes', '--age', '0.6')
+    assert done.exit_code == 1
+    assert 'another run continues' in done.output
+    assert 'Traceback' not in done.output
 
 
 def test_embedded_server_is_refused_with_one_sentence(
