@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from chaos.proxy import Proxy
 from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.limits.limits_gate import ParkedMessages
 from kombu_couchdb.queues.store import Store
-from tests.conftest import wait_for
-from tests.support import Inbox, Request, eta, items, publish, publish_many
+from tests.conftest import PATIENCE, wait_for
+from tests.patience import PatientConnection
+from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
 
 from .conftest import Connect
 
@@ -44,6 +49,54 @@ def test_messages_of_one_key_are_delivered_one_after_the_other(connect: Connect,
     inbox.wait(3)
     inbox.messages[2].ack()
     wait_for(lambda: not items(client) and not slots(client), 'the slot to be freed')
+
+
+def test_limit_of_several_consumers(connect: Connect, client: Client) -> None:
+    publish_many(connect(), range(20), **limited(limit=3))
+    inboxes = [Inbox(connect(), ack=False) for _ in range(3)]
+    done = 0
+    while done < 20:
+        wait_for(lambda: any(len(inbox.drain(0.05).messages) for inbox in inboxes))
+        held = [(inbox, message) for inbox in inboxes for message in inbox.messages]
+        assert len(held) <= 3
+        assert len(slots(client)) <= 3
+        inbox, message = random.choice(held)
+        inbox.messages.remove(message)
+        message.ack()
+        done += 1
+    wait_for(lambda: not items(client) and not slots(client))
+
+
+def test_killed_consumer(connect: Connect, client: Client, url: str) -> None:
+    """Its slot is free when its lease has ended, and the message that waits for the slot is woken."""
+    publish_many(connect(visibility_timeout=2), ['a', 'b'], **limited())
+    with Peer(url, options={'visibility_timeout': 2}) as peer:
+        assert peer.next()['got'] == 'a'
+        wait_for(lambda: len(parked(client)) == 1)
+        peer.signal(signal.SIGKILL)
+    inbox = Inbox(connect(visibility_timeout=2), ack=True)
+    assert sorted(inbox.wait(2)) == ['a', 'b']
+    wait_for(lambda: not slots(client))
+
+
+def test_slots_of_a_lost_lease_are_not_used_again(connect: Connect, client: Client, url: str) -> None:
+    """After an outage a consumer does not claim with a slot that another consumer has taken meanwhile."""
+    address, options = client.address, {'visibility_timeout': 2}
+    publish(connect(**options), 'a', **limited())
+    with Proxy(address.host, address.port) as proxy:
+        behind = url.replace(f':{address.port}/', f':{proxy.port}/')
+        with PatientConnection(behind, transport_options=options) as connection:
+            channel = connection.channel()
+            assert channel.basic_get('q').decode() == 'a'
+            proxy.refuse()
+            publish(connect(**options), 'x', to='other', **limited())
+            assert Inbox(connect(**options), 'other', ack=False).wait(1) == ['x']
+            with ThreadPoolExecutor() as executor:
+                found = executor.submit(channel.basic_get, 'q')
+                wait_for(lambda: channel.connection.unacked.pulls, 'the consumer to be asked for a message')
+                proxy.restore()
+                assert found.result(PATIENCE) is None
+    assert len(slots(client)) == 1
 
 
 def test_messages_over_the_limit_are_parked_together(connect: Connect, client: Client, sent: list[Request]) -> None:
