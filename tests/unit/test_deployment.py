@@ -111,6 +111,17 @@ def test_systemd_reads_the_unit(name: str, tmp_path: Path) -> None:
     assert (done.returncode, [line for line in done.stderr.splitlines() if unit.name in line]) == (0, [])
 
 
+def test_docker_reads_the_compose_file() -> None:
+    tool = shutil.which('check-jsonschema') or pytest.skip('needs check-jsonschema')
+    subprocess.run([tool, '--builtin-schema', 'vendor.compose-spec', str(FOLDER / 'compose.yaml')], check=True)
+
+
+@pytest.mark.parametrize('name', ['kubernetes.yaml', 'kubernetes-metrics.yaml'])
+def test_kubernetes_reads_the_manifests(name: str) -> None:
+    tool = shutil.which('kubernetes-validate') or pytest.skip('needs kubernetes-validate')
+    subprocess.run([tool, '--strict', str(FOLDER / name)], check=True)
+
+
 def test_app_takes_all_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in env('cluster.env').items():
         monkeypatch.setenv(name, value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -92,6 +94,60 @@ def test_query_selects_something(place: str, query: str) -> None:
             pytest.fail(f'{name}{{{matchers}}} selects nothing')
     for label in re.findall(r'(?:by|ignoring) \((\w+)\)', query):
         assert all(label in labels for name, _ in selectors[:1] for labels in exported()[name])
+
+
+#: For each alert, series with a value at which it fires, and one at which it does not.
+FIRING: dict[str, dict[str, tuple[float, float]]] = {
+    'CeleryCouchDBDown': {'celery_couchdb_up': (0, 1)},
+    'CeleryMessagesWait': {'celery_couchdb_queue_oldest_seconds{queue="q"}': (301, 299)},
+    'CeleryNoConsumer': {
+        'celery_couchdb_queue_messages{queue="q", state="ready"}': (1, 1),
+        'celery_couchdb_queue_consumers{queue="q"}': (0, 1),
+    },
+    'CeleryWorkersStuck': {
+        'celery_couchdb_queue_messages{queue="q", state="held"}': (2, 2),
+        'celery_couchdb_queue_acknowledged_per_second{queue="q"}': (0, 0.1),
+    },
+    'CeleryDeadLetters': {'celery_couchdb_queue_messages{queue="q", state="dead"}': (1, 0)},
+    'CeleryMalformedMessages': {'celery_couchdb_malformed_messages': (1, 0)},
+    'CeleryConsumersOverdue': {'celery_couchdb_consumers{state="overdue"}': (1, 0)},
+    'CeleryNoLeader': {'celery_couchdb_leader_renewed_seconds{duty="beat"}': (61, 20)},
+    'CeleryTombstones': {'celery_couchdb_database_tombstones{database="d", role="broker"}': (6e6, 4e6)},
+    'CeleryDatabaseNotCompacted': {
+        'celery_couchdb_database_size_bytes{database="d", role="broker"}': (2e9, 2e9),
+        'celery_couchdb_database_active_bytes{database="d", role="broker"}': (1e8, 1e9),
+    },
+}
+
+
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    tool = shutil.which('promtool') or pytest.skip('needs promtool (package prometheus)')
+    bare = [{**rule, 'annotations': {}} for rule in rules()]  # promtool would compare the texts
+    (tmp_path / 'rules.yaml').write_text(yaml.safe_dump({'groups': [{'name': 'bare', 'rules': bare}]}))
+    severity = {rule['alert']: rule['labels']['severity'] for rule in rules()}
+
+    def test(alert: str, series: dict[str, str], *firing: dict[str, str]) -> dict[str, Any]:
+        expected = [{'exp_labels': {'severity': severity[alert], **labels}} for labels in firing]
+        return {
+            'interval': '1m',
+            'input_series': [{'series': name, 'values': values} for name, values in series.items()],
+            'alert_rule_test': [{'eval_time': '8h', 'alertname': alert, 'exp_alerts': expected}],
+        }
+
+    growing = 'celery_couchdb_queue_messages{queue="q", state="ready"}'
+    tests = [
+        test('CeleryMetricsMissing', {}, {}),
+        test('CeleryMetricsMissing', {'celery_couchdb_up': '0x600'}),
+        test('CeleryQueueGrows', {growing: '1001+1x600'}, {'queue': 'q', 'state': 'ready'}),
+        test('CeleryQueueGrows', {growing: '5000-1x600'}),
+    ]
+    for alert, series in FIRING.items():
+        labels = dict(re.findall(r'(\w+)="(\w+)"', next(iter(series))))
+        tests.append(test(alert, {name: f'{bad}x600' for name, (bad, _) in series.items()}, labels))
+        tests.append(test(alert, {name: f'{good}x600' for name, (_, good) in series.items()}))
+    assert {one['alert_rule_test'][0]['alertname'] for one in tests} == severity.keys()
+    (tmp_path / 'tests.yaml').write_text(yaml.safe_dump({'rule_files': ['rules.yaml'], 'tests': tests}))
+    subprocess.run([tool, 'test', 'rules', 'tests.yaml'], cwd=tmp_path, check=True)
 
 
 def test_dashboard_has_all_metrics_of_queues_and_databases() -> None:
