@@ -15,6 +15,9 @@ from tests.support import Inbox, items, leave_leaf, publish, replace_in_clients
 
 from .conftest import Connect
 
+#: The lease of a consumer in seconds.
+LEASE = 2.0
+
 
 class Cluster:
     """Reports writes of all clients of a database as unproven."""
@@ -42,6 +45,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch, database: str) -> Iterator[Cluster]
 
 def is_heartbeat(doc: Document) -> bool:
     return doc.get('type') == 'Consumer'
+
+
+def lease_of(inbox: Inbox) -> Any:
+    return inbox.connection.transport.consumer._cycle.lease
+
+
+def lost_leases(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if 'lost its lease' in record.message]
 
 
 @pytest.fixture
@@ -145,6 +156,44 @@ def test_unproven_unique_job_gives_way_to_another(
 
 
 # -- the heartbeat
+
+
+@pytest.fixture
+def expired(connect: Connect, cluster: Cluster) -> Inbox:
+    """A consumer that holds a message, and whose lease expired because its heartbeats are unproven."""
+    publish(connect(), 'held')
+    inbox = Inbox(connect(visibility_timeout=LEASE), ack=False)
+    inbox.wait(1)
+    cluster.unproven = is_heartbeat
+    inbox.drain_until(lambda: not lease_of(inbox).valid, 'the lease to expire')
+    return inbox
+
+
+def test_unproven_heartbeat_does_not_renew_the_lease(
+    connect: Connect, client: Client, cluster: Cluster, expired: Inbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(connect(), 'not to be delivered')
+    expired.stays(1, LEASE / 2)
+    cluster.unproven = lambda doc: False
+    assert expired.wait(2) == ['held', 'not to be delivered']
+    # No sweep has ended the lease, so that the consumer still holds its messages.
+    for message in expired.messages:
+        message.ack()
+    wait_for(lambda: not items(client), 'the acks')
+    assert lost_leases(caplog) == []
+
+
+def test_partitioned_consumer_learns_that_its_lease_was_ended(
+    client: Client, cluster: Cluster, expired: Inbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = lease_of(expired).id
+    # The other side of the network partition has ended the lease.
+    leave_leaf(client, name, '2-0123456789abcdef0123456789abcdef', _deleted=True)
+    assert client.fetch([name])[0] is not None
+    cluster.unproven = lambda doc: False
+    expired.drain_until(lambda: lost_leases(caplog), 'the log line about the lost lease')
+    assert lease_of(expired).id != name
+    assert expired.wait(2) == ['held', 'held']
 
 
 def test_consumer_leaves_a_node_that_cannot_prove_heartbeats(

@@ -137,6 +137,14 @@ def test_write_without_a_response_is_repeated_without_a_warning(desk: Desk, capl
     assert desk.unacked.writes.take_released() == [{**released, '_rev': '3-c'}]
 
 
+def test_nothing_is_delivered_without_a_valid_lease(desk: Desk) -> None:
+    desk.subscribe()
+    desk.claim()
+    desk.lease.valid = False
+    assert desk.take() is None
+    assert desk.attempts() == [('a', None, 0)]
+
+
 # -- cancel and close
 
 

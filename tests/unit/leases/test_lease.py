@@ -71,3 +71,11 @@ def test_a_living_consumer_writes_in_the_time_that_a_sweeper_measures(world: Wor
     world.beat()
     world.lease.idle = idle
     assert world.lease.next_heartbeat - world.now < (leases - CLOCK_SHARE) * TIMEOUT + GRACE_SECONDS
+
+
+def test_unproven_heartbeat_does_not_extend_the_lease(world: World) -> None:
+    world.beat()
+    world.now += 20.0
+    world.beat(proven=False)
+    world.now += 41.0
+    assert not world.lease.valid
