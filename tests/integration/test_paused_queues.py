@@ -13,7 +13,7 @@ from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
 from tests.conftest import wait_for
-from tests.support import Inbox, Request, eta, items, publish, publish_many
+from tests.support import Inbox, Request, eta, items, leave_leaf, publish, publish_many
 
 Connect = Callable[..., Connection]
 
@@ -62,6 +62,14 @@ def test_pause_and_resume_tell_whether_they_changed_anything(client: Client, con
     assert queues.resume(client, 'q')
     assert queues.paused(client) == {}
     assert queues.pause(client, 'q')
+
+
+def test_two_pauses_of_a_cluster_end_together(connection: Connection, client: Client) -> None:
+    connection.ensure_connection()
+    queues.pause(client, 'q')
+    leave_leaf(client, 'broker:closed:q', f'1-{"f" * 32}', type='Pause', queue='q', date=1.0, by=None, reason=None)
+    assert queues.resume(client, 'q')
+    assert queues.paused(client) == {}
 
 
 def test_busy_consumer_stops_and_finishes_what_it_has(connect: Connect, client: Client) -> None:
@@ -125,6 +133,19 @@ def test_planned_message_priority_and_unique_job_wait(connect: Connect, client: 
     queues.resume(client, 'q')
     assert sorted(inbox.wait(4)) == ['high', 'job', 'low', 'planned']
     assert [body for body in inbox.bodies if body != 'planned'] == ['high', 'job', 'low']
+
+
+def test_retry_of_a_running_task_waits(connect: Connect, client: Client) -> None:
+    publish(connect(), 'hello')
+    inbox = Inbox(connect(), ack=False)
+    inbox.wait(1)
+    queues.pause(client, 'q')
+    knows(inbox.connection, 'q')
+    inbox.messages[0].requeue()
+    wait_for(lambda: not claimed(client), 'the release')
+    inbox.stays(1, 0.3)
+    queues.resume(client, 'q')
+    assert inbox.wait(2) == ['hello', 'hello']
 
 
 def test_paused_queue_takes_no_slots_from_queues_with_the_same_concurrency_key(
