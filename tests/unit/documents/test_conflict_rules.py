@@ -126,6 +126,12 @@ def test_job_sent_during_an_unproven_claim_still_runs() -> None:
         assert (tasks(doc), doc['claimed'], doc.get('_deleted')) == (['c'], None, None)
 
 
+def test_jobs_sent_on_both_sides_of_a_partition_run_in_turn() -> None:
+    kept, gone = resolve([job('1-b', None, 'b'), job('1-a', None, 'a', 'c')], set(), NOW) or []
+    assert (kept['_rev'], tasks(kept)) == ('1-b', ['b', 'a', 'c'])
+    assert (gone['_rev'], gone['_deleted'], gone['void']) == ('1-a', True, True)
+
+
 # -- conflicts left by others
 
 

@@ -69,6 +69,17 @@ def test_invalid_key_is_refused(key: Any) -> None:
         job('a', key=key)
 
 
+def test_waiting_job_moves_later_with_its_expiry() -> None:
+    found = stored(job('a', expiration=1000))
+    later = job('b', eta='2025-11-21T08:00:00+00:00', expiration=9000)
+    [moved], outcome = merge(found, later, NOW)
+    assert outcome == Outcome(MOVED, 'a')
+    assert (moved['_id'], moved['_rev'], moved['published']) == (found['_id'], '1-a', found['published'])
+    assert (moved['date'], moved['expires']) == (later['date'], later['expires'])
+    assert moved['message']['body'] == 'a'
+    assert moved['message']['headers'] == {**later['message']['headers'], 'id': 'a'}
+
+
 @pytest.mark.parametrize('behind', [False, True], ids=['alone', 'with another behind it'])
 def test_expired_job_is_replaced(behind: bool) -> None:
     expired = stored(job('a', expiration=1000))
