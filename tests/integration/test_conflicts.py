@@ -83,7 +83,7 @@ def test_deletion_wins_over_an_update(apache_couchdb: bool, client: Client, item
     if not apache_couchdb:
         pytest.skip(NO_DELETED_LEAVES)
     leave(client, {'_id': item['_id'], '_deleted': True}, f'2-{LOW}')
-    leave(client, claimed(item, GONE), f'2-{HIGH}')
+    leave(client, item, f'2-{HIGH}')
     resolver.drain_until(lambda: not live(client, item['_id']), 'the deletion to win')
 
 
