@@ -10,7 +10,7 @@ from celery_couchdb.jobs import Jobs
 from celery_couchdb.limits import LimitedTask
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.errors import ConfigurationError
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 
 from .conftest import Site
@@ -82,12 +82,15 @@ def test_options_of_a_task_with_a_rate(site: Site) -> None:
     rated(site, name='three').apply_async(arguments, rate=0.5, rate_key='given')
     rated(site, name='four', rate_key=lambda journal, key, *args: f'for {key}').apply_async(arguments)
     rated(site, name='five', concurrency_key='c', concurrency_limit=2).apply_async(arguments)
+    # A retry has the headers of the first attempt, whose options were not those of the task.
+    rated(site, name='six').apply_async(arguments, headers={'rate_key': 'first', 'rate': '5/h'})
     assert headers_of_waiting(site, 'rate_key', 'rate') == [
         (None, None),
         ('two', '10/s'),
         ('given', 0.5),
         ('for key', '10/s'),
         ('c', '10/s'),
+        ('first', '5/h'),
     ]
 
 
@@ -105,9 +108,39 @@ def item(site: Site, task_id: str) -> dict[str, Any]:
     return max(found, key=lambda doc: float(doc['published']))
 
 
+def most_at_once(lines: list[str]) -> int:
+    """Return how many runs of one key overlapped at most. Runs that begin again had ended with their worker."""
+    running, most = set[str](), 0
+    for number, (what, name) in enumerate(map(str.split, lines)):
+        if what == 'killed':
+            running -= {each for each in running if f'start {each}' in lines[number:]}
+        elif what == 'start':
+            assert name not in running
+            running.add(name)
+            most = max(most, sum(each[0] == name[0] for each in running))
+        else:
+            running.remove(name)
+    return most
+
+
+@pytest.mark.slow
+def test_no_key_exceeds_its_limit_while_workers_are_killed(site: Site, again: Any) -> None:
+    victim, _ = [site.worker(concurrency=4, broker_transport_options=SHORT_LEASE) for _ in range(2)]
+    names = {f'{key}{number}' for number in range(15) for key in 'abc'}
+    for name in names:
+        again.apply_async((str(site.journal), name, 0.1, None), concurrency_key=name[0], concurrency_limit=2)
+    wait_for(lambda: len(site.journalled()) > 20, 'tasks to run')
+    victim.kill()
+    with site.journal.open('a') as journal:
+        journal.write('killed one\n')
+    wait_for(lambda: {f'end {name}' for name in names} <= set(site.journalled()), 'all tasks to run')
+    wait_for(lambda: not items(site.client) and not site.client.id_range('slot:'))
+    assert most_at_once(site.journalled()) == 2
+
+
 def test_slot_is_free_while_a_retry_waits(site: Site, again: Any) -> None:
     """The retry waits for an hour, or until it is moved. Then it needs a slot again."""
-    limit = {'concurrency_key': 'k', 'concurrency_limit': 1}
+    limit = {'concurrency_key': 'k', 'concurrency_limit': 1, 'rate_key': 'r', 'rate': '100/s'}
     site.worker(concurrency=4)
     first = again.apply_async((str(site.journal), 'first', 0.0, 3600.0), **limit)
     wait_for(lambda: item(site, first.id)['date'], 'the first attempt to be retried')

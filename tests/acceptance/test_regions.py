@@ -1,15 +1,18 @@
-"""Regions with real workers: tasks for a region and their results, also of chains and chords, and after a cut."""
+"""Regions with real workers: tasks for a region and their results, also of chains and chords, a cut, lent tasks."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import chain, group
 
 from celery_couchdb.testing import Server
+from kombu_couchdb.regions.region import region_id, wants_of
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.regions import Region, Regions, regions_on
 from tests.support import items
@@ -75,6 +78,23 @@ def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: 
     regions.connect()
     assert [result.get(timeout=PATIENCE) for result in away] == [n + 1 for n in range(20)]
     wait_for(lambda: items(eu.broker) == [] == items(us.broker), 'the acknowledgements')
+
+
+@pytest.mark.slow
+def test_idle_region_runs_lent_tasks_once(regions: Regions, start: Start, tmp_path: Path) -> None:
+    us, eu = regions['us'], regions['eu']
+    regions.connect()
+    start(us)
+    start(eu)
+    wait_for(lambda: wants_of(us.regions.find([region_id('eu')])[0] or {}), 'the idle region to ask for tasks')
+    journal, names = tmp_path / 'journal', [str(number) for number in range(30)]
+    result = group(us.app.signature('nap', (str(journal), name, 0.5)).set(region='any') for name in names)()
+    assert result.get(timeout=PATIENCE) == names
+    found = Counter(journal.read_text().splitlines())
+    assert found == Counter(f'{what} {name}' for what in ('start', 'end') for name in names)
+    assert any(row['doc'].get('type') == 'Result' for row in eu.results.id_range('', docs=True))
+    wait_for(lambda: not items(us.broker) and not items(eu.broker), 'the acknowledgements')
+    wait_for(lambda: not list(us.regions.id_range('p:')) and not list(eu.regions.id_range('p:')), 'no parcels')
 
 
 def test_parcel_that_arrives_after_its_expiry_is_revoked(regions: Regions, start: Start) -> None:

@@ -94,6 +94,17 @@ def test_publisher_of_tasks_creates_no_database_of_broadcasts(connect: Connect, 
         broadcasts.info()
 
 
+def test_database_is_open_to_the_same_users_as_the_database_of_the_broker(
+    connect: Connect, client: Client, broadcasts: Client, connect_as: Connect
+) -> None:
+    broadcast(connect(), 'before')
+    assert broadcasts.request('GET', '/_security') == client.request('GET', '/_security')
+    inbox = wait_until_followed(listen(connect_as()))
+    broadcast(connect_as(), 'hello')
+    assert inbox.wait(1) == ['hello']
+    assert stored(client) == 0
+
+
 def test_broadcasts_use_the_database_of_the_broker_until_there_is_another(
     connect: Connect, client: Client, broadcasts: Client, caplog: pytest.LogCaptureFixture, impatient: None
 ) -> None:

@@ -11,6 +11,7 @@ from celery import Celery
 from kombu import Connection, Queue
 
 from celery_couchdb.jobs import Jobs
+from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, NotChangeable
@@ -156,6 +157,24 @@ def test_wrong_value_is_refused(app: Celery, client: Client) -> None:
         with pytest.raises(ConfigurationError, match='args must be a'):
             known.edit(task_id, **options)
     assert items(client) == before
+
+
+def test_job_that_waits_for_a_slot(app: Celery, connect: Connect, client: Client) -> None:
+    """A moved job is not woken in the place of one that can run, and the next free slot goes to that one."""
+    known, inbox = Jobs(app), Inbox(connect(), 'celery', ack=False)
+    limit = {'headers': {'concurrency_key': 'k', 'concurrency_limit': 1}}
+    app.send_task('report', (1,), **limit)
+    inbox.wait(1)
+    later, edited = app.send_task('report', (2,), **limit).id, app.send_task('report', (3,), **limit).id
+    inbox.drain_until(lambda: sum('parked' in item for item in items(client)) == 2, 'both to wait for a slot')
+    listed = listing(client, JobFilter(['running', 'pending']), 10)
+    assert [bool(item.get('parked')) for item in listed] == [False, True, True]
+    assert 'parked' not in known.move(later, countdown=3600, priority=9)
+    assert known.state(later) == 'scheduled'
+    known.edit(edited, args=[4])
+    inbox.messages[0].ack()
+    inbox.wait(2)
+    assert inbox.bodies[1][0] == [4]
 
 
 def test_job_is_not_moved_beyond_its_expiry(app: Celery, client: Client) -> None:

@@ -37,17 +37,18 @@ def parked(client: Client) -> list[Any]:
 
 
 def test_messages_of_one_key_are_delivered_one_after_the_other(connect: Connect, client: Client) -> None:
+    """A slot that is free goes to the highest priority, then to the oldest message."""
     publish_many(connect(), ['a', 'b', 'c'], **limited())
     inbox = Inbox(connect(), ack=False)
     assert inbox.wait(1) == ['a']
-    inbox.drain_until(lambda: len(parked(client)) == 2, 'the others to be parked')
+    publish(connect(), 'important', priority=9, **limited())
+    inbox.drain_until(lambda: len(parked(client)) == 3, 'the others to be parked')
     inbox.stays(1, 0.3)
     assert slots(client) == ['slot:k:0']
-    inbox.messages[0].ack()
-    assert inbox.wait(2) == ['a', 'b']
-    inbox.messages[1].ack()
-    inbox.wait(3)
-    inbox.messages[2].ack()
+    for number, name in enumerate(['important', 'b', 'c']):
+        inbox.messages[number].ack()
+        assert inbox.wait(number + 2)[-1] == name
+    inbox.messages[3].ack()
     wait_for(lambda: not items(client) and not slots(client), 'the slot to be freed')
 
 
@@ -223,3 +224,32 @@ def test_due_dates_and_counts(connect: Connect, client: Client) -> None:
     inbox.drain_until(lambda: parked(client))
     assert connection.channel().queue_purge('q') == 1
     assert not parked(client)
+
+
+def test_unique_job(connect: Connect, client: Client) -> None:
+    """A message behind a running unique job takes its slot."""
+    connection = connect()
+    inbox = Inbox(connect(), ack=False)
+    for name in ('a', 'b'):
+        publish(connection, name, **limited(id=name, task='t', job_key='j'))
+        inbox.wait(1)
+    publish(connection, 'other', **limited())
+    inbox.drain_until(lambda: parked(client))
+    for number in range(3):
+        inbox.wait(number + 1)
+        assert len(slots(client)) == 1
+        inbox.messages[number].ack()
+    assert sorted(inbox.bodies) == ['a', 'b', 'other']
+    wait_for(lambda: not items(client) and not slots(client))
+
+
+def test_malformed_limit_becomes_a_dead_letter(connect: Connect, client: Client) -> None:
+    publish(connect(), 'a', **limited())
+    publish(connect(), 'b', headers={'rate_key': 'k', 'rate': '5/h'})
+    docs, names = items(client), ['concurrency_limit', 'rate']
+    for doc, name in zip(docs, names, strict=True):
+        doc['message']['headers'][name] = 'many'
+    client.bulk(docs)
+    Inbox(connect()).drain_until(lambda: all(doc.get('status') for doc in items(client)))
+    for dead, name in zip(items(client), names, strict=True):
+        assert dead['reason'].startswith(f'malformed: the header {name} must be')

@@ -11,6 +11,7 @@ from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_couchdb.patches import publishing
+from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.errors import ServerUnavailable
@@ -157,6 +158,25 @@ def test_tasks_go_to_their_own_queues(add: Any, app: Celery, client: Client, sen
     queues = [item['queue'] for item in items(client)]
     assert sorted(queues) == ['both', 'cats', 'celery', 'celery', 'other']
     assert writes(sent)[-1] == 4
+
+
+def test_unique_jobs_in_a_group_know_their_outcome(app: Celery, client: Client) -> None:
+    outcomes = list[str]()
+
+    class Recording(UniqueTask):
+        abstract = True
+
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            result = super().apply_async(*args, **options)
+            outcomes.append(result.outcome)
+            return result
+
+    @app.task(name='recording', base=Recording, shared=False)
+    def recording(number: int) -> None: ...
+
+    group([recording.s(number).set(job_key='k') for number in range(3)]).apply_async()
+    assert outcomes == ['enqueued', 'moved', 'moved']
+    assert len(items(client)) == 1
 
 
 def test_eager_group_publishes_nothing(add: Any, app: Celery, client: Client) -> None:

@@ -171,6 +171,23 @@ def test_running_job_is_revoked_by_its_task_id_and_not_removed(
     assert result.state == 'PENDING'
 
 
+def test_job_claimed_during_its_removal_is_not_removed(
+    app: Celery, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is claimed between the search and the deletion counts as running."""
+    task_id, known = app.send_task('conflicted').id, Jobs(app)
+    bulk = known.client.bulk
+
+    def late(docs: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(known.client, 'bulk', bulk)
+        Inbox(connect(), 'celery', ack=False).wait(1)
+        return bulk(docs, **kwargs)
+
+    monkeypatch.setattr(known.client, 'bulk', late)
+    removal = known.remove(task_id)
+    assert (removal.removed, len(removal.running)) == ([], 1)
+
+
 # -- unique jobs
 
 
@@ -197,6 +214,20 @@ def test_job_key_of_a_signature(app: Celery, report: Any, client: Client) -> Non
     assert item['_id'] == JOB
     assert report.apply_async((1,)).id != workitem.task_id(item)
     assert len(items(client)) == 2
+
+
+def test_removing_a_waiting_unique_job_keeps_the_running_one(
+    app: Celery, report: Any, connect: Connect, client: Client
+) -> None:
+    first = report.apply_async((1,), job_key='k')
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(1)
+    second = report.apply_async((2,), job_key='k')
+    known = Jobs(app)
+    assert len(known.remove(second.id).removed) == 1
+    assert (known.state(first.id), known.state(second.id), second.state) == ('running', 'gone', 'REVOKED')
+    inbox.messages[0].ack()
+    wait_for(lambda: not items(client), 'the first job to be completed')
 
 
 # -- messages

@@ -16,7 +16,7 @@ from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from kombu_couchdb.queues import waiting
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
-from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many
+from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many, replace_in_clients
 
 from .conftest import Connect
 
@@ -47,7 +47,7 @@ def bodies(client: Client) -> list[str]:
 
 @pytest.mark.parametrize(
     ('options', 'arguments', 'limit'),
-    [({}, {}, 20), ({'delivery_limit': 5}, {'x-delivery-limit': 2}, 2)],
+    [({}, {}, 20), ({'delivery_limit': 2}, {'x-delivery-limit': 4}, 4)],
     ids=['default', 'of the queue'],
 )
 def test_delivery_limit_makes_a_dead_letter(
@@ -161,9 +161,12 @@ def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(connect: Conn
 @pytest.mark.parametrize('no_ack', [False, True])
 def test_message_that_expires_while_its_consumer_is_busy(connect: Connect, client: Client, no_ack: bool) -> None:
     inbox = Inbox(connect(), no_ack=no_ack, prefetch=3)
-    publish_many(connect(), ['first', 'late'], expiration=1)
-    publish(connect(), 'part', expiration=1, headers=PART)
-    wait_for(lambda: all(doc['expires'] < client.clock.now() - 0.5 for doc in items(client)), 'the expiry')
+    publish_many(connect(), ['first', 'late'], expiration=3600)
+    publish(connect(), 'part', expiration=3600, headers=PART)
+    mailbox = inbox.connection.transport._mailbox
+    wait_for(lambda: len(mailbox) == 3, 'the messages to be claimed')
+    for item in mailbox._items:
+        item.doc['expires'] -= 7200
     publish(connect(), 'in time', expiration=3600)
     assert sorted(inbox.wait(2)) == ['in time', 'part']
     wait_for(lambda: not items(client), 'all messages to be deleted')
@@ -178,21 +181,22 @@ def test_heartbeats_continue_while_many_messages_are_deleted(
     expires: str,
 ) -> None:
     """An expired queue is deleted with all its messages."""
-    connection, inbox = connect(), Inbox(connect(**SWEEPS))
-    monkeypatch.setattr('kombu_couchdb.queues.store.MAX_BATCH_DOCS', 1)
-    swept = inbox.connection.transport.couchdb
-    bulk = swept.bulk
-
-    def slow_bulk(docs: Sequence[Document], **kwargs: Any) -> list[WriteResult]:
-        time.sleep(0.1 if all(doc.get('_deleted') for doc in docs) else 0.0)
-        return bulk(docs, **kwargs)
-
-    monkeypatch.setattr(swept, 'bulk', slow_bulk)
+    connection = connect()
     Queue('unused', expires=0.001 if expires == 'queue' else None)(connection.default_channel).declare()
     publish_many(connection, range(20), 'unused', **({'expiration': 0.001} if expires == 'message' else {}))
     sent.clear()
+    monkeypatch.setattr('kombu_couchdb.queues.store.MAX_BATCH_DOCS', 1)
+    bulk = Client.bulk
+
+    def slow_bulk(self: Client, docs: Sequence[Document], **kwargs: Any) -> list[WriteResult]:
+        time.sleep(0.1 if all(doc.get('_deleted') for doc in docs) else 0.0)
+        return bulk(self, docs, **kwargs)
+
+    replace_in_clients(monkeypatch, client.address.database, 'bulk', slow_bulk)
+    Inbox(connect(**SWEEPS))
     wait_for(lambda: not items(client), 'all messages to be deleted')
-    writes = ''.join('x' if doc.get('_deleted') else 'b' for request in sent for doc in request.docs)
+    written = [doc for request in sent for doc in request.docs]
+    writes = ''.join('x' if doc.get('_deleted') else 'b' if doc.get('type') == 'Consumer' else '' for doc in written)
     assert 'b' in writes.strip('b')
 
 

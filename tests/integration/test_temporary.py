@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
-from tests.conftest import wait_for
+from kombu_couchdb.leases.housekeeping import UnusedQueues
+from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Peer, Request, items, publish, replace_in_clients, run_python
 
 DIRECT, NEWS = Exchange('direct', type='direct'), Exchange('news', type='fanout')
@@ -233,3 +235,24 @@ def test_basic_get_extends_the_lifetime_of_a_queue(
         assert message.decode() == number
     assert end_of(client, 'expiring') >= before + 900
     assert sum(doc.get('type') == 'Queue' for request in sent for doc in request.docs) == 1
+
+
+def test_queue_used_during_a_sweep_is_kept(
+    connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    getter, sweeper = connect(), connect().default_channel.connection
+    Queue('expiring', expires=0.001)(connect().channel()).declare()
+    publish(getter, 'hello', 'expiring')
+    topology, got = sweeper.topology, list[Any]()
+    delete = topology.delete_unused
+
+    def get_and_delete(doc: Any) -> Any:
+        got.append(getter.default_channel.basic_get('expiring').decode())
+        return delete(doc)
+
+    monkeypatch.setattr(topology, 'delete_unused', get_and_delete)
+    UnusedQueues(sweeper.store, topology).delete(
+        ['expiring'], end_of(client, 'expiring') + 10, time.monotonic() + PATIENCE
+    )
+    assert got == ['hello']
+    assert (queues(client), len(items(client))) == ({'expiring'}, 1)
