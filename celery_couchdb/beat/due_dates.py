@@ -106,7 +106,7 @@ def _latest(rule: Rule, anchor: float, due: float, now: float) -> float:
     """Return the last due date until `now`; `due` is one."""
     found, end = due, now  # there is no date from `end` to `now`
     while (following := rule.next(anchor, found)) is not None and following <= now:
-        found, middle = following, (following + end) / 2
+        found, middle = following, rule.between(following, end)
         later = rule.next(anchor, middle)
         if later is not None and later <= now:
             found = later

@@ -84,6 +84,10 @@ class Rule:
         """Return the number of due dates from `first`, which is one, to `last`; about, if `exact` is false."""
         return round((last - first) / ((self.next(first, first) or math.inf) - first)) + 1  # a day may have 23 hours
 
+    def between(self, found: float, end: float) -> float:
+        """Return a date about in the middle between `found`, a due date, and `end`, to look for due dates after it."""
+        return (found + end) / 2
+
 
 class Every(Rule):
     """A fixed interval. The due dates are on a grid that begins at the anchor, so that they do not drift."""
@@ -137,6 +141,21 @@ class Computed(Rule):
         with _at(self._schedule, self._app, after) as last:
             due = math.ceil(round(after + self._schedule.remaining_estimate(last).total_seconds(), 3))
         return float(due) if due > after else math.floor(after) + 1.0
+
+
+class Relative(Computed):
+    """Celery's `relative`: whole minutes, hours or days after the due date before."""
+
+    def __init__(self, seconds: float, app: Any) -> None:
+        super().__init__(schedules.schedule(timedelta(seconds=seconds), True, app=app), app)
+        unit = max(unit for unit in (1, 60, 3600, 86400) if unit <= max(seconds, 1))
+        self._step = max(seconds // unit, 1) * unit
+        #: How long after a due date Celery's next one is still that of the due date itself; the half of it.
+        self._margin = (unit - seconds % unit) / 2
+
+    def between(self, found: float, end: float) -> float:
+        # Elsewhere than shortly after a due date, the next one depends on where one looks. Days may have 23 hours.
+        return found + (end - found) / 2 // self._step * self._step + self._margin
 
 
 class Asked(Rule):
@@ -248,7 +267,7 @@ def _every(doc: Mapping[str, Any], app: Any) -> Rule:
         raise Malformed(f'schedule.every must be a number of seconds from {_LEAST_SECONDS} to {_MOST_SECONDS:.0f}')
     if not isinstance(relative, bool):
         raise Malformed('schedule.relative must be true or false')
-    return Computed(schedules.schedule(timedelta(seconds=value), True, app=app), app) if relative else Every(value)
+    return Relative(value, app) if relative else Every(value)
 
 
 def _crontab(doc: Mapping[str, Any], app: Any) -> Rule:

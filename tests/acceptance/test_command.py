@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from kombu_couchdb.errors import AccessDenied
 from tests.conftest import PATIENCE, wait_for
 from tests.support import ROOT
 
-from .conftest import Site, couchdb, listed, sentence, succeeded
+from .conftest import Site, celery, couchdb, listed, sentence, succeeded
 
 
 def arguments(*given: str) -> list[str]:
@@ -71,6 +72,9 @@ def test_members_need_no_more_rights_after_setup(site: Site, member: dict[str, s
 
     site.worker('-Q', 'celery')
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    gone = celery('couchdb', 'check', '--worker', 'gone@x', **site.environment)
+    assert (gone.returncode, gone.stdout) == (1, '')
+    assert re.fullmatch('Error: worker gone@x has no consumer: .+\n', gone.stderr)
     # No step is left, as a member can see, too.
     assert ' done ' not in succeeded(couchdb(site, *administrator, **password))
     assert ' ok ' in (again := succeeded(couchdb(site, 'setup')))

@@ -158,3 +158,16 @@ def test_worker_continues_after_its_user_was_locked(
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     assert worker.logs().count('; trying again until it responds') == 1
     assert member['password'] not in worker.logs()
+
+
+def test_worker_starts_after_its_user_was_locked(site: Site, member: dict[str, str], users: Users) -> None:
+    site.set_up(member['user'])
+    site.use_as(**member)
+    lock(site, member)
+    cookie = {'auth': 'cookie'}
+    worker = site.start(broker_transport_options=cookie, result_backend_transport_options=cookie)
+    wait_for(lambda: worker.logs().count('Trying again in') >= 3, 'three attempts to connect')
+    assert f'has locked user {member["user"]!r} for up to five minutes' in worker.logs()
+    users(member['user'], member['password'])
+    worker.ready()
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3

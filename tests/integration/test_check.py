@@ -67,9 +67,12 @@ def test_databases_that_are_set_up_pass_with_one_request_each(
 
 
 def test_missing_design_document_fails(check: Run, client: Client, results: Client) -> None:
-    for found, name in ((results, results_design.NAME), (client, design.NAME)):
-        found.bulk([{**found.get(f'_design/{name}'), '_deleted': True}])
-        assert f'{found.address.url} is not set up; run "celery -A your_app couchdb setup"' in failed(check())
+    names = {results_design.NAME: results, **dict.fromkeys((design.NAME, design.JOBS, design.CONFLICTED), client)}
+    for name, found in names.items():
+        doc = found.get(f'_design/{name}')
+        found.bulk([{**doc, '_deleted': True}])
+        assert failed(check()) == f'Error: {found.address.url} is not set up; run "celery -A your_app couchdb setup"'
+        found.put({member: value for member, value in doc.items() if member != '_rev'})
 
 
 def test_missing_database_of_broadcasts_is_told_and_no_failure(check: Run, broadcasts: Client) -> None:
@@ -124,6 +127,12 @@ def test_without_remote_control_the_machine_counts(check: Run, client: Client, a
     assert 'wrote a heartbeat' in passed(check('--worker', 'shop@%h'))
 
 
+def test_malformed_heartbeats_are_no_worker(check: Run, client: Client) -> None:
+    client.put({'_id': f'broker:consumer:{HOST}:1:a', 'type': 'Consumer', 'queues': 5, 'expires': 'never'})
+    client.put({'_id': f'broker:consumer:{HOST}:1:b', 'note': 'foreign'})
+    assert 'has no consumer' in failed(check('--worker', 'shop@%h'))
+
+
 # -- queues
 
 
@@ -136,9 +145,18 @@ def test_long_and_late_queues_fail(check: Run, connection: Connection, sent: lis
     assert said.startswith('Error: queue late has a message that has been due for 1,00')
     assert said.endswith('; queue long has 5 ready messages, more than 4')
     sent.clear()
-    check('--max-ready', '0', '--max-oldest', '0', '-Q', 'long', '-Q', 'tippo')
+    said = failed(check('--max-ready', '0', '--max-oldest', '9999', '-Q', 'long', '-Q', 'tippo'))
+    assert said.startswith('Error: queue long has 5 ready messages, more than 0; queue tippo does not exist; ')
     assert len(sent) == 1 + 1 + 5  # the second asks whether the index is complete
     assert 'take at most six.' in ' '.join(check('--help').stdout.split())
+
+
+def test_only_named_queues_count(check: Run, connection: Connection) -> None:
+    publish_many(connection, range(5), 'long')
+    publish(connection, 'one', 'short')
+    limits = ('--max-ready', '4', '--max-oldest', '500')
+    assert '; 1 ready message' in passed(check('-Q', 'short', *limits))
+    assert 'queue long has 5' in failed(check('-Q', 'short', '-Q', 'long', *limits))
 
 
 def test_queue_that_does_not_exist_fails(check: Run, connection: Connection, sent: list[Request]) -> None:

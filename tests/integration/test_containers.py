@@ -13,6 +13,7 @@ from celery_couchdb.testing import (
     CouchDBContainer,
     CouchDBTestBackend,
     CouchDBTestBroker,
+    CouchDBWorkerContainer,
     Server,
 )
 from celery_couchdb.testing.containers import COUCHDB_ENV
@@ -132,6 +133,13 @@ def test_broker_in_a_container(vhost: str, celery_couchdb_broker: CouchDBTestBro
     celery_couchdb_broker.teardown()
     with pytest.raises(DatabaseMissing):
         server.client(vhost).sequence()
+
+
+def test_worker_image_contains_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('PYTEST_CELERY_PKG', raising=False)
+    assert CouchDBWorkerContainer.buildargs()['PYTEST_CELERY_PKG'] == 'celery-couchdb[testing]'
+    monkeypatch.setenv('PYTEST_CELERY_PKG', './celery_couchdb.whl')
+    assert CouchDBWorkerContainer.buildargs()['PYTEST_CELERY_PKG'] == './celery_couchdb.whl'
 
 
 # -- URLs

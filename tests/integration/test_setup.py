@@ -91,6 +91,14 @@ def test_edited_design_document_is_restored(client: Client) -> None:
     assert to_do(wanted(client)) == []
 
 
+def test_two_concurrent_setups_succeed(client: Client) -> None:
+    first, second = (plan(wanted(client)) for _ in range(2))
+    for step in [*first, *second]:
+        if step.do:
+            step.do()
+    assert to_do(wanted(client)) == []
+
+
 def test_other_design_documents_are_kept(client: Client) -> None:
     """Those of newer and older versions may be in use by workers."""
     names = ['celery-v99', 'celery-v1', 'celery', 'celery-results', 'mine-v1']

@@ -61,7 +61,7 @@ import itertools, logging, sys
 import celery.bin.celery, celery_couchdb.cli, click
 from celery import Celery, canvas, group, signals
 from celery.worker import consumer, control
-app = Celery('shop', broker='{broker}', backend='cache+memory://', set_as_current=True)
+app = Celery('shop', broker='{broker}', backend='{backend}', set_as_current=True)
 app.conf.task_publish_retry = False
 @app.task(name='add')
 def add(left, right):
@@ -77,8 +77,8 @@ signals.worker_init.send(sender=app)
 """
 
 
-def changed_by(broker: str) -> set[str]:
-    done = run_python(PROGRAM.format(broker=broker) + SHOW_CHANGES)
+def changed_by(broker: str, backend: str = 'cache+memory://') -> set[str]:
+    done = run_python(PROGRAM.format(broker=broker, backend=backend) + SHOW_CHANGES)
     return set(done.stdout.split('\n')[-2].split())
 
 
@@ -89,5 +89,6 @@ def test_process_without_couchdb_is_unchanged() -> None:
 
 def test_process_with_couchdb_is_changed() -> None:
     """So the test above looks at the right places. No server listens at this port."""
-    found = changed_by('couchdb://127.0.0.1:1')
-    assert found >= {'celery.canvas.itertools', 'kombu.utils.url.sanitize_url', 'sys.excepthook', 'Panel.scheduled'}
+    both = {'celery.canvas.itertools', 'kombu.utils.url.sanitize_url', 'sys.excepthook', 'WorkController._process_task'}
+    assert changed_by('couchdb://127.0.0.1:1') >= {*both, 'Panel.scheduled'}
+    assert changed_by('memory://', 'couchdb://127.0.0.1:1') >= both

@@ -152,7 +152,10 @@ ZONES = ['Europe/Berlin', 'America/New_York', 'Australia/Lord_Howe', 'Asia/Beiru
             st.sampled_from(ZONES),
         ),
         st.builds(lambda seconds: {'every': seconds}, st.floats(300, 90_000)),
-        st.builds(lambda seconds: {'every': seconds, 'relative': True}, st.sampled_from([60, 3600, 86400])),
+        st.builds(
+            lambda seconds: {'every': seconds, 'relative': True},
+            st.sampled_from([60, 90, 600, 3600, 5400, 7200, 86400, 100_000, 172_800]),
+        ),
     ),
     start=st.integers(1_740_000_000, 1_770_000_000),
     days=st.integers(0, 3),

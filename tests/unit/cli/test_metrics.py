@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from celery_couchdb.cli.clients import result_of, start
 from celery_couchdb.cli.metrics import Exporter, Scrape, command
 from kombu_couchdb.admin.status import ConsumerStatus, DatabaseStatus, QueueStatus, Status
-from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 
 prometheus_client = pytest.importorskip('prometheus_client')
@@ -175,6 +176,15 @@ def source() -> Iterator[Source]:
         source.may_end.release()
 
 
+def test_scrapes_at_once_share_one_reading(source: Source) -> None:
+    shared = exporter(source, keep=1000.0)  # for a thread that begins only when the reading has ended
+    scrapes = [start(shared.read) for _ in range(10)]
+    wait_for(lambda: source.made, 'the first reading')
+    source.may_end.release()
+    assert {result_of(scrape, PATIENCE).seconds for scrape in scrapes} == {1}
+    assert source.made == 1
+
+
 @pytest.mark.parametrize(
     ('error', 'keep', 'readings'), [(None, 1000.0, 1), (ServerUnavailable('away'), 1000.0, 1), (None, 0.0, 3)]
 )
@@ -201,6 +211,15 @@ def test_no_second_reading_begins_while_the_server_does_not_respond(
 
     wait_for(is_up, 'the reading')
     assert capsys.readouterr().err == 'CouchDB responds again\n'
+
+
+def test_outage_is_one_line(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = exporter(source)
+    for error in (None, ServerUnavailable('away\nforged'), AccessDenied('no right'), None, None):
+        source.error = error
+        source.may_end.release()
+        assert samples(shared.registry)['up', ()] == (error is None)
+    assert capsys.readouterr().err == 'Error: away\\nforged\nCouchDB responds again\n'
 
 
 # -- the command
