@@ -82,8 +82,9 @@ def test_conflict_of_two_releases(client: Client, connect: Connect, item: Docume
 def test_deletion_wins_over_an_update(apache_couchdb: bool, client: Client, item: Document, resolver: Inbox) -> None:
     if not apache_couchdb:
         pytest.skip(NO_DELETED_LEAVES)
-    leave(client, {'_id': item['_id'], '_deleted': True}, f'2-{LOW}')
-    leave(client, item, f'2-{HIGH}')
+    parent = item['_rev'].partition('-')[2]  # it must not be a leaf, too: then the conflict would have two live ones
+    for text, doc in ((LOW, {'_id': item['_id'], '_deleted': True}), (HIGH, item)):
+        leave(client, {**doc, '_revisions': {'start': 2, 'ids': [text, parent]}}, f'2-{text}')
     resolver.drain_until(lambda: not live(client, item['_id']), 'the deletion to win')
 
 
