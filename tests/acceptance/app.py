@@ -158,6 +158,20 @@ def ask(x: int, y: int) -> int:
     return int(add.delay(x, y).get(timeout=180, disable_sync_subtasks=False))
 
 
+@app.task(name='late_part', acks_late=True, reject_on_worker_lost=True)
+def late_part(number: int) -> int:
+    """Return a number after a moment. The task runs again if its worker is killed."""
+    time.sleep(0.05)
+    return number
+
+
+@app.task(name='collect')
+def collect(numbers: list[int], journal: str, name: str) -> int:
+    """Write `name` to the journal, and return the sum of the numbers."""
+    note(journal, name)
+    return sum(numbers)
+
+
 def pause(journal: str, seconds: float | None) -> None:
     """Wait for `seconds`; if None, until the file `go on` exists next to the journal."""
     if seconds is not None:

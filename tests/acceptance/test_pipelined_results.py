@@ -131,7 +131,10 @@ def test_tasks_read_the_state_that_they_have_stored_and_the_body_of_a_chord_know
 def test_confirmed_results_are_stored_when_a_task_ends(site: Site, proxy: Proxy) -> None:
     site.worker(pool='prefork', result_backend_transport_options={'confirm_results': True})
     proxy.hang()
+    before = proxy.accepted
     results = [site.send('nap', str(site.journal), str(number), 0) for number in range(6)]
-    wait_for(lambda: ended(site, 2), 'each process to end a task')
+    wait_for(lambda: ended(site, 2), 'each process to run a task')
+    wait_for(lambda: proxy.accepted >= before + 2, 'each process to store its result')
+    assert len(site.journalled()) == 4  # nothing else has started
     proxy.go_on()
     assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(6)]

@@ -1,4 +1,4 @@
-"""Results with real workers: waiting in tasks and under gevent, and expiry without beat."""
+"""Results with real workers: waiting in tasks and under gevent, chords of killed workers, and expiry without beat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import celery
 import pytest
-from celery import chain
+from celery import chain, chord
 
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import ROOT, run_python
@@ -84,6 +84,33 @@ def test_task_succeeds_after_its_time_limit_killed_it(site: Site) -> None:
     site.worker(**settings)
     wait_for(lambda: states() == ['SUCCESS', 'SUCCESS'], 'the second run')
     assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == 'a!'
+
+
+@pytest.mark.slow
+def test_chords_complete_although_workers_are_killed(site: Site) -> None:
+    """Workers are killed repeatedly while chords end. Each body runs exactly once."""
+    settings: dict[str, Any] = {
+        'broker_transport_options': SHORT_LEASE,
+        'result_backend_transport_options': {'sweep_interval': 2.0},
+    }
+    site.worker('-Q', 'bodies', **settings)  # not killed, because bodies are not acknowledged late
+    task, names = site.app.signature, [f'chord{number}' for number in range(8)]
+    header = [task('late_part', (number,)) for number in range(5)]
+    bodies = [task('collect', kwargs={'journal': str(site.journal), 'name': name}, queue='bodies') for name in names]
+    results = [chord(header, app=site.app)(body) for body in bodies]
+
+    def kill_after_a_chord() -> None:
+        worker, ran = site.worker(pool='prefork', **settings), {*site.journalled()}
+        wait_for(lambda: {*site.journalled()} > ran or ran == {*names}, 'the next chord')
+        worker.kill()
+
+    for _ in range(4):
+        kill_after_a_chord()
+    site.worker(**settings)
+    assert [result.get(timeout=3 * PATIENCE) for result in results] == [10] * 8
+    client = site.server.client(site.results)
+    wait_for(lambda: not client.id_range('chord-unlock-'), 'the deletion of all chords', timeout=2 * PATIENCE)
+    assert sorted(site.journalled()) == names
 
 
 def test_results_expire_without_beat(site: Site) -> None:

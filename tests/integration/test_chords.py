@@ -31,7 +31,6 @@ class Site:
         self.url, self.client = url, client
         self._apps: list[Celery] = []
         self.app = self._app()
-        self.patience = -60.0  # sweeps include chords that changed a moment ago
 
     def _app(self) -> Celery:
         app = Celery('test', set_as_current=False, broker=self.url, backend=self.url)
@@ -47,9 +46,7 @@ class Site:
 
     def backend(self) -> CouchDBBackend:
         """Return the backend of another worker."""
-        backend = self._app().backend
-        backend.chords._takeover_after = self.patience
-        return backend
+        return self._app().backend
 
     def send(self, *values: Any, body: Signature | None = None) -> list[Context]:
         """Send a chord, consume the messages of its parts, and return their requests."""
@@ -92,10 +89,12 @@ def end(worker: CouchDBBackend, part: Context, value: Any = None) -> None:
     worker.mark_as_done(part.id, part.group_index if value is None else value, part)
 
 
-def sweep(worker: CouchDBBackend) -> None:
-    worker.store.database.set_up()
-    rows = worker.client.id_range('chord-unlock-', docs=True)
-    worker.complete_unfinished_chords([row['id'] for row in rows if row['doc']['type'] == 'Chord'])
+def sweep(worker: CouchDBBackend, later: float = 60.0) -> None:
+    """Look for expired results and unfinished chords, as a worker does after so many seconds."""
+    now = worker.client.clock.now
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.client.clock, 'now', lambda: now() + later)
+        worker.cleanup()
 
 
 @pytest.mark.parametrize('ordered', [True, False])
@@ -322,6 +321,7 @@ def test_slow_worker_leaves_the_structure_to_its_successor(
     for part in parts[:2]:
         end(site.backend(), part)
     slow, successor = site.backend(), site.backend()
+    successor.chords._takeover_after = -60.0
     send, claimed = slow.app.send_task, list[Any]()
 
     def late(*args: Any, **options: Any) -> Any:
@@ -380,6 +380,23 @@ def test_body_that_is_a_chord_is_sent_after_its_worker_was_killed(site: Site, mo
     assert site.left() == []
 
 
+def test_malformed_chord_does_not_stop_the_sweep(
+    site: Site, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [part] = site.send('a')
+    worker = site.backend()
+    monkeypatch.setattr(worker.chords, 'claim', lambda *_: None)
+    end(worker, part)
+    malformed = {'type': 'Chord', 'size': 1, 'added': [], 'claimed': 'x', 'sent': False, 'nested': False, 'date': 1.0}
+    client.put({'_id': 'chord-unlock-0000', **malformed, 'body': {'value': 'no JSON'}})
+    client.put({'_id': 'chord-unlock-0001', **malformed, 'body': {'value': {'body': 7}}})
+    sweep(site.backend())
+    assert site.bodies() == [[[0]]]
+    sweep(site.backend(), later=1000.0)
+    lines = [line.split(',')[0] for line in caplog.messages if 'cannot be completed' in line]
+    assert lines == [f'chord {name} cannot be completed' for name in ('0000', '0001')]
+
+
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
 def test_consumed_body_is_not_sent_again(site: Site, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
     parts = site.send('a')
@@ -400,11 +417,10 @@ def test_sweep_ignores_chords_in_progress(site: Site, monkeypatch: pytest.Monkey
     end(site.backend(), parts[0])
     sweep(site.backend())
     assert site.bodies() == []
-    site.patience = 30.0
     worker = site.backend()
     monkeypatch.setattr(worker.chords, 'claim', lambda *_: None)
     end(worker, parts[1])
-    sweep(site.backend())  # the worker may be about to claim the chord
+    sweep(site.backend(), later=0.0)  # the worker may be about to claim the chord
     assert site.bodies() == []
 
 

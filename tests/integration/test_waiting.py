@@ -11,6 +11,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +192,20 @@ def test_many_threads_share_one_subscriber(app: Celery, worker: CouchDBBackend, 
     assert threads_named(READER) == 1
     store_all(worker.client, {name: name for name in names})
     assert [thread.value() for thread in waiting] == [*names, names[0]]
+
+
+def test_new_waits_do_not_delay_other_results(
+    app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They interrupt each longpoll before it ends."""
+    [task_id] = ids(1)
+    is_stored = threading.Event()
+    monkeypatch.setattr(app.backend.subscriber._longpoll, 'wait', lambda *_, **__: is_stored.wait(PATIENCE) and None)
+    [waiting] = get(app, task_id)
+    wait_for(lambda: is_watched(app, task_id), 'the wait')
+    worker.mark_as_done(task_id, 'through')
+    is_stored.set()
+    assert waiting.value() == 'through'
 
 
 def test_malformed_results_affect_only_their_own_callers(
@@ -452,6 +467,22 @@ def test_consecutive_state_queries_return_current_states(app: Celery, worker: Co
     assert group.completed_count() == 4
 
 
+def test_states_of_many_results_take_few_requests(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Results that were read ahead are valid for a moment only, which a busy machine may need for each query.
+    monkeypatch.setattr('celery_couchdb.waiting.read_ahead.time', SimpleNamespace(monotonic=lambda: 0.0))
+    published = sent_tasks(app, 200)
+    group = app.GroupResult('g', [app.AsyncResult(name) for name in ids(200)])
+    wait_for(lambda: len(app.backend.callbacks._held) >= 200, 'the group to be registered')
+    worker.mark_as_done(published[-1].id, 1)
+    worker.mark_as_done(group.results[-1].id, 1)
+    sent.clear()
+    assert group.completed_count() == 1
+    assert [result.ready() for result in published].count(True) == 1
+    assert len(sent) < 30
+
+
 # -- results that are watched before the program asks for them
 
 
@@ -577,6 +608,33 @@ def test_results_are_asked_for_if_the_database_is_busy(
         own = [request.at for request in sent if request.path == f'/celery-task-meta-{name}']
         assert len(own) <= 12 + 2 * (own[-1] - own[0])
     assert not [request for request in sent if request.path == '/_changes']
+
+
+def test_many_results_are_asked_for_together(
+    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
+) -> None:
+    names = ids(20)
+    sent.clear()
+    waiting = get(app, *names)
+    wait_for(lambda: all(is_watched(app, name) for name in names), 'all waits')
+    store_all(worker.client, {name: name for name in names})
+    assert [thread.value() for thread in waiting] == names
+    assert any(request.path == '/_bulk_get' and len(request.body['docs']) >= 10 for request in sent)
+    assert not [request for request in sent if request.path == '/_changes']
+
+
+def test_callbacks_are_called_if_the_database_is_busy(app: Celery, worker: CouchDBBackend, busy: None) -> None:
+    [name] = ids(1)
+    called: list[Any] = []
+    app.AsyncResult(name).then(lambda result: called.append(result.get()))
+    wait_for(lambda: is_watched(app, name), 'the wait')
+    worker.mark_as_done(name, 3)
+    wait_for(lambda: called == [3], 'the callback')
+
+
+def test_timeout_while_results_are_asked_for(app: Celery, busy: None) -> None:
+    with pytest.raises(TimeoutError):
+        app.AsyncResult(*ids(1)).get(timeout=0.3)
 
 
 def test_outage_while_results_are_asked_for(

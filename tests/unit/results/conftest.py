@@ -21,7 +21,8 @@ class Recorder:
     """Takes the place of the store of a result queue, and of what counts parts of chords and replaces results."""
 
     def __init__(self) -> None:
-        #: The ids of the stored documents, in their order, and the batches that were tried.
+        #: The stored results, the ids of their documents, in their order, and the batches that were tried.
+        self.stored: list[QueueItem] = []
         self.written: list[str] = []
         self.tried: list[list[str]] = []
         self.refused: set[str] = set()
@@ -35,7 +36,8 @@ class Recorder:
         self.tried.append([each.id for each in batch])
         assert self.gate.wait(PATIENCE)
         refusals: list[Refusal] = [(each, AccessDenied('refused')) for each in batch if each.id in self.refused]
-        self.written += [each.id for each in batch if each.id not in self.refused]
+        self.stored += [each for each in batch if each.id not in self.refused]
+        self.written = [each.id for each in self.stored]
         return refusals
 
     def queue(self, timeout: float = PATIENCE) -> ResultQueue:
@@ -68,9 +70,9 @@ def queue(recorder: Recorder) -> Iterator[ResultQueue]:
     queue.close()
 
 
-def item(doc_id: str, value: Any = 1, part: str = '') -> QueueItem:
+def item(doc_id: str, value: Any = 1, part: str = '', **members: Any) -> QueueItem:
     """Return a result."""
-    doc = {'_id': doc_id, 'type': 'Result', 'status': 'SUCCESS', 'value': {'result': value}}
+    doc = {'_id': doc_id, 'type': 'Result', 'status': 'SUCCESS', 'value': {'result': value}, **members}
     chord_part: ChordPart | None = None
     if part:
         chord_part = {'_id': part, 'type': 'Part', 'task_id': doc_id, 'index': 0, 'state': 'SUCCESS'}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_couchdb.results import result_queue
-from celery_couchdb.results.queue_item import QueueItem
+from celery_couchdb.results.queue_item import QueueItem, Refusal
 from celery_couchdb.results.result_queue import ResultQueue
 from kombu_couchdb.consumer.pace import Pace, Wakeup
 from kombu_couchdb.consumer.pending_writes import PendingWrites
@@ -33,6 +33,35 @@ def hold(queue: ResultQueue, recorder: Recorder) -> None:
     wait_for(lambda: recorder.tried, 'the write to begin')
 
 
+@pytest.mark.parametrize(
+    ('first', 'second', 'kept'),
+    [
+        (('SUCCESS', 2), ('FAILURE', 4), 'SUCCESS'),
+        (('FAILURE', 2), ('STARTED', 2), 'FAILURE'),
+        (('FAILURE', 2), ('SUCCESS', 4), 'SUCCESS'),
+    ],
+)
+def test_final_result_stays(
+    queue: ResultQueue, recorder: Recorder, first: tuple[str, int], second: tuple[str, int], kept: str
+) -> None:
+    hold(queue, recorder)
+    for status, delivery in (first, second):
+        queue.hand_over(item('a', status=status, delivery=[0, 0, delivery]))
+    recorder.gate.set()
+    queue.wait()
+    assert [each.head['status'] for each in recorder.stored] == ['SUCCESS', kept]
+    assert queue.is_stored(3)
+
+
+def test_replaced_part_of_a_chord_is_stored_with_the_newer_result(queue: ResultQueue, recorder: Recorder) -> None:
+    hold(queue, recorder)
+    queue.hand_over(item('a', status='FAILURE', delivery=[0, 0, 2], part='part'))
+    queue.hand_over(item('a', delivery=[0, 0, 4]))
+    recorder.gate.set()
+    queue.wait()
+    assert [(each.id, each.part_id, each.group_id) for each in recorder.stored[1:]] == [('a', 'part', 'group')]
+
+
 def test_result_is_not_done_before_its_chord_is_counted(queue: ResultQueue, recorder: Recorder) -> None:
     waiting: list[Callable[[], None]] = []
     recorder.on_stored = lambda results, done: waiting.append(lambda: done(results))
@@ -45,6 +74,25 @@ def test_result_is_not_done_before_its_chord_is_counted(queue: ResultQueue, reco
     assert queue.unstored() == []
     waiting[0]()
     assert queue.is_stored(mark)
+
+
+def test_unexpected_error_loses_only_the_result_that_causes_it(
+    queue: ResultQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = recorder.write
+
+    def fails(batch: Sequence[QueueItem], *, uncertain: bool = False) -> list[Refusal]:
+        if any(each.id == 'bad' for each in batch):
+            raise KeyError('unexpected')
+        return write(batch, uncertain=uncertain)
+
+    hold(queue, recorder)
+    monkeypatch.setattr(recorder, 'write', fails)
+    for name in ('a', 'bad', 'b'):
+        queue.hand_over(item(name))
+    recorder.gate.set()
+    queue.wait()
+    assert recorder.written == ['held', 'a', 'b']
 
 
 @pytest.mark.parametrize('hook', ['on_stored', 'on_refused'])

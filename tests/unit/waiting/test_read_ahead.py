@@ -1,14 +1,16 @@
-"""The cache of results that are received before the program asks for them (`waiting.read_ahead`)."""
+"""Results that are received before the program asks for them (`waiting.read_ahead`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from celery_couchdb.results.result_store import ResultStore
 from celery_couchdb.waiting import read_ahead as module
-from celery_couchdb.waiting.read_ahead import Cache
+from celery_couchdb.waiting.read_ahead import Cache, ReadAhead
 
 
 def doc(doc_id: str, status: str = 'SUCCESS', value: Any = 1) -> dict[str, Any]:
@@ -33,3 +35,15 @@ def test_size_of_the_kept_documents_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert [cache.take(name) for name in 'ab'] == [None, None]
     cache.add([doc('large', value='x' * 2000)])
     assert not any(map(cache.take, ('c', 'd', 'large')))
+
+
+def test_documents_that_are_replaced_while_they_are_read_are_not_kept() -> None:
+    cache = Cache(lambda: 0.0)
+
+    def read_many(ids: Iterable[str]) -> list[dict[str, Any]]:
+        cache.drop('b')
+        return [doc(name) for name in ids]
+
+    store = cast(ResultStore, SimpleNamespace(read_many=read_many))
+    ReadAhead(store, lambda *_: [], cache).load('abc')
+    assert not any(map(cache.take, 'abc'))
