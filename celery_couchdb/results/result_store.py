@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from kombu.exceptions import EncodeError
 from kombu.utils.functional import retry_over_time
 
-from kombu_couchdb.couchdb.address import Address, joined, parse
+from kombu_couchdb.couchdb.address import Address, parse_list
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
@@ -95,19 +95,16 @@ def settings_of(conf: Any, url: str | None) -> tuple[ResultOptions, Address]:
     What they leave open is taken from the settings of the broker, if that is CouchDB, too: some options, TLS, and, if
     the server is the same, user and password. *Raises* `ConfigurationError` for a wrong option or an invalid URL.
     """
-    given = conf.get('result_backend_transport_options') or {}
+    given, url = conf.get('result_backend_transport_options') or {}, url or 'couchdb://'
     options, tls, broker = conf.broker_transport_options or {}, conf.broker_use_ssl, conf.broker_write_url or ''
-    urls = [broker] if isinstance(broker, str) else [*broker]
-    urls = [part for text in urls for part in text.split(';')]
+    urls = (broker if isinstance(broker, str) else ';'.join(broker)).split(';')
     if not urls[0].startswith(('couchdb:', 'couchdbs:')):
         own = ResultOptions.of(given)
-        return own, address_of(url or 'couchdb://', own)
-    nodes = [
-        parse(part, 'broker_url', 'celery', tls=tls, credentials=options.get('credentials'), auth=options.get('auth'))
-        for part in urls
-    ]
+        return own, address_of(url, own)
+    source = {name: options.get(name) for name in ('credentials', 'auth')}
+    node = parse_list(urls, 'broker_url', 'celery', tls=tls, **source)
     own = ResultOptions.of({**{name: options[name] for name in _INHERITED if name in options}, **given})
-    return own, address_of(url or 'couchdb://', own, nodes, tls)
+    return own, address_of(url, own, (node, *node.others), tls)
 
 
 def address_of(
@@ -118,25 +115,24 @@ def address_of(
     `broker` has the addresses of the broker's nodes, and `tls` is what holds for URLs without TLS parameters. *Raises*
     `ConfigurationError` for an invalid URL; its text does not contain the URL, which may have a password in it.
     """
-    options = options or ResultOptions()
-    nodes = []
-    for part in url.split(';'):
-        node = parse(
-            part, 'result_backend', 'celery_results', tls=tls, credentials=options.credentials, auth=options.auth
-        )
-        same = next((each for each in broker if each.server == node.server), node)
-        if '?' not in part:
-            node = replace(node, verify=same.verify, cert=same.cert)
-        if not (node.user or node.password or node.credentials):  # the broker's are for its own server only
-            node = replace(
-                node,
-                user=same.user,
-                password=same.password,
-                credentials=same.credentials,
-                auth=options.auth or same.auth,
-            )
-        nodes.append(node)
-    return joined(nodes[0], nodes[1:], 'result_backend')
+    options, urls = options or ResultOptions(), url.split(';')
+    source = {'credentials': options.credentials, 'auth': options.auth}
+    node = parse_list(urls, 'result_backend', 'celery_results', tls=tls, **source)
+    first, *others = (
+        _completed(node, broker, has_parameters='?' in url, auth=options.auth)
+        for url, node in zip(urls, (node, *node.others), strict=True)
+    )
+    return replace(first, others=tuple(others))
+
+
+def _completed(node: Address, broker: Sequence[Address], *, has_parameters: bool, auth: str | None) -> Address:
+    """Return the address of a node with what its URL leaves open, from the broker's node on the same server."""
+    same = next((each for each in broker if each.server == node.server), node)
+    if not has_parameters:
+        node = replace(node, verify=same.verify, cert=same.cert)
+    if node.user or node.password or node.credentials:
+        return node
+    return replace(node, user=same.user, password=same.password, credentials=same.credentials, auth=auth or same.auth)
 
 
 class Database:
