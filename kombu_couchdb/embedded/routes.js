@@ -39,7 +39,7 @@ async function changes(req, res) {
     ? setInterval(() => res.write('\n'), heartbeat === true ? 60e3 : heartbeat)
     : setTimeout(end, Math.min(timeout, 60e3));
   db.on('written', notify).on('destroyed', end);
-  req.waits();
+  res.emit('waits');
   res.on('close', () => {
     db.removeListener('written', notify).removeListener('destroyed', end);
     clearInterval(timer);
@@ -77,8 +77,8 @@ function deleteAlone() {
     if (!databases.has(db)) databases.set(db, {deleted: Promise.resolve(), responses: new Set()});
     const {deleted, responses} = databases.get(db);
     const response = new Promise(resolve => {
-      req.waits = resolve; // a feed that waits for changes ends when the database is deleted
-      res.on('close', resolve);
+      // 'waits' is of a feed: it ends when the database is deleted.
+      res.on('waits', resolve).on('close', resolve);
     }).then(() => { responses.delete(response); });
     let earlier = deleted;
     if (req.method === 'DELETE' && req.path === '/') {
