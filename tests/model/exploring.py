@@ -78,3 +78,11 @@ def examples_until_found(machine: type[RuleBasedStateMachine], most: int = 1000,
         except (AssertionError, KeyError):
             return tried
     return None
+
+
+def assert_found(fault: Fault, monkeypatch: pytest.MonkeyPatch, most: int = 1000, steps: int = 60) -> None:
+    """Put a fault in, print how many examples were tried until one failed, and fail the test if none did."""
+    put_in(fault, monkeypatch)
+    tried = examples_until_found(fault.machine, most, steps)
+    print(f'{fault.name}: {tried}')
+    assert tried

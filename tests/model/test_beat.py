@@ -17,7 +17,7 @@ from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases.leader import LEASE_SECONDS, LeaderLease
 
 from .beat import START, Beat, Clock, Killed, World
-from .exploring import Fault, examples_until_found, explore, finds_faults, put_in
+from .exploring import Fault, assert_found, explore, finds_faults
 
 BEAT = st.integers(0, 2)
 
@@ -240,7 +240,4 @@ FAULTS = [
 @finds_faults
 @pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in(fault, monkeypatch)
-    tried = examples_until_found(fault.machine, 300, steps=30)
-    print(f'{fault.name}: {tried}')
-    assert tried
+    assert_found(fault, monkeypatch, 300, steps=30)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from celery_couchdb.regions.lending import Lender
 from kombu_couchdb.documents import workitem
 
-from .exploring import Fault, examples_until_found, explore, finds_faults, put_in
+from .exploring import Fault, assert_found, explore, finds_faults
 from .regions import Crash, Place, other
 
 REGION, FERRY = st.sampled_from(['us', 'eu']), st.integers(0, 1)
@@ -208,7 +208,4 @@ FAULTS = [
 @finds_faults
 @pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in(fault, monkeypatch)
-    tried = examples_until_found(fault.machine, 300, steps=40)
-    print(f'{fault.name}: {tried}')
-    assert tried
+    assert_found(fault, monkeypatch, 300, steps=40)
