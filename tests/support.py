@@ -15,13 +15,16 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 from celery import Celery
+from click.testing import CliRunner, Result
 from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
+from celery_couchdb.cli import couchdb
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import Http
 
@@ -289,3 +292,15 @@ def release_all(connections: Iterable[Connection]) -> None:
     """Release connections, the last opened first."""
     for connection in reversed(list(connections)):
         connection.release()
+
+
+def command_of(app: Celery, **environment: str) -> Callable[..., Result]:
+    """Return a function that runs a command like `celery -A app couchdb` in this process."""
+
+    def run(*given: str, answer: str = '') -> Result:
+        # Tables are as wide as they need: pytest-xdist may have set a width.
+        return CliRunner(env={'COLUMNS': None, **environment}).invoke(
+            couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True)
+        )
+
+    return run

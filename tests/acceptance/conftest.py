@@ -9,15 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 from pytest_celery import CeleryTestWorker
 
-import celery_couchdb.cli
 import celery_couchdb.design
 from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
@@ -27,7 +25,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.queues.databases import broadcasts_of
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER
 from tests.parcels import database_of_parcels
-from tests.support import ROOT, end
+from tests.support import ROOT, command_of, end
 from tests.worker_process import WorkerProcess
 
 #: The files in the folder of a worker.
@@ -147,8 +145,7 @@ def celery(*given: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def couchdb(site: Site, *given: str, **environment: str) -> Result:
     """Run a command of `celery couchdb` in this process, and check that its output contains no password."""
-    runner = CliRunner(env={'COLUMNS': None, **environment})
-    done = runner.invoke(celery_couchdb.cli.couchdb, given, obj=SimpleNamespace(app=site.app, no_color=True))
+    done = command_of(site.app, **environment)(*given)
     assert f'{site.server.user}:{site.server.password}' not in done.output
     return done
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from celery_couchdb.beat import Schedules
 from celery_couchdb.beat.entries import new_state
 from kombu_couchdb.couchdb.client import Client
-from tests.integration.conftest import Beat, beat, command_of, schedules, until
-from tests.support import items
+from tests.integration.conftest import Beat, beat, schedules, until
+from tests.support import command_of, items
 
 from .documents import NOW
 from .strategies import found, json_values, retyped

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kombu import Connection
 
-from celery_couchdb.cli import couchdb
 from celery_couchdb.testing import Server
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
@@ -23,7 +21,7 @@ from kombu_couchdb.leases import leader
 from kombu_couchdb.queues.databases import broadcasts_name, broadcasts_of
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
 from tests.patience import PatientConnection
-from tests.support import Inbox, Request, end, record_requests, release_all
+from tests.support import Inbox, Request, command_of, end, record_requests, release_all
 
 if TYPE_CHECKING:  # the optional rooms are imported by their fixtures: tests/acceptance/test_rooms.py removes them
     from celery_couchdb.beat import CouchDBScheduler, Schedules
@@ -85,18 +83,6 @@ def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
         server.client(results).delete()
     except (NotFound, DatabaseMissing):
         pass
-
-
-def command_of(app: Celery) -> Run:
-    """Return a function that runs a command like `celery -A app couchdb`."""
-
-    def run(*given: str, answer: str = '') -> Result:
-        # Tables are as wide as they need: pytest-xdist may have set a width.
-        return CliRunner(env={'COLUMNS': None}).invoke(
-            couchdb, given, answer, obj=SimpleNamespace(app=app, no_color=True)
-        )
-
-    return run
 
 
 @pytest.fixture

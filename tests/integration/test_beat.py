@@ -25,9 +25,9 @@ from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, Conflict, NotFound, ServerUnavailable
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS
 from tests.conftest import wait_for
-from tests.support import Request, items, replace_in_clients
+from tests.support import Request, command_of, items, replace_in_clients
 
-from .conftest import Beat, Machine, command_of, entry_of, until, until_idle
+from .conftest import Beat, Machine, entry_of, until, until_idle
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from kombu_couchdb import design
 from kombu_couchdb.admin import queues
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE
-from tests.support import Request, eta, publish, publish_many, record_requests
+from tests.support import Request, command_of, eta, publish, publish_many, record_requests
 
-from .conftest import Run, command_of
+from .conftest import Run
 
 HOST = socket.gethostname()
 

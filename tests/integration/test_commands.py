@@ -12,9 +12,9 @@ from celery import Celery
 from click.testing import Result
 
 from kombu_couchdb.couchdb.client import Client
-from tests.support import items
+from tests.support import command_of, items
 
-from .conftest import Run, command_of
+from .conftest import Run
 
 #: Characters that clear the screen or start a new line.
 EVIL = 'x\x1b[2J\x9b2J\r\nforged: removed\u202e'

@@ -16,9 +16,9 @@ from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.transport import channel
 from tests.conftest import wait_for
-from tests.support import Inbox, items, publish
+from tests.support import Inbox, command_of, items, publish
 
-from .conftest import Connect, command_of, kill_all
+from .conftest import Connect, kill_all
 
 JOB = 'job:["celery","report","k"]'
 

@@ -7,9 +7,9 @@ from celery import Celery
 from kombu import Connection
 
 from celery_couchdb.testing import Server
-from tests.support import Request, eta, publish, publish_many, record_requests
+from tests.support import Request, command_of, eta, publish, publish_many, record_requests
 
-from .conftest import Run, command_of
+from .conftest import Run
 
 pytest.importorskip('prometheus_client')
 

@@ -13,9 +13,9 @@ from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from tests.regions import regions_on
-from tests.support import items
+from tests.support import command_of, items
 
-from .conftest import Run, command_of
+from .conftest import Run
 
 
 @pytest.fixture

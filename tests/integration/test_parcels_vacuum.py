@@ -16,9 +16,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 from kombu_couchdb.parcels.stored_parcels import Parcels, moving
 from tests.device import Device
-from tests.support import items
-
-from .conftest import command_of
+from tests.support import command_of, items
 
 
 def quiet(step: str, done: int, total: int) -> None:

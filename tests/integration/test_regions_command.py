@@ -16,8 +16,7 @@ from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE, Users, wait_for
 from tests.regions import Region, Regions, regions_on
-
-from .conftest import command_of
+from tests.support import command_of
 
 
 @pytest.fixture

@@ -23,9 +23,7 @@ from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied
 from kombu_couchdb.queues.databases import ensure
 from tests.conftest import wait_for
-from tests.support import Inbox, items, leave_leaf, publish
-
-from .conftest import command_of
+from tests.support import Inbox, command_of, items, leave_leaf, publish
 
 MESSAGE = {'body': '', 'headers': {}, 'properties': {}}
 JOB = 'job:["q","t","k"]'
