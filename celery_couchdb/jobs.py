@@ -54,7 +54,8 @@ class Unreadable(ValueError):
 class Jobs:
     """The jobs in the database of an app's broker. *Every* method raises the errors of `kombu_couchdb.errors`.
 
-    The states are those of `kombu_couchdb.admin.jobs`: `pending`, `scheduled`, `running`, `dead`, `done`, `gone`. With
+    The states are those of `kombu_couchdb.admin.jobs`: `ready`, `scheduled`, `parked`, `prefetched`, `running`, `dead`,
+    `done`, `gone`. With
     Celery's default, early acknowledgement, the message of a running task is no longer in the queue. Then the state is
     `running` if the result says that the task has started (`task_track_started`), and `done` or `gone` otherwise.
     """
@@ -129,7 +130,7 @@ class Jobs:
         return dict(self.watch_many(task_ids, timeout))
 
     def remove(self, task_id: str, *, terminate: bool = False, signal: str = 'SIGTERM') -> jobs.Removal:
-        """Delete a pending or scheduled job for good. Its result becomes `REVOKED`.
+        """Delete a waiting job for good. Its result becomes `REVOKED`.
 
         `task_id` is the id of the task or of the job's document. A job that a worker holds is revoked: the worker does
         not start it, or, if it runs and `terminate` is true, sends `signal` to its process. It is also marked, so that
@@ -140,11 +141,11 @@ class Jobs:
         """
         removal = jobs.remove(self.client, task_id)
         # Workers know a task by its own id only, not by the id of its document.
-        found = removal.running or removal.done
+        found = removal.claimed or removal.done
         names = [*dict.fromkeys(task_id_of(doc) or task_id for doc in found)] or [task_id]
-        if removal.done and not removal.running:
+        if removal.done and not removal.claimed:
             names = [name for name in names if self._is_running(name, if_unknown=terminate)]
-        if removal.running or not (removal.removed or removal.dead):
+        if removal.claimed or not (removal.removed or removal.dead):
             # Do not revoke a task that is a dead letter only: workers would refuse it after a replay.
             for name in names:
                 self.app.control.revoke(name, terminate=terminate, signal=signal)

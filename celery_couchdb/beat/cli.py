@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from ..cli.clients import app_of, broker_of
-from ..cli.resource import Resource, counted, json_option, yes_option
-from ..cli.tables import NO_VALUE, Cell, Column, Duration, Json, Row, confirm, echo, format_date
+from ..cli.resource_commands import json_option, print_details, print_list, yes_option
+from ..cli.tables import Duration, Json, confirm, echo
+from ..resources.columns import NO_VALUE, Cell, Column, Row, format_date
+from ..resources.resource import Resource, counted
 from .entries import DEFAULT_GRACE_SECONDS, MISSED
 from .stored_schedules import Item, Schedules
 
@@ -88,7 +90,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     """List the entries with their next due dates."""
     schedules = _schedules(ctx)
     empty = 'There are none: add one, or start "celery beat -S couchdb" to store those in the code of the app.'
-    _resource(schedules, 1).print_list(schedules.list(), as_json, empty=empty)
+    print_list(_resource(schedules, 1), schedules.list(), as_json, empty=empty)
 
 
 @command.command('show')
@@ -202,7 +204,7 @@ def _resource(schedules: Schedules, dates: int) -> Resource[Item]:
 
 
 def _show(schedules: Schedules, name: str, as_json: bool) -> None:
-    _resource(schedules, _SHOWN_DATES).show([schedules.get(name)], as_json)
+    print_details(_resource(schedules, _SHOWN_DATES), [schedules.get(name)], as_json)
 
 
 def _details(entry: Row) -> Row:
@@ -251,5 +253,5 @@ def _dates(dates: Iterable[Any]) -> str:
 
 def _state_cell(entry: Row) -> Cell:
     if entry['error']:
-        return Cell(f'{entry["state"]}: {entry["error"]}', {'fg': 'red'})
-    return Cell(entry['state'], {} if entry['state'] == 'active' else {'dim': True})
+        return Cell(f'{entry["state"]}: {entry["error"]}', 'bad')
+    return Cell(entry['state'], '' if entry['state'] == 'active' else 'dim')

@@ -5,66 +5,35 @@ A dead letter is a job in the state `dead`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import click
-from celery import states
-from celery.exceptions import ImproperlyConfigured
 
 from kombu_couchdb.admin import dead
 from kombu_couchdb.admin.edit import UNCHANGED
-from kombu_couchdb.admin.jobs import STATES, complete, find
-from kombu_couchdb.admin.listing import JobFilter, listing, workers_of
-from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.documents import concurrency, workitem
-from kombu_couchdb.documents.ids import CONSUMER
-from kombu_couchdb.documents.task_message import headers_of
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.admin.jobs import OPEN, STATES, find, resolve
+from kombu_couchdb.admin.listing import JobFilter, listing
+from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.values import date_of
 
 from ..jobs import Jobs, Unreadable
-from ..worker.history import LAST_ERROR
+from ..resources.jobs import job_resource
+from ..resources.resource import Selection, counted
 from .clients import jobs_of
-from .resource import (
-    Resource,
-    Selection,
+from .resource_commands import (
     change,
-    counted,
     json_option,
     limit_option,
+    print_details,
+    print_list,
     selection_options,
     since_option,
     yes_option,
 )
-from .tables import (
-    Cell,
-    Column,
-    Duration,
-    Json,
-    Row,
-    confirm,
-    echo,
-    format_ago,
-    format_date,
-    format_duration,
-)
-
-#: The minimum length of an abbreviated id, in characters.
-_MIN_CHARACTERS = 4
-
-#: The maximum number of ids that the error for an ambiguous abbreviation lists.
-_MAX_LISTED = 10
-
-#: The members of a job that are dates, and those that the details leave out.
-_DATES = ('published', 'due', 'expires', 'claimed', 'failed', 'started', 'finished')
-_HIDDEN = ('behind', 'headers')
-
-_NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
-
-_COLOURS = {'running': 'green', 'pending': None, 'scheduled': 'cyan', 'dead': 'red', 'done': 'blue', 'gone': None}
+from .tables import Duration, Json, confirm, echo
 
 
 @click.group('jobs')
@@ -80,8 +49,8 @@ def command() -> None:
     '-s',
     'states',
     multiple=True,
-    type=click.Choice(STATES[:5]),
-    help='List only jobs in this state. Can be given several times. Default: running, pending and scheduled.',
+    type=click.Choice(STATES[:7]),
+    help='List only jobs in this state. Can be given several times. Default: all but dead and done.',
 )
 @since_option('List only jobs that were published, failed or finished')
 @click.option('--args', metavar='TEXT', help='List only jobs whose arguments, as Python shows them, contain this text.')
@@ -98,17 +67,17 @@ def list_(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List jobs: first the running ones, then the waiting ones in the order in which workers claim them.
+    """List jobs: first those that workers hold, then the ready ones in the order in which workers claim them.
 
     With --task, --since, --args or the state "done", the latest come first.
     """
     jobs = jobs_of(ctx)
     since = None if age is None else jobs.client.clock.now() - age
-    _print_list(jobs, JobFilter(states or STATES[:3], queue, task, since, args), limit, as_json, 'There are none.')
+    _print_list(jobs, JobFilter(states or OPEN, queue, task, since, args), limit, as_json, 'There are none.')
 
 
 def _print_list(jobs: Jobs, wanted: JobFilter, limit: int, as_json: bool, empty: str) -> None:
-    _resource(jobs).print_list(listing(jobs.client, wanted, limit + 1), as_json, empty=empty, limit=limit)
+    print_list(job_resource(jobs), listing(jobs.client, wanted, limit + 1), as_json, empty=empty, limit=limit)
 
 
 @command.command('show')
@@ -121,7 +90,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     ID is the id of the task or of the document, or its first characters.
     """
     jobs = jobs_of(ctx)
-    name = _resolve_id(jobs.client, name)
+    name = resolve(jobs.client, name)
     docs = find(jobs.client, name)
     if not docs:
         holders = ', '.join(f'{worker} ({how})' for worker, how in jobs.workers(name).items())
@@ -133,7 +102,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
                 else ' and with no worker: it is done, has expired or was removed, or was never here'
             )
         )
-    _resource(jobs).show(docs, as_json)
+    print_details(job_resource(jobs), docs, as_json)
 
 
 @command.command('move')
@@ -189,10 +158,10 @@ def _change(ctx: click.Context, name: str, act: Callable[[Jobs, str], Document])
     """Change a job by `act(jobs, full id)` and show it."""
     jobs = jobs_of(ctx)
     try:
-        doc = act(jobs, _resolve_id(jobs.client, name))
+        doc = act(jobs, resolve(jobs.client, name))
     except Unreadable as exc:
         raise click.ClickException(str(exc)) from exc
-    _resource(jobs).show([doc], as_json=False)
+    print_details(job_resource(jobs), [doc], as_json=False)
 
 
 def _date(text: str) -> datetime | None:
@@ -218,19 +187,19 @@ def _date(text: str) -> datetime | None:
 def remove_command(ctx: click.Context, names: tuple[str, ...], terminate: bool, signal: str, yes: bool) -> None:
     """Remove jobs by the ids of their tasks.
 
-    ID is the id of a task, or its first characters. Pending and scheduled jobs are deleted for good, and their results
-    become REVOKED. Jobs that a worker holds are revoked; with --terminate the worker also stops them if they run. An id
-    that is in no queue is revoked, too, because a worker may be running the task. Dead letters are kept; see "dead
-    drop". A job that is done is kept as it is.
+    ID is the id of a task, or its first characters. Ready, scheduled and parked jobs are deleted for good, and their
+    results become REVOKED. Jobs that a worker holds are revoked; with --terminate the worker also stops them if they
+    run. An id that is in no queue is revoked, too, because a worker may be running the task. Dead letters are kept; see
+    "failures drop". A job that is done is kept as it is.
     """
     jobs = jobs_of(ctx)
-    names = tuple(_resolve_id(jobs.client, name) for name in names)
+    names = tuple(resolve(jobs.client, name) for name in names)
     if not yes:
         confirm(f'Remove {names[0]}?' if len(names) == 1 else f'Remove {len(names)} jobs?')
     left = 0
     for name in names:
         removal = jobs.remove(name, terminate=terminate, signal=signal)
-        if removal.running:
+        if removal.claimed:
             echo(f'{name}: a worker holds it; it was told to {"terminate" if terminate else "revoke"} it')
         elif removal.removed:
             echo(f'{name}: removed')
@@ -277,7 +246,7 @@ def show_dead(ctx: click.Context, name: str, as_json: bool) -> None:
     ID is the id of the task or of the document, or its first characters.
     """
     jobs = jobs_of(ctx)
-    _resource(jobs).show(_find_dead(jobs, [name]), as_json)
+    print_details(job_resource(jobs), _find_dead(jobs, [name]), as_json)
 
 
 #: The options that select dead letters.
@@ -321,7 +290,7 @@ def drop_dead(ctx: click.Context, names: tuple[str, ...], queue: str | None, eve
 def _find_dead(jobs: Jobs, names: Sequence[str]) -> list[Document]:
     found: dict[str, Document] = {}
     for name in names:
-        full = _resolve_id(jobs.client, name, dead=True)
+        full = resolve(jobs.client, name, dead=True)
         letters = [dead.as_letter(doc) for doc in find(jobs.client, full) if dead.is_letter(doc)]
         if not letters:
             raise click.ClickException(f'there is no dead letter {name!r}')
@@ -347,149 +316,3 @@ def _selected_dead(jobs: Jobs, names: Sequence[str], queue: str | None, every: b
 def _failed_after(doc: Document, date: float) -> bool:
     failed = doc.get('failed')
     return isinstance(failed, (int, float)) and failed > date
-
-
-# -- the resource
-
-
-def _resource(jobs: Jobs) -> Resource[Document]:
-    """Return the resource of jobs, which are given as items."""
-    now = jobs.client.clock.now()
-    columns = [
-        Column('ID', None, lambda job: job['id'] or job['document'], min_width=36),
-        Column('TASK', 'task', min_width=8),
-        Column('QUEUE', 'queue', min_width=6),
-        Column('STATE', None, _state),
-        Column('WHEN', None, partial(_when, now=now), right=True),
-        Column('TRY', 'attempts', right=True),
-        Column('WORKER OR ERROR', None, _note, min_width=15),
-    ]
-    return Resource(
-        partial(_describe_all, jobs, decode=jobs.decode),
-        columns,
-        summarize=partial(_describe_all, jobs, decode=lambda doc: None),
-        details=partial(_details, now=now),
-    )
-
-
-def _resolve_id(client: Client, name: str, *, dead: bool = False) -> str:
-    """Return the full id of the job whose id is `name` or begins with it. With `dead`, search dead letters only.
-
-    Return `name` itself if there is no such job. *Raises* `ClickException` if several ids begin with `name`, or if one
-    does and `name` has fewer than 4 characters.
-    """
-    if any(doc.get('status') or not dead for doc in find(client, name)):
-        return name
-    found = complete(client, name, dead=dead)
-    if found and len(name) < _MIN_CHARACTERS:
-        raise click.ClickException(f'{name!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
-    if len(found) > 1:
-        more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
-        raise click.ClickException(f'several ids begin with {name!r}: {", ".join(found[:_MAX_LISTED])}{more}')
-    return found[0] if found else name
-
-
-def _describe_all(jobs: Jobs, docs: Sequence[Document], decode: Callable[[Document], Any]) -> Iterator[Row]:
-    """Yield all facts about jobs. Dates are seconds since the epoch."""
-    workers, results = workers_of(jobs.client, docs), _results_of(jobs, docs)
-    return (_describe(doc, jobs.client.clock.now(), decode, workers, results) for doc in docs)
-
-
-def _results_of(jobs: Jobs, docs: Sequence[Document]) -> dict[str, str]:
-    """Return the states of the results of the completed jobs among these, by task id: those that can be read."""
-    done = [task_id for doc in docs if workitem.is_done(doc) and (task_id := workitem.task_id(doc))]
-    try:
-        return jobs.result_states(done) if done else {}
-    except (CouchDBError, ImproperlyConfigured) as exc:
-        echo(f'The states of the results are not shown: {exc}', err=True)
-        return {}
-
-
-def _describe(
-    doc: Document,
-    now: float,
-    decode: Callable[[Document], Any],
-    workers: Mapping[str, str],
-    results: Mapping[str, str],
-) -> Row:
-    message = doc.get('message')
-    try:
-        body, unreadable = decode(doc), None
-    except Unreadable as exc:
-        body, unreadable = None, str(exc)
-    task = isinstance(body, (list, tuple)) and len(body) == 3
-    consumer = workitem.claimant(doc) or doc.get('consumer')
-    # The details of a job have this order.
-    return {
-        'id': workitem.task_id(doc),
-        'task': workitem.task_name(doc),
-        'queue': doc.get('queue'),
-        'state': workitem.state(doc, now),
-        'behind': bool(doc.get('behind')),
-        'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
-        'job_key': doc.get('key'),
-        'waits_for': concurrency.parked_key(doc),
-        'priority': doc.get('priority'),
-        'published': doc.get('published'),
-        'due': doc.get('date'),
-        'expires': doc.get('expires'),
-        'attempts': doc.get('attempts'),
-        'consumer': consumer,
-        'worker': workers.get(consumer) if isinstance(consumer, str) else None,
-        'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None,
-        'started': doc.get('started'),
-        'finished': doc.get('finished'),
-        'reason': doc.get('reason'),
-        'failed': doc.get('failed'),
-        'error': _error(doc),
-        'headers': message.get('headers') if isinstance(message, dict) else None,
-        'args': body[0] if task else None,
-        'kwargs': body[1] if task else None,
-        'body': None if task else body,
-        'unreadable': unreadable,
-        'document': doc['_id'],
-    }
-
-
-def _error(doc: Document) -> str | None:
-    """Return the error of the last attempt that a waiting retry carries, such as `ValueError: no such customer`."""
-    error = headers_of(doc).get(LAST_ERROR)
-    return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
-
-
-def _details(job: Row, now: float) -> Row:
-    shown = {name: value for name, value in job.items() if value is not None and name not in _HIDDEN}
-    if shown['document'] == shown.get('id'):
-        del shown['document']
-    shown |= {name: _dated(shown[name], now) for name in _DATES if name in shown}
-    shown['state'] += _NOTES.get('behind' if job['behind'] else job['state'], '')
-    if 'consumer' in shown:
-        shown['consumer'] = str(shown['consumer']).removeprefix(CONSUMER)
-    return shown
-
-
-def _dated(value: Any, now: float) -> str:
-    date = format_date(value, form='%Y-%m-%d %H:%M:%S+00:00')
-    if not isinstance(value, (int, float)):
-        return date
-    return f'{date} ({format_ago(value, now)} ago)' if value <= now else f'{date} (in {format_duration(value - now)})'
-
-
-def _state(job: Row) -> Cell:
-    state, result = job['state'], job['result']
-    colour = 'red' if result in states.PROPAGATE_STATES else _COLOURS[state]
-    return Cell(state if result is None else f'{state} ({result})', {'fg': colour} if colour else {})
-
-
-def _when(job: Row, now: float) -> str:
-    if job['state'] == 'scheduled':
-        return f'in {format_duration(job["due"] - now)}'
-    names = {'running': 'claimed', 'dead': 'failed', 'done': 'finished'}
-    ready = job['published'] if job['due'] is None else job['due']
-    return format_ago(job[names[job['state']]] if job['state'] in names else ready, now)
-
-
-def _note(job: Row) -> str:
-    if job['state'] in ('running', 'done'):
-        return job['worker'] or ''
-    return str((job['reason'] if job['state'] == 'dead' else job['error']) or '')

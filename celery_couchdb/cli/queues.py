@@ -13,10 +13,12 @@ from kombu_couchdb.admin import queues
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 
+from ..resources.columns import Row
+from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
+from ..resources.resource import Resource, counted
 from .clients import app_of, broker_of
-from .resource import Resource, counted, json_option, yes_option
-from .status import NO_QUEUES, queue_columns, queue_rows
-from .tables import Row, confirm, echo
+from .resource_commands import json_option, print_list, yes_option
+from .tables import confirm, echo
 
 #: The maximum number of queues that an error lists.
 _MAX_LISTED = 10
@@ -39,7 +41,7 @@ def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
     client = broker_of(app_of(ctx))
     rows = queue_rows(status(client, temporary=temporary))
     columns = queue_columns(rows, client.clock.now())
-    Resource[Row](list, columns).print_list(rows, as_json, empty=NO_QUEUES)
+    print_list(Resource[Row](list, columns), rows, as_json, empty=NO_QUEUES)
 
 
 @command.command('pause')

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import click
 from celery import states
 
+from ..resources.columns import Cell, Column, Row, format_date, json_line
+from ..resources.resource import Resource, Selection, counted
 from ..stored_results import NotSent, StoredResult, StoredResults
 from .clients import app_of, results_of
-from .resource import Resource, Selection, change, counted, limit_option, since_option, yes_option
-from .tables import Cell, Column, Row, format_date, json_line
+from .resource_commands import change, limit_option, print_list, since_option, yes_option
 
 _task_option = click.option('--task', metavar='NAME', help='Only results of this task.')
 
@@ -43,7 +44,8 @@ def list_(ctx: click.Context, age: float | None, task: str | None, state: str, l
         Column('DATE (UTC)', 'date', format_date),
         Column('ERROR' if state in states.EXCEPTION_STATES else 'RESULT', None, _outcome, min_width=10),
     ]
-    Resource[StoredResult](lambda part: [result.described() for result in part], columns).print_list(
+    print_list(
+        Resource[StoredResult](lambda part: [result.described() for result in part], columns),
         results.listing(state, task=task, since=since),
         as_json,
         empty=f'There are no results in the state {state}.',
@@ -107,4 +109,4 @@ def _find(results: StoredResults, name: str) -> StoredResult:
 
 
 def _outcome(result: Row) -> Cell | str:
-    return Cell(result['error'], {'fg': 'red'}) if result['error'] is not None else json_line(result['result'])
+    return Cell(result['error'], 'bad') if result['error'] is not None else json_line(result['result'])

@@ -11,6 +11,7 @@ import click
 import kombu_couchdb.design
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.log import printable
 from kombu_couchdb.queues.databases import REVS_LIMIT, broadcasts_of
 from kombu_couchdb.transport import Transport
 
@@ -18,7 +19,7 @@ from .. import design
 from ..jobs import transport_of
 from ..rooms import command_hooks
 from .clients import admin_option, app_of, broker_of, results_of
-from .tables import echo, echo_styled, printable
+from .tables import echo, echo_styled
 
 #: The user and password of an administrator.
 Admin = tuple[str, str] | None

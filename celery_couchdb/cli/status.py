@@ -8,47 +8,29 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
 from celery.utils.nodenames import default_nodename, gethostname, host_format, nodesplit
 
 import kombu_couchdb.design
-from kombu_couchdb.admin.queues import Paused, paused
+from kombu_couchdb.admin.queues import paused
 from kombu_couchdb.admin.status import DatabaseStatus, Status, backlog, consumers, status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import equal, exactly, maybe, members, revision
 from kombu_couchdb.documents.ids import QUEUE
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing, ServerUnavailable
+from kombu_couchdb.log import printable
 from kombu_couchdb.queues.databases import broadcasts_of
 
 from .. import design
+from ..resources.columns import Column, count_cell, format_size, json_line
+from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
+from ..resources.resource import counted
+from ..resources.workers import CONSUMERS, LEADERS
 from .clients import admin_option, app_of, broker_of, result_of, results_of, seconds_option, start
-from .resource import counted
-from .tables import (
-    Cell,
-    Column,
-    Duration,
-    Row,
-    count_cell,
-    echo,
-    echo_styled,
-    format_duration,
-    format_size,
-    format_table,
-    json_line,
-    printable,
-    rate_cell,
-    redraw,
-)
-
-#: Printed in place of a table of queues.
-NO_QUEUES = 'No queues yet: they are declared by the first worker, or with the first message.'
-
-#: Mark the oldest ready message of a queue if it has waited longer than this.
-_LATE_SECONDS = 300.0
+from .tables import Duration, echo, echo_styled, format_table, redraw
 
 
 @click.command('status')
@@ -122,66 +104,17 @@ def _format(found: Status, now: float) -> str:
             click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb dead"', fg='red')
         )
     if found['consumers']:
-        parts.append(format_table(_CONSUMERS, found['consumers']))
+        parts.append(format_table(CONSUMERS, found['consumers']))
     else:
         parts.append(click.style('No consumers: no worker is running.', fg='yellow'))
     if found['leaders']:
-        parts.append(format_table(_LEADERS, found['leaders']))
+        parts.append(format_table(LEADERS, found['leaders']))
     parts.append(format_table(_DATABASES, _databases(found)))
     if not found['broadcasts']:
         parts.append(
             click.style('No database of broadcasts, or none that you may read: run "couchdb setup".', fg='yellow')
         )
     return '\n\n'.join(parts)
-
-
-def queue_rows(found: Status) -> list[Row]:
-    """Return the queues of a status as rows of a table, and as objects for JSON."""
-    return [{'name': name, **queue} for name, queue in found['queues'].items()]
-
-
-def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
-    """Return the columns for queues; `now` is in seconds since the epoch.
-
-    The columns PARKED and PAUSED are there only if they say something of a queue: limits and pauses are rare.
-    """
-    columns = [
-        Column('QUEUE', 'name', min_width=10),
-        Column('READY', 'ready', count_cell, right=True),
-        Column('SCHEDULED', 'scheduled', count_cell, right=True),
-        Column('PARKED', 'parked', count_cell, right=True),
-        Column('HELD', 'held', count_cell, right=True),
-        Column('DEAD', 'dead', partial(count_cell, fg='red'), right=True),
-        Column('OLDEST', 'oldest', _oldest, right=True),
-        Column('RATE/S', 'rate', rate_cell, right=True),
-        Column('PAUSED', 'paused', partial(_pause, now=now), min_width=10),
-    ]
-    rare = ('parked', 'paused')
-    return [column for column in columns if column.member not in rare or any(row[column.member] for row in queues)]
-
-
-def _oldest(seconds: float | None) -> Cell:
-    if seconds is None:
-        return Cell(format_duration(None), {'dim': True})
-    return Cell(format_duration(seconds), {'fg': 'yellow'} if seconds > _LATE_SECONDS else {})
-
-
-def _pause(paused: Paused | None, now: float) -> Cell:
-    if paused is None:
-        return Cell('')
-    text = 'paused' if paused['date'] is None else f'{format_duration(now - paused["date"])} ago'
-    text += f' by {paused["by"]}' if paused['by'] else ''
-    return Cell(f'{text}: {paused["reason"]}' if paused['reason'] else text, {'fg': 'yellow'})
-
-
-def _ago(member: str) -> Callable[[Row], Cell]:
-    """Return the format of a lease: how long ago it was renewed, as this member says."""
-
-    def cell(row: Row) -> Cell:
-        text = format_duration(row[member]) + (' ago' if row[member] is not None else '')
-        return Cell(text) if row['alive'] else Cell(f'overdue: {text}', {'fg': 'red'})
-
-    return cell
 
 
 def _databases(found: Status) -> list[DatabaseStatus]:
@@ -191,20 +124,6 @@ def _databases(found: Status) -> list[DatabaseStatus]:
         shown.pop()
     return [database for database in shown if database]
 
-
-_CONSUMERS = [
-    Column('CONSUMER', 'host', min_width=12),
-    Column('PID', 'pid', lambda pid: str(pid or ''), right=True),
-    Column('HEARTBEAT', None, _ago('heartbeat'), right=True),
-    Column('RATE/S', 'rate', rate_cell, right=True),
-    Column('QUEUES', 'queues', ', '.join, min_width=10),
-]
-
-_LEADERS = [
-    Column('DUTY', 'duty', min_width=10),
-    Column('LEADER', 'holder', lambda holder: holder or 'none', min_width=12),
-    Column('RENEWED', None, _ago('renewed'), right=True),
-]
 
 _DATABASES = [
     Column('DATABASE', 'name', min_width=10),

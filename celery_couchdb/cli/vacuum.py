@@ -15,6 +15,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
 
+from ..resources.columns import Column, format_duration, format_size
 from ..rooms import command_hooks
 from .clients import (
     admin_option,
@@ -23,17 +24,8 @@ from .clients import (
     options_of,
     results_of,
 )
-from .resource import yes_option
-from .tables import (
-    Column,
-    Duration,
-    confirm,
-    echo,
-    echo_styled,
-    format_duration,
-    format_size,
-    format_table,
-)
+from .resource_commands import yes_option
+from .tables import Duration, confirm, echo, echo_styled, format_table
 
 #: Seconds added to the longest lease. By default, tombstones must be older than this sum and older than `AGE`.
 _MARGIN_SECONDS = 60.0

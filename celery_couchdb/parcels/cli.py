@@ -15,10 +15,18 @@ from kombu_couchdb.parcels.devices import compact_devices, device_plan
 from kombu_couchdb.parcels.stored_parcels import STATES, Parcels, moving, state_of
 
 from ..cli.clients import app_of, broker_of
-from ..cli.resource import Resource, Selection, change, counted, json_option, limit_option, selection_options
+from ..cli.resource_commands import (
+    change,
+    json_option,
+    limit_option,
+    print_details,
+    print_list,
+    selection_options,
+)
 from ..cli.setup import Admin, wanted_beside
-from ..cli.tables import NO_VALUE, Cell, Column, Row, format_ago, json_line
 from ..cli.vacuum import VacuumPart
+from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, format_ago, json_line
+from ..resources.resource import Resource, Selection, counted
 from ..rooms import command_hooks
 
 #: The key under which click keeps the option of the group for its commands.
@@ -27,9 +35,9 @@ _BETWEEN_REGIONS = f'{__name__}.between_regions'
 #: The maximum length of a result in a table, in characters.
 _MAX_DETAIL_CHARACTERS = 200
 
-#: The member with the date of a document, and its colour, by state.
+#: The member with the date of a document, and its tone, by state.
 _DATES = {'waiting': 'published', 'refused': 'failed', 'moved': 'moved', 'done': 'done'}
-_COLOURS = {'waiting': 'yellow', 'refused': 'red', 'moved': 'cyan', 'done': 'green'}
+_TONES: dict[str, Tone] = {'waiting': 'warning', 'refused': 'bad', 'moved': 'info', 'done': 'good'}
 
 
 @click.group('parcels')
@@ -59,7 +67,8 @@ def command(ctx: click.Context, between_regions: bool) -> None:
 def list_(ctx: click.Context, states: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List parcels that wait, refused ones with the reason, and receipts with what the tasks returned."""
     parcels = _parcels(ctx)
-    _resource(parcels.client.clock.now()).print_list(
+    print_list(
+        _resource(parcels.client.clock.now()),
         parcels.listing(*(states or STATES)),
         as_json,
         limit=limit,
@@ -77,7 +86,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     ID is the id of the document, or its first characters.
     """
     parcels = _parcels(ctx)
-    _resource(parcels.client.clock.now()).show([_find(parcels, name)], as_json)
+    print_details(_resource(parcels.client.clock.now()), [_find(parcels, name)], as_json)
 
 
 #: The options that select parcels.
@@ -151,7 +160,7 @@ def _resource(now: float) -> Resource[Document]:
     columns = [
         Column('ID', 'document', lambda doc: doc['_id'], min_width=12),
         Column('TASK', 'document', _task, min_width=10),
-        Column('STATE', 'state', lambda state: Cell(state, {'fg': _COLOURS[state]})),
+        Column('STATE', 'state', lambda state: Cell(state, _TONES[state])),
         Column('SINCE', None, partial(_since, now=now), right=True),
         Column('', None, _detail, min_width=20),
     ]

@@ -22,10 +22,12 @@ from kombu_couchdb.regions.region import REGIONS, database, design_document
 from kombu_couchdb.regions.region_status import RegionStatus, Remote
 
 from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
-from ..cli.resource import Resource
+from ..cli.resource_commands import print_list
 from ..cli.setup import Admin, members_of, print_plan, wanted_results
-from ..cli.tables import Cell, Column, Row, count_cell, echo, format_duration
+from ..cli.tables import echo
 from ..cli.vacuum import VacuumPart
+from ..resources.columns import Cell, Column, Row, count_cell, format_duration
+from ..resources.resource import Resource
 
 #: The longest wait for another region, in seconds: for one request, and for all together and its parcels.
 _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
@@ -186,7 +188,7 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     own = _Own.of(app, admin)
     found = _look(app, own)
     resource = Resource(_described, _COLUMNS, summarize=list)
-    resource.print_list(found, as_json, empty='There are no other regions.')
+    print_list(resource, found, as_json, empty='There are no other regions.')
     for line in () if as_json else _remarks(found):
         echo(line)
     bad = [one['name'] for one in found if _is_bad(one)]
@@ -268,7 +270,7 @@ def _described(found: Sequence[_Found]) -> list[Row]:
 
 
 def _responds(remote: Remote | None) -> Cell:
-    return Cell(f'{remote["response"] * 1000:.0f} ms') if remote else Cell('no', {'fg': 'red'})
+    return Cell(f'{remote["response"] * 1000:.0f} ms') if remote else Cell('no', 'bad')
 
 
 def _arriving(one: Row) -> Any:
@@ -278,13 +280,13 @@ def _arriving(one: Row) -> Any:
 
 _COLUMNS = [
     Column('REGION', 'name', min_width=6),
-    Column('PULLS', 'local', lambda local: Cell(_pulls(local), {'fg': 'red'} if _is_broken(local) else {})),
+    Column('PULLS', 'local', lambda local: Cell(_pulls(local), 'bad' if _is_broken(local) else '')),
     Column('LAG', 'remote', lambda remote: count_cell(remote and remote['pending']), right=True),
     Column('TO', 'local', lambda local: count_cell(local['leaving']['count']), right=True),
     Column('OLDEST', 'local', lambda local: format_duration(local['leaving']['oldest']), right=True),
     Column('FROM', None, lambda one: count_cell(_arriving(one)['count']), right=True),
     Column('OLDEST', None, lambda one: format_duration(_arriving(one)['oldest']), right=True),
-    Column('REFUSED', 'local', lambda local: count_cell(local['refused']['count'], fg='red'), right=True),
+    Column('REFUSED', 'local', lambda local: count_cell(local['refused']['count'], 'bad'), right=True),
     Column('RESPONDS', 'remote', _responds, right=True),
 ]
 

@@ -57,7 +57,7 @@ def _waiting(client: Client, task_id: str) -> Document:
                 f'job {task_id} waits behind a running unique job and cannot be changed before that has ended'
             )
         why = {
-            'running': 'a worker holds it',
+            'prefetched': 'a worker holds it',
             'dead': 'it is a dead letter; see "dead replay"',
             'done': 'it is done',
         }

@@ -2,9 +2,11 @@
 
 The states are
 
-* `pending`: a worker can claim it now;
+* `ready`: a worker can claim it now;
 * `scheduled`: it waits for its due date;
-* `running`: a worker has claimed it, and runs it or has prefetched it;
+* `parked`: it waits for a concurrency limit or a rate;
+* `prefetched`: a worker has claimed it, and has not reported that it runs;
+* `running`: a worker has reported that it runs;
 * `dead`: it is a dead letter;
 * `done`: it is acknowledged, and kept for a while (`keep_done`);
 * `gone`: it is acknowledged, expired or removed, or never existed.
@@ -27,13 +29,22 @@ from ..couchdb.shapes import Shape
 from ..documents import workitem
 from ..errors import ConfigurationError, NotFound
 
-STATES = ('running', 'pending', 'scheduled', 'dead', 'done', 'gone')
+STATES = ('running', 'prefetched', 'ready', 'scheduled', 'parked', 'dead', 'done', 'gone')
+
+#: The states of jobs that have not ended.
+OPEN = STATES[:5]
 
 #: The states that do not change any more, unless the same task is sent again.
 ENDED = ('done', 'gone')
 
 #: The rows that one request of `paged` reads.
 BATCH_ROWS = 200
+
+#: The minimum length of an abbreviated id, in characters.
+_MIN_CHARACTERS = 4
+
+#: The maximum number of ids that the error for an ambiguous abbreviation lists.
+_MAX_LISTED = 10
 
 #: The types of the documents of jobs.
 _TYPES = ('WorkItem', 'DoneItem')
@@ -54,7 +65,7 @@ class Removal(NamedTuple):
     #: The deleted items.
     removed: list[Document]
     #: The items that a worker holds. They are deleted when the worker's claim ends.
-    running: list[Document]
+    claimed: list[Document]
     #: The dead letters. They were not changed.
     dead: list[Document]
     #: The completed items that are kept (`keep_done`). They were not changed.
@@ -155,6 +166,23 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
     return sorted(name for name in names if name.startswith(start))
 
 
+def resolve(client: Client, name: str, *, dead: bool = False) -> str:
+    """Return the full id of the job whose id is `name` or begins with it. With `dead`, search dead letters only.
+
+    Return `name` itself if there is no such job. *Raises* `ConfigurationError` if several ids begin with `name`, or if
+    it is no id and has fewer than 4 characters.
+    """
+    if any(doc.get('status') or not dead for doc in find(client, name)):
+        return name
+    if len(name) < _MIN_CHARACTERS:
+        raise ConfigurationError(f'{name!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
+    found = complete(client, name, dead=dead)
+    if len(found) > 1:
+        more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
+        raise ConfigurationError(f'several ids begin with {name!r}: {", ".join(found[:_MAX_LISTED])}{more}')
+    return found[0] if found else name
+
+
 def items_in(doc: Document, now: float) -> Iterator[Document]:
     """Yield an item, and for each message that waits behind it, the separate item that it becomes."""
     yield doc
@@ -217,9 +245,9 @@ def watch_all(client: Client, task_ids: Collection[str], timeout: float | None =
 
 
 def remove(client: Client, task_id: str) -> Removal:
-    """Delete the pending and scheduled items of a job for good, and mark the running ones as removed.
+    """Delete the waiting items of a job for good, and mark the claimed ones as removed.
 
-    A running item is deleted when its claim ends: when its worker acknowledges or releases it, or when a sweep releases
+    A claimed item is deleted when its claim ends: when its worker acknowledges or releases it, or when a sweep releases
     the messages of a worker that was killed or cut off. Dead letters and completed items are not changed.
     """
     removed: list[Document] = []

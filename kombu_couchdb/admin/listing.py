@@ -53,10 +53,9 @@ class JobFilter(NamedTuple):
 def listing(client: Client, wanted: JobFilter, limit: int) -> Iterator[Document]:
     """Yield up to `limit` jobs, in batches that are read when they are needed.
 
-    If only states and a queue are `wanted`, and `done` is not: running items come first, then pending, scheduled and
-    dead ones; pending items in the order in which workers claim them, those that wait for a slot of their concurrency
-    key last. Otherwise the latest come first, by the time of the last thing that happened to them; that request first
-    brings its index up to date.
+    If only states and a queue are `wanted`, and `done` is not: claimed items come first, then ready ones in the order
+    in which workers claim them, scheduled, parked and dead ones. Otherwise the latest come first, by the time of the
+    last thing that happened to them; that request first brings its index up to date.
     """
     now = client.clock.now()
     found = _history(client, wanted, now) if wanted.needs_history else _queued(client, wanted, now)
@@ -75,18 +74,19 @@ def _queued(client: Client, wanted: JobFilter, now: float) -> Iterator[Document]
         ]
     )
     rows: list[Iterator[Row]] = []
-    if 'running' in states:
+    if {'running', 'prefetched'} & set(states):
         rows.append(_rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST]))
     for name in queues:
         key = design.key_of(name)
-        if 'pending' in states:
+        if 'ready' in states:
             at_once = _rows(client, 'waiting', waiting.is_row, startkey=[key], endkey=[key, HIGHEST, LAST])
             range_of_due = {'startkey': [key, design.PLANNED], 'endkey': [key, design.PLANNED, now]}
             due = _rows(client, 'waiting', waiting.is_row, **range_of_due)
             rows.append(merge(at_once, _by_priority(due), key=_order))
-            rows.append(_rows(client, 'waiting', **design.rows_of(name, design.PARKED)))
         if 'scheduled' in states:
             rows.append(_rows(client, 'waiting', **design.planned_rows(name, now)))
+        if 'parked' in states:
+            rows.append(_rows(client, 'waiting', **design.rows_of(name, design.PARKED)))
     found = (row['doc'] for row in chain.from_iterable(rows) if row.get('doc'))
     return chain(found, letters(client, queue) if 'dead' in states else ())
 

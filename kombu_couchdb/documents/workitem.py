@@ -44,6 +44,7 @@ from ..errors import ConfigurationError
 from ..values import is_number
 from . import rates
 from .body import attached, is_large
+from .concurrency import parked_key
 from .ids import JOB, JOB_KEY, job_id
 from .task_message import HIGHEST, due_date, headers_of, lifetime, priority
 from .types import DONE, Document, Message, Tombstone, WorkItem
@@ -173,16 +174,21 @@ def last_consumer(doc: Mapping[str, Any]) -> Document:
 
 
 def state(doc: Mapping[str, Any], now: float) -> str:
-    """Return `dead`, `done`, `running` (claimed), `scheduled` or `pending`, or `gone` if it has expired for good."""
+    """Return the state of an item alone: `dead`, `done`, `prefetched` (claimed), `parked`, `scheduled` or `ready`.
+
+    It is `gone` if it has expired for good. Whether a claimed item runs, only the heartbeat of its consumer says.
+    """
     if doc.get('status'):
         if is_dead(doc):
             return 'dead'
         return 'gone' if has_expired(doc, now) else 'done'
     if claimant(doc):
-        return 'running'
+        return 'prefetched'
     if has_expired(doc, now) and not delivers_expired(doc):
         return 'gone'
-    return 'pending' if is_due(doc, now) else 'scheduled'
+    if not is_due(doc, now):
+        return 'scheduled'
+    return 'ready' if parked_key(doc) is None else 'parked'
 
 
 def task_id(doc: Mapping[str, Any]) -> str | None:

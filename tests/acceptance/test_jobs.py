@@ -24,7 +24,7 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
     waiting, later = site.send('add', 1, 2), site.send('add', 3, 4, countdown=3600)
     table = succeeded(couchdb(site, 'jobs', 'list', COLUMNS='100')).splitlines()
     assert [line.split()[0] for line in table] == ['ID', running.id, waiting.id, later.id]
-    assert [line.split()[3] for line in table] == ['STATE', 'running', 'pending', 'scheduled']
+    assert [line.split()[3] for line in table] == ['STATE', 'running', 'ready', 'scheduled']
     [job] = listed(site, 'jobs', 'list', '--state', 'scheduled', '--queue', 'celery')
     assert (job['id'], job['task'], job['args'], job['kwargs'], job['queue']) == (later.id, 'add', [3, 4], {}, 'celery')
     shown = succeeded(couchdb(site, 'jobs', 'show', running.id))

@@ -120,13 +120,13 @@ def test_unique_job_is_edited_but_not_moved_to_another_queue(
 def test_job_that_does_not_wait_is_refused(app: Celery, connect: Connect, client: Client) -> None:
     known = Jobs(app)
     inbox = Inbox(connect(keep_done=60), 'celery', ack=False)
-    names = {state: app.send_task('report', queue=None).id for state in ('running', 'done', 'dead')}
+    names = {state: app.send_task('report', queue=None).id for state in ('prefetched', 'done', 'dead')}
     inbox.wait(3)
     by_id = {message.headers['id']: message for message in inbox.messages}
     by_id[names['done']].ack()
     by_id[names['dead']].reject()
     wait_for(lambda: [known.state(names[state]) for state in names] == list(names), 'the states')
-    refusals = {'running': 'a worker holds it', 'done': 'it is done', 'dead': 'it is a dead letter.*dead replay'}
+    refusals = {'prefetched': 'a worker holds it', 'done': 'it is done', 'dead': 'it is a dead letter.*dead replay'}
     for state, why in refusals.items():
         with pytest.raises(NotChangeable, match=f'cannot be changed: {why}'):
             known.move(names[state], priority=1)
@@ -167,7 +167,7 @@ def test_job_that_waits_for_a_slot(app: Celery, connect: Connect, client: Client
     inbox.wait(1)
     later, edited = app.send_task('report', (2,), **limit).id, app.send_task('report', (3,), **limit).id
     inbox.drain_until(lambda: sum('parked' in item for item in items(client)) == 2, 'both to wait for a slot')
-    listed = listing(client, JobFilter(['running', 'pending']), 10)
+    listed = listing(client, JobFilter(['prefetched', 'parked']), 10)
     assert [bool(item.get('parked')) for item in listed] == [False, True, True]
     assert 'parked' not in known.move(later, countdown=3600, priority=9)
     assert known.state(later) == 'scheduled'

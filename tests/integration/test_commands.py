@@ -99,7 +99,7 @@ def test_prefix_of_an_id_selects_a_job(run: Run, queue: Callable[..., None], cli
     assert 'id         3f2b-died' in run('dead', 'show', '3f2b').stdout
     short = "Error: '3f2' is too short: give at least 4 characters of an id\n"
     assert run('jobs', 'show', '3f2').stderr == run('remove', '3f2', '--yes').stderr == short
-    assert "job 'x' is not in a queue" in run('jobs', 'show', 'x').stderr
+    assert "job 'unknown' is not in a queue" in run('jobs', 'show', 'unknown').stderr
     assert "there is no dead letter '3f2a'" in run('dead', 'show', '3f2a').stderr
 
     assert 'Replay dead letter 3f2b-died? [y/N]' in run('dead', 'replay', '3f2b', answer='n\n').stdout

@@ -31,7 +31,7 @@ def test_removed_job_is_deleted_when_its_consumer_decides(
     app: Celery, connect: Connect, client: Client, decision: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     task_id, inbox = held(app, connect)
-    assert [workitem.task_id(doc) for doc in Jobs(app).remove(task_id).running] == [task_id]
+    assert [workitem.task_id(doc) for doc in Jobs(app).remove(task_id).claimed] == [task_id]
     with caplog.at_level(logging.WARNING):
         getattr(inbox.messages[0], decision)()
         wait_for(lambda: not items(client), 'the deletion')

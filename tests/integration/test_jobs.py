@@ -30,9 +30,11 @@ JOB = 'job:["celery","report","k"]'
 def test_state_of_a_job(app: Celery, connect: Connect, client: Client) -> None:
     names = {
         name: app.send_task(
-            name, countdown=3600 if name == 'scheduled' else None, queue='held' if name in ('running', 'dead') else None
+            name,
+            countdown=3600 if name == 'scheduled' else None,
+            queue='held' if name in ('prefetched', 'dead') else None,
         ).id
-        for name in ('running', 'dead', 'pending', 'scheduled')
+        for name in ('prefetched', 'dead', 'ready', 'scheduled')
     }
     inbox = Inbox(connect(), 'held', ack=False)
     inbox.wait(2)
@@ -41,8 +43,8 @@ def test_state_of_a_job(app: Celery, connect: Connect, client: Client) -> None:
     wait_for(lambda: known.state(names['dead']) == 'dead')
     assert {name: known.state(task_id) for name, task_id in names.items()} == {name: name for name in names}
     assert known.state('never sent') == 'gone'
-    next(message for message in inbox.messages if message.headers['id'] == names['running']).ack()
-    wait_for(lambda: known.state(names['running']) == 'gone')
+    next(message for message in inbox.messages if message.headers['id'] == names['prefetched']).ack()
+    wait_for(lambda: known.state(names['prefetched']) == 'gone')
 
 
 def test_watch_a_job_from_scheduled_to_completed(
@@ -68,18 +70,18 @@ def test_watch_a_job_from_scheduled_to_completed(
     time.sleep(1)  # polling would send requests in this time
     inbox.messages[0].ack()
     watching.join(PATIENCE)
-    assert [state for state in states if state != 'pending'] == ['scheduled', 'running', 'gone']
+    assert [state for state in states if state != 'ready'] == ['scheduled', 'prefetched', 'gone']
     assert sum(request.path == '/_design/celery-jobs-v2/_view/by_task' for request in sent[before:]) <= 6
 
 
 def test_wait_for_a_state(app: Celery, connect: Connect) -> None:
     task_id = app.send_task('waited for').id
     known = Jobs(app)
-    with pytest.raises(TimeoutError, match=f'{task_id} is still pending'):
-        known.wait(task_id, 'running', timeout=0.2)
+    with pytest.raises(TimeoutError, match=f'{task_id} is still ready'):
+        known.wait(task_id, 'prefetched', timeout=0.2)
     inbox = Inbox(connect(), 'celery', ack=False)
     inbox.wait(1)
-    assert known.wait(task_id, 'running', timeout=PATIENCE) == 'running'
+    assert known.wait(task_id, 'prefetched', timeout=PATIENCE) == 'prefetched'
     inbox.messages[0].ack()
     assert known.wait(task_id, 'dead', timeout=PATIENCE) == 'gone'
 
@@ -90,7 +92,7 @@ def test_watch_continues_through_a_retry(app: Celery, connect: Connect) -> None:
     inbox = Inbox(connect(), 'celery', ack=False)
     inbox.wait(1)
     states = Jobs(app).watch(task_id, PATIENCE)
-    assert next(states) == 'running'
+    assert next(states) == 'prefetched'
     app.send_task('retried', task_id=task_id, countdown=3600)
     inbox.messages[0].ack()
     assert next(states) == 'scheduled'
@@ -105,7 +107,7 @@ def test_job_that_one_node_of_a_cluster_lacks_is_found(app: Celery, monkeypatch:
         return [] if next(nodes, '') == 'behind' else view(self, *args, **where)
 
     monkeypatch.setattr(Client, 'view', read)
-    assert Jobs(app).state(task_id) == 'pending'
+    assert Jobs(app).state(task_id) == 'ready'
 
 
 def test_database_without_the_design_document(app: Celery, client: Client) -> None:
@@ -124,7 +126,7 @@ def test_removed_jobs_do_not_run(app: Celery, client: Client) -> None:
     for result in (unwanted, planned):
         removal = Jobs(app).remove(result.id)
         assert [workitem.task_id(doc) for doc in removal.removed] == [result.id]
-        assert removal.running == []
+        assert removal.claimed == []
         with pytest.raises(TaskRevokedError, match='removed'):
             result.get(timeout=PATIENCE)
     assert [workitem.task_id(doc) for doc in items(client)] == [other.id]
@@ -147,7 +149,7 @@ def test_dead_letter_is_neither_removed_nor_revoked(
     result = app.send_task('failing')
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
     removal = Jobs(app).remove(result.id)
-    assert (removal.removed, removal.running, len(removal.dead)) == ([], [], 1)
+    assert (removal.removed, removal.claimed, len(removal.dead)) == ([], [], 1)
     assert not broadcasts.id_range('broker:broadcast:')
     Jobs(app).remove('never there')
     assert broadcasts.id_range('broker:broadcast:')
@@ -164,7 +166,7 @@ def test_running_job_is_revoked_by_its_task_id_and_not_removed(
     monkeypatch.setattr(app.control, 'revoke', lambda task_id, **kwargs: revoked.append(task_id))
     removal = Jobs(app).remove(item['_id'])
     assert removal.removed == []
-    assert [workitem.task_id(doc) for doc in removal.running] == [result.id]
+    assert [workitem.task_id(doc) for doc in removal.claimed] == [result.id]
     Jobs(app).remove('acknowledged-early')
     assert revoked == [result.id, 'acknowledged-early']
     assert len(items(client)) == 1
@@ -185,7 +187,7 @@ def test_job_claimed_during_its_removal_is_not_removed(
 
     monkeypatch.setattr(known.client, 'bulk', late)
     removal = known.remove(task_id)
-    assert (removal.removed, len(removal.running)) == ([], 1)
+    assert (removal.removed, len(removal.claimed)) == ([], 1)
 
 
 # -- unique jobs
@@ -203,7 +205,7 @@ def test_apply_async_returns_the_outcome(app: Celery, report: Any, connect: Conn
     again, moved = (report.apply_async((number,), job_key='k') for number in (4, 5))
     assert [result.outcome for result in (again, moved)] == ['again', 'moved']
     assert first.id != again.id == moved.id
-    assert [Jobs(app).state(result.id) for result in (first, again)] == ['running', 'pending']
+    assert [Jobs(app).state(result.id) for result in (first, again)] == ['prefetched', 'ready']
 
 
 def test_job_key_of_a_signature(app: Celery, report: Any, client: Client) -> None:
@@ -225,7 +227,7 @@ def test_removing_a_waiting_unique_job_keeps_the_running_one(
     second = report.apply_async((2,), job_key='k')
     known = Jobs(app)
     assert len(known.remove(second.id).removed) == 1
-    assert (known.state(first.id), known.state(second.id), second.state) == ('running', 'gone', 'REVOKED')
+    assert (known.state(first.id), known.state(second.id), second.state) == ('prefetched', 'gone', 'REVOKED')
     inbox.messages[0].ack()
     wait_for(lambda: not items(client), 'the first job to be completed')
 
@@ -255,10 +257,10 @@ def test_jobs_are_listed_by_state_and_queue(app: Celery, connect: Connect, clien
         return len(list(listing(client, JobFilter(states, queue), limit)))
 
     wait_for(
-        lambda: (count('pending'), count('running'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs'
+        lambda: (count('ready'), count('prefetched'), count('scheduled'), count('dead')) == (3, 2, 1, 0), 'the jobs'
     )
-    assert (count('pending', queue='q1'), count('running', queue='q1'), count('pending', queue='q0')) == (0, 2, 3)
-    assert (count('pending', 'running', 'scheduled'), count('pending', limit=2)) == (6, 2)
+    assert (count('ready', queue='q1'), count('prefetched', queue='q1'), count('ready', queue='q0')) == (0, 2, 3)
+    assert (count('ready', 'prefetched', 'scheduled'), count('ready', limit=2)) == (6, 2)
     assert [workitem.task_id(doc) for doc in listing(client, JobFilter(('scheduled',), 'q0'), 10)] == [later.id]
 
 
@@ -279,6 +281,6 @@ def test_pending_jobs_are_listed_in_the_order_of_claims(
         for number in range(80)
     ]
     client.bulk([{**doc, **({'date': doc['published']} if number % 3 == 0 else {})} for number, doc in enumerate(docs)])
-    found = [doc['_id'] for doc in listing(client, JobFilter(('pending',)), 100)]
+    found = [doc['_id'] for doc in listing(client, JobFilter(('ready',)), 100)]
     assert found[:-1] == [doc['_id'] for doc in sorted(docs, key=lambda doc: (-doc['priority'], doc['published']))]
-    assert [doc['_id'] for doc in listing(client, JobFilter(('pending',)), 50)] == found[:50]
+    assert [doc['_id'] for doc in listing(client, JobFilter(('ready',)), 50)] == found[:50]

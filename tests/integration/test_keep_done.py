@@ -225,7 +225,7 @@ def test_history_of_more_than_a_page(app: Celery, client: Client, monkeypatch: p
 def test_wait_for_many_jobs_shares_one_feed(app: Celery, connect: Connect, client: Client, sent: list[Request]) -> None:
     ids = [app.send_task('report').id for _ in range(10)]
     states = Jobs(app).watch_many(ids, PATIENCE)
-    assert dict(next(states) for _ in ids) == dict.fromkeys(ids, 'pending')
+    assert dict(next(states) for _ in ids) == dict.fromkeys(ids, 'ready')
     inbox = Inbox(connect(keep_done=DAY), 'celery')
     inbox.wait(10)
     assert Jobs(app).wait_many(ids, PATIENCE) == dict.fromkeys(ids, 'done')
@@ -236,5 +236,5 @@ def test_wait_for_many_jobs_shares_one_feed(app: Celery, connect: Connect, clien
 
 def test_wait_for_many_jobs_says_which_one_has_not_ended(app: Celery, client: Client) -> None:
     ids = [app.send_task('report').id for _ in range(3)]
-    with pytest.raises(TimeoutError, match=rf'job {ids[0]} is still pending, and 2 more have not ended'):
+    with pytest.raises(TimeoutError, match=rf'job {ids[0]} is still ready, and 2 more have not ended'):
         Jobs(app).wait_many(ids, timeout=0.2)

@@ -37,9 +37,10 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
     'celery_couchdb.worker': {'results', 'chords', 'patches'},
     'celery_couchdb.patches': set(),
-    'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli'},
-    'celery_couchdb.regions': {'parcels', 'cli'},
-    'celery_couchdb.beat': {'cli'},
+    'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
+    'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources'},
+    'celery_couchdb.regions': {'parcels', 'cli', 'resources'},
+    'celery_couchdb.beat': {'cli', 'resources'},
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
@@ -59,7 +60,10 @@ OPERATORS = (
     'kombu_couchdb.admin',
     *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'devices', 'replications')),
     'kombu_couchdb.regions.region_status',
-    *(f'celery_couchdb.{name}' for name in ('cli', 'jobs', 'stored_results', 'parcels.cli', 'regions.cli', 'beat.cli')),
+    *(
+        f'celery_couchdb.{name}'
+        for name in ('cli', 'resources', 'jobs', 'stored_results', 'parcels.cli', 'regions.cli', 'beat.cli')
+    ),
 )
 
 #: Modules for input and output.

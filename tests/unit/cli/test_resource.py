@@ -8,8 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from celery_couchdb.cli.resource import Resource, Selection, change, counted
-from celery_couchdb.cli.tables import Column
+from celery_couchdb.cli.resource_commands import change, print_list
+from celery_couchdb.resources.columns import Column
+from celery_couchdb.resources.resource import Resource, Selection, counted
 
 TEXTS = Resource[str](lambda part: [{'text': text} for text in part], [Column('TEXT', 'text', right=True)])
 
@@ -19,7 +20,7 @@ MORE = 'These are the first {}; there are more (--limit).\n'
 
 def test_short_list(capsys: pytest.CaptureFixture[str]) -> None:
     def show(texts: list[str], *, as_json: bool) -> str:
-        TEXTS.print_list(texts, as_json, empty='none', limit=2)
+        print_list(TEXTS, texts, as_json, empty='none', limit=2)
         return '+'.join(capsys.readouterr())
 
     assert show([], as_json=False) == 'none\n+'

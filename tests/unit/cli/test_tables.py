@@ -8,23 +8,19 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from celery_couchdb.cli.tables import (
+from celery_couchdb.cli.tables import Duration, Json, format_table, remove_unwanted_colours, shorten
+from celery_couchdb.resources.columns import (
     Cell,
     Column,
-    Duration,
-    Json,
     count_cell,
     format_ago,
     format_date,
     format_duration,
     format_size,
-    format_table,
     json_line,
-    printable,
     rate_cell,
-    remove_unwanted_colours,
-    shorten,
 )
+from kombu_couchdb.log import printable
 
 
 @pytest.mark.parametrize(
@@ -61,8 +57,8 @@ def test_size(octets: int | None, text: str) -> None:
 
 def test_number_has_separators_and_zero_has_no_style() -> None:
     assert [rate_cell(rate).text for rate in (0, 0.001, 4321)] == ['0', '<0.1', '4,321.0']
-    assert count_cell(1234567, fg='red') == Cell('1,234,567', {'fg': 'red'})
-    assert count_cell(0, fg='red') == Cell('0', {'dim': True})
+    assert count_cell(1234567, 'bad') == Cell('1,234,567', 'bad')
+    assert count_cell(0, 'bad') == Cell('0', 'dim')
     assert count_cell(None).text == '-'
 
 

@@ -143,14 +143,14 @@ def test_replayed_item_is_like_a_new_one() -> None:
 @pytest.mark.parametrize(
     ('doc', 'state'),
     [
-        (item(), 'pending'),
-        (item(date=NOW - 1), 'pending'),
+        (item(), 'ready'),
+        (item(date=NOW - 1), 'ready'),
         (item(date=NOW + 1), 'scheduled'),
-        (item(date='spoilt'), 'pending'),
+        (item(date='spoilt'), 'ready'),
         (item(expires=NOW - 1), 'gone'),
-        (item(expires=NOW - 1, message=message(headers={'group': 'g', 'expires': 'then'})), 'pending'),
-        (item(expires=NOW + 1), 'pending'),
-        (workitem.claim(item(), 'me', NOW), 'running'),
+        (item(expires=NOW - 1, message=message(headers={'group': 'g', 'expires': 'then'})), 'ready'),
+        (item(expires=NOW + 1), 'ready'),
+        (workitem.claim(item(), 'me', NOW), 'prefetched'),
         (dead_letter.made_of(item(), 'because', NOW), 'dead'),
     ],
 )

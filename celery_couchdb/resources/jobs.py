@@ -1,0 +1,159 @@
+"""The resource of jobs, among them dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from celery import states
+from celery.exceptions import ImproperlyConfigured
+
+from kombu_couchdb.admin.listing import workers_of
+from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.documents import concurrency, workitem
+from kombu_couchdb.documents.ids import CONSUMER
+from kombu_couchdb.documents.task_message import headers_of
+from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.log import get_logger
+
+from ..jobs import Jobs, Unreadable
+from ..worker.history import LAST_ERROR
+from .columns import Cell, Column, Row, Tone, format_ago, format_date, format_duration
+from .resource import Resource
+
+logger = get_logger(__name__)
+
+#: The members of a job that are dates, and those that the details leave out.
+_DATES = ('published', 'due', 'expires', 'claimed', 'failed', 'started', 'finished')
+_HIDDEN = ('behind', 'headers')
+
+_NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
+
+_TONES: Mapping[str, Tone] = {'running': 'good', 'scheduled': 'info', 'parked': 'warning', 'dead': 'bad', 'done': 'dim'}
+
+
+def job_resource(jobs: Jobs) -> Resource[Document]:
+    """Return the resource of jobs, which are given as items."""
+    now = jobs.client.clock.now()
+    columns = [
+        Column('ID', None, lambda job: job['id'] or job['document'], min_width=36),
+        Column('TASK', 'task', min_width=8),
+        Column('QUEUE', 'queue', min_width=6),
+        Column('STATE', None, _state),
+        Column('WHEN', None, partial(_when, now=now), right=True),
+        Column('TRY', 'attempts', right=True),
+        Column('WORKER OR ERROR', None, _note, min_width=15),
+    ]
+    return Resource(
+        partial(_describe_all, jobs, decode=jobs.decode),
+        columns,
+        summarize=partial(_describe_all, jobs, decode=lambda doc: None),
+        details=partial(_details, now=now),
+    )
+
+
+def _describe_all(jobs: Jobs, docs: Sequence[Document], decode: Callable[[Document], Any]) -> Iterator[Row]:
+    """Yield all facts about jobs. Dates are seconds since the epoch."""
+    workers, results = workers_of(jobs.client, docs), _results_of(jobs, docs)
+    return (_describe(doc, jobs.client.clock.now(), decode, workers, results) for doc in docs)
+
+
+def _results_of(jobs: Jobs, docs: Sequence[Document]) -> dict[str, str]:
+    """Return the states of the results of the completed jobs among these, by task id: those that can be read."""
+    done = [task_id for doc in docs if workitem.is_done(doc) and (task_id := workitem.task_id(doc))]
+    try:
+        return jobs.result_states(done) if done else {}
+    except (CouchDBError, ImproperlyConfigured) as exc:
+        logger.warning('the states of the results are not shown: %s', exc)
+        return {}
+
+
+def _describe(
+    doc: Document,
+    now: float,
+    decode: Callable[[Document], Any],
+    workers: Mapping[str, str],
+    results: Mapping[str, str],
+) -> Row:
+    message = doc.get('message')
+    try:
+        body, unreadable = decode(doc), None
+    except Unreadable as exc:
+        body, unreadable = None, str(exc)
+    task = isinstance(body, (list, tuple)) and len(body) == 3
+    consumer = workitem.claimant(doc) or doc.get('consumer')
+    # The details of a job have this order.
+    return {
+        'id': workitem.task_id(doc),
+        'task': workitem.task_name(doc),
+        'queue': doc.get('queue'),
+        'state': workitem.state(doc, now),
+        'behind': bool(doc.get('behind')),
+        'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
+        'job_key': doc.get('key'),
+        'waits_for': concurrency.parked_key(doc),
+        'priority': doc.get('priority'),
+        'published': doc.get('published'),
+        'due': doc.get('date'),
+        'expires': doc.get('expires'),
+        'attempts': doc.get('attempts'),
+        'consumer': consumer,
+        'worker': workers.get(consumer) if isinstance(consumer, str) else None,
+        'claimed': doc['claimed'].get('date') if workitem.claimant(doc) else None,
+        'started': doc.get('started'),
+        'finished': doc.get('finished'),
+        'reason': doc.get('reason'),
+        'failed': doc.get('failed'),
+        'error': _error(doc),
+        'headers': message.get('headers') if isinstance(message, dict) else None,
+        'args': body[0] if task else None,
+        'kwargs': body[1] if task else None,
+        'body': None if task else body,
+        'unreadable': unreadable,
+        'document': doc['_id'],
+    }
+
+
+def _error(doc: Document) -> str | None:
+    """Return the error of the last attempt that a waiting retry carries, such as `ValueError: no such customer`."""
+    error = headers_of(doc).get(LAST_ERROR)
+    return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
+
+
+def _details(job: Row, now: float) -> Row:
+    shown = {name: value for name, value in job.items() if value is not None and name not in _HIDDEN}
+    if shown['document'] == shown.get('id'):
+        del shown['document']
+    shown |= {name: _dated(shown[name], now) for name in _DATES if name in shown}
+    shown['state'] += _NOTES.get('behind' if job['behind'] else job['state'], '')
+    if 'consumer' in shown:
+        shown['consumer'] = str(shown['consumer']).removeprefix(CONSUMER)
+    return shown
+
+
+def _dated(value: Any, now: float) -> str:
+    date = format_date(value, form='%Y-%m-%d %H:%M:%S+00:00')
+    if not isinstance(value, (int, float)):
+        return date
+    return f'{date} ({format_ago(value, now)} ago)' if value <= now else f'{date} (in {format_duration(value - now)})'
+
+
+def _state(job: Row) -> Cell:
+    state, result = job['state'], job['result']
+    tone: Tone = 'bad' if result in states.PROPAGATE_STATES else _TONES.get(state, '')
+    return Cell(state if result is None else f'{state} ({result})', tone)
+
+
+def _when(job: Row, now: float) -> str:
+    if job['state'] == 'scheduled':
+        return f'in {format_duration(job["due"] - now)}'
+    names = {'running': 'claimed', 'prefetched': 'claimed', 'dead': 'failed', 'done': 'finished'}
+    ready = job['published'] if job['due'] is None else job['due']
+    return format_ago(job[names[job['state']]] if job['state'] in names else ready, now)
+
+
+def _note(job: Row) -> str:
+    if job['state'] in ('running', 'prefetched', 'done'):
+        return job['worker'] or ''
+    return str((job['reason'] if job['state'] == 'dead' else job['error']) or '')

@@ -1,0 +1,56 @@
+"""The resource of queues: their messages by state, and their pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from kombu_couchdb.admin.queues import Paused
+from kombu_couchdb.admin.status import Status
+
+from .columns import NO_VALUE, Cell, Column, Row, count_cell, format_duration, rate_cell
+
+#: Shown in place of a table of queues.
+NO_QUEUES = 'No queues yet: they are declared by the first worker, or with the first message.'
+
+#: Mark the oldest ready message of a queue if it has waited longer than this.
+_LATE_SECONDS = 300.0
+
+
+def queue_rows(found: Status) -> list[Row]:
+    """Return the queues of a status as rows of a table, and as objects for JSON."""
+    return [{'name': name, **queue} for name, queue in found['queues'].items()]
+
+
+def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
+    """Return the columns for queues; `now` is in seconds since the epoch.
+
+    The columns PARKED and PAUSED are there only if they say something of a queue: limits and pauses are rare.
+    """
+    columns = [
+        Column('QUEUE', 'name', min_width=10),
+        Column('READY', 'ready', count_cell, right=True),
+        Column('SCHEDULED', 'scheduled', count_cell, right=True),
+        Column('PARKED', 'parked', count_cell, right=True),
+        Column('HELD', 'held', count_cell, right=True),
+        Column('DEAD', 'dead', partial(count_cell, tone='bad'), right=True),
+        Column('OLDEST', 'oldest', _oldest, right=True),
+        Column('RATE/S', 'rate', rate_cell, right=True),
+        Column('PAUSED', 'paused', partial(_pause, now=now), min_width=10),
+    ]
+    rare = ('parked', 'paused')
+    return [column for column in columns if column.member not in rare or any(row[column.member] for row in queues)]
+
+
+def _oldest(seconds: float | None) -> Cell:
+    if seconds is None:
+        return Cell(NO_VALUE, 'dim')
+    return Cell(format_duration(seconds), 'warning' if seconds > _LATE_SECONDS else '')
+
+
+def _pause(paused: Paused | None, now: float) -> Cell:
+    if paused is None:
+        return Cell('')
+    text = 'paused' if paused['date'] is None else f'{format_duration(now - paused["date"])} ago'
+    text += f' by {paused["by"]}' if paused['by'] else ''
+    return Cell(f'{text}: {paused["reason"]}' if paused['reason'] else text, 'warning')
