@@ -93,39 +93,41 @@ class Every(Rule):
     """A fixed interval. The due dates are on a grid that begins at the anchor, so that they do not drift."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
 
     def next(self, anchor: float, after: float) -> float | None:
-        count = max(1, math.floor((after - anchor) / self._seconds))
-        while (due := round(anchor + count * self._seconds, 3)) <= after:
+        count = max(1, math.floor((after - anchor) / self.seconds))
+        while (due := round(anchor + count * self.seconds, 3)) <= after:
             count += 1
         return due
 
     def count(self, first: float, last: float) -> int:
-        return math.floor((last - first) / self._seconds + 1e-3) + 1
+        return math.floor((last - first) / self.seconds + 1e-3) + 1
 
 
 class Crontab(Rule):
     """A crontab in a time zone."""
 
     def __init__(self, fields: Fields, zone: tzinfo) -> None:
-        self._fields, self._zone, self.basis = fields, zone, str(zone)
+        self.fields, self.zone, self.basis = fields, zone, str(zone)
 
     def next(self, anchor: float, after: float) -> float | None:
-        return next_date(self._fields, self._zone, after)
+        return next_date(self.fields, self.zone, after)
 
     def count(self, first: float, last: float) -> int:
-        return count_dates(self._fields, self._zone, first, last)
+        return count_dates(self.fields, self.zone, first, last)
 
 
 class At(Rule):
     """One date."""
 
-    def __init__(self, date: float) -> None:
-        self._date, self.basis = date, str(date)
+    def __init__(self, date: float, zone: tzinfo) -> None:
+        self.date, self.basis = date, str(date)
+        #: The time zone in which people want to read it.
+        self.zone = zone
 
     def next(self, anchor: float, after: float) -> float | None:
-        return self._date if self._date > after else None
+        return self.date if self.date > after else None
 
 
 class Computed(Rule):
@@ -148,14 +150,16 @@ class Relative(Computed):
 
     def __init__(self, seconds: float, app: Any) -> None:
         super().__init__(schedules.schedule(timedelta(seconds=seconds), True, app=app), app)
-        unit = max(unit for unit in (1, 60, 3600, 86400) if unit <= max(seconds, 1))
-        self._step = max(seconds // unit, 1) * unit
+        #: The due dates are at full days, hours, minutes or seconds: how long such a unit is, in seconds.
+        self.unit = unit = max(unit for unit in (1, 60, 3600, 86400) if unit <= max(seconds, 1))
+        #: The seconds between two due dates.
+        self.step = max(seconds // unit, 1) * unit
         #: How long after a due date Celery's next one is still that of the due date itself; the half of it.
         self._margin = (unit - seconds % unit) / 2
 
     def between(self, found: float, end: float) -> float:
         # Elsewhere than shortly after a due date, the next one depends on where one looks. Days may have 23 hours.
-        return found + (end - found) / 2 // self._step * self._step + self._margin
+        return found + (end - found) / 2 // self.step * self.step + self._margin
 
 
 class Asked(Rule):
@@ -297,18 +301,19 @@ def _zone(doc: Mapping[str, Any], app: Any) -> tzinfo:
 
 
 def _at_date(doc: Mapping[str, Any], app: Any) -> Rule:
-    found = doc['at']
+    found, zone = doc['at'], app.timezone
     if isinstance(found, str):
         try:
             parsed = date_of(found)
-            found = (parsed if parsed.tzinfo else parsed.replace(tzinfo=_zone(doc, app))).timestamp()
+            zone = parsed.tzinfo or _zone(doc, app)
+            found = parsed.replace(tzinfo=zone).timestamp()
         except (ValueError, OverflowError) as exc:
             if isinstance(exc, Malformed):
                 raise
             found = None
     if not is_number(found) or not 0 <= found <= LATEST:
         raise Malformed('schedule.at must be a date such as "2027-01-01T09:00:00+01:00", or seconds since the epoch')
-    return At(float(found))
+    return At(float(found), zone)
 
 
 def _solar(doc: Mapping[str, Any], app: Any) -> Rule:
