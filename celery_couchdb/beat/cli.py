@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -11,15 +10,12 @@ import click
 from ..cli.clients import app_of, broker_of
 from ..cli.resource_commands import json_option, print_details, print_list, yes_option
 from ..cli.tables import Duration, Json, confirm, echo
-from ..resources.columns import NO_VALUE, Cell, Column, Row, format_date
-from ..resources.resource import Resource, counted
+from ..resources.resource import counted
 from .entries import DEFAULT_GRACE_SECONDS, MISSED
-from .stored_schedules import Item, Schedules
+from .resource import SHOWN_DATES, no_beat, schedule_resource
+from .stored_schedules import Schedules
 
 F = TypeVar('F', bound=Callable[..., Any])
-
-#: The number of due dates that `show` prints.
-_SHOWN_DATES = 5
 
 
 @click.group('schedule')
@@ -90,7 +86,10 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     """List the entries with their next due dates."""
     schedules = _schedules(ctx)
     empty = 'There are none: add one, or start "celery beat -S couchdb" to store those in the code of the app.'
-    print_list(_resource(schedules, 1), schedules.list(), as_json, empty=empty)
+    items = schedules.list()
+    print_list(schedule_resource(schedules), items, as_json, empty=empty)
+    if items:
+        _warn(schedules, as_json)
 
 
 @command.command('show')
@@ -182,76 +181,12 @@ def _for_each(names: Iterable[str], act: Callable[[str], Any], done: str) -> Non
         echo(f'{name}: {done}')
 
 
-# -- output
-
-
-_date = partial(format_date, zone=None, form='%Y-%m-%d %H:%M:%S %z')
-
-
-def _resource(schedules: Schedules, dates: int) -> Resource[Item]:
-    """Return the resource of entries, each with so many of its next due dates."""
-    now = schedules.client.clock.now()
-    columns = [
-        Column('NAME', 'name', min_width=10),
-        Column('TASK', 'task', min_width=10),
-        Column('SCHEDULE', 'schedule', _schedule, min_width=10),
-        Column('NEXT', 'next', _dates),
-        Column('LAST SENT', 'sent', _date),
-        Column('SENT', 'count', lambda count: f'{count:,}', right=True),
-        Column('STATE', None, _state_cell, min_width=10),
-    ]
-    return Resource(lambda items: [_described(item, now, dates) for item in items], columns, details=_details)
-
-
 def _show(schedules: Schedules, name: str, as_json: bool) -> None:
-    print_details(_resource(schedules, _SHOWN_DATES), [schedules.get(name)], as_json)
+    print_details(schedule_resource(schedules, SHOWN_DATES), [schedules.get(name)], as_json)
+    _warn(schedules, as_json)
 
 
-def _details(entry: Row) -> Row:
-    shown = {**entry, 'next': _dates(entry['next'])}
-    shown |= {name: _date(shown[name]) for name in ('last', 'sent', 'start') if name in shown}
-    return {name: NO_VALUE if value is None else value for name, value in shown.items()}
-
-
-def _described(item: Item, now: float, count: int) -> dict[str, Any]:
-    """Return an entry and its state as one dictionary. Dates are seconds since the epoch."""
-    doc, state = item.entry.doc, item.state
-    members = ('task', 'schedule', 'args', 'kwargs', 'options', 'missed', 'grace', 'start')
-    return {
-        'name': item.name,
-        'state': _state(item, now),
-        'error': item.error,
-        **{member: doc[member] for member in members if member in doc},
-        'source': doc.get('source', 'database'),
-        'next': item.upcoming(now, count),
-        'last': state and state['last'],
-        'sent': state and state['sent'],
-        'task_id': state and state['task_id'],
-        'count': state['count'] if state else 0,
-        'skipped': state['skipped'] if state else 0,
-    }
-
-
-def _state(item: Item, now: float) -> str:
-    doc = item.entry.doc
-    if item.entry.error is not None:
-        return 'malformed'
-    if doc.get('removed'):
-        return 'removed'
-    if not item.entry.enabled:
-        return 'disabled'
-    return 'active' if item.upcoming(now) else 'done'
-
-
-def _schedule(schedule: Any) -> str:
-    return ' '.join(str(value) for value in schedule.values()) if isinstance(schedule, dict) else NO_VALUE
-
-
-def _dates(dates: Iterable[Any]) -> str:
-    return ', '.join(map(_date, dates)) or NO_VALUE
-
-
-def _state_cell(entry: Row) -> Cell:
-    if entry['error']:
-        return Cell(f'{entry["state"]}: {entry["error"]}', 'bad')
-    return Cell(entry['state'], '' if entry['state'] == 'active' else 'dim')
+def _warn(schedules: Schedules, as_json: bool) -> None:
+    """Say to a reader if no beat runs."""
+    if not as_json and (sentence := no_beat(schedules)):
+        echo(sentence, err=True)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from celery.schedules import BaseSchedule
@@ -15,6 +16,7 @@ from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound
+from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import is_number
 
@@ -22,6 +24,8 @@ from .due_dates import upcoming
 from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, code_entries, error_of, state_of
 from .scheduler import send
 from .schedules import described
+
+logger = get_logger(__name__)
 
 #: The most attempts to change an entry that others change, too.
 _MAX_TRIES = 10
@@ -83,14 +87,15 @@ class Schedules:
         with app.connection_for_write() as connection:
             if not issubclass(connection.get_transport_cls(), Transport):
                 raise ConfigurationError('schedules are in the broker, and the broker of this app is not CouchDB')
-            self._names = Names.of(connection.transport.options.schedule_name)
+            #: The ids of the documents, and the name of the leader.
+            self.names = Names.of(connection.transport.options.schedule_name)
             self.client = client or Client(connection.transport.address, _REQUEST_SECONDS)
 
     def list(self) -> list[Item]:
         """Return all entries, by name."""
         docs, states = (
             {row['id'].removeprefix(prefix): row['doc'] for row in self.client.id_range(prefix, docs=True)}
-            for prefix in (self._names.entries, self._names.states)
+            for prefix in (self.names.entries, self.names.states)
         )
         code = code_entries(self.app, {})
         return [
@@ -111,7 +116,7 @@ class Schedules:
 
         *Raises* `Conflict` if the name is taken, `ConfigurationError` if a member is wrong.
         """
-        doc = {'_id': self._names.entries + name, 'type': 'Schedule', 'task': task, 'schedule': _schedule(schedule)}
+        doc = {'_id': self.names.entries + name, 'type': 'Schedule', 'task': task, 'schedule': _schedule(schedule)}
         doc |= {'start': self.client.clock.now(), 'enabled': True, 'source': 'database', **_plain(members)}
         try:
             return self._written(name, doc)
@@ -179,11 +184,27 @@ class Schedules:
             raise ConfigurationError(f'schedule entry {name!r:.220} is malformed: {entry.error}')
         return send(self.app, entry)
 
+    def knows(self, task: Any) -> bool:
+        """Tell whether the app has a task of this name. A program may lack modules that workers import.
+
+        The first call imports the modules that the app itself names, in `imports`, `include` or `autodiscover_tasks`.
+        """
+        return isinstance(task, str) and task in self._tasks
+
+    @cached_property
+    def _tasks(self) -> Mapping[str, Any]:
+        try:
+            self.app.loader.import_default_modules()
+        except Exception as exc:  # modules of the app may raise anything
+            logger.warning('not all modules of the app can be imported: %s', f'{exc!r:.300}')
+        tasks: Mapping[str, Any] = self.app.tasks
+        return tasks
+
     # -- documents
 
     def _find(self, name: str) -> tuple[Document, Document | None]:
         """Return an entry and its state."""
-        doc, state = self.client.find([self._names.entries + name, self._names.states + name])
+        doc, state = self.client.find([self.names.entries + name, self.names.states + name])
         if doc is None:
             raise NoSuchEntry(f'there is no schedule entry {name!r:.220}')
         return doc, state

@@ -133,11 +133,8 @@ def _days(fields: Fields) -> str | None:
         return None
     if not has_all_days:
         return f'on day{"" if len(fields.days) == 1 else "s"} {days} of {months or "the month"}'
-    if not has_all_weekdays:
-        words = f'on {weekdays}'
-    else:
-        words = '' if len(fields.hours) == 24 else 'every day'
-    return f'{words} in {months}' if months else words
+    words = f'on {weekdays}' if not has_all_weekdays else '' if len(fields.hours) == 24 else 'every day'
+    return f'{words} in {months}'.strip() if months else words
 
 
 def _listed(numbers: Sequence[int], names: Sequence[str] = ()) -> str | None:
