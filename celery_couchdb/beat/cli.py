@@ -83,7 +83,7 @@ def _schedules(ctx: click.Context) -> Schedules:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """List the entries with their next due dates."""
+    """List the entries with their rules in words and their next due dates, and tell if no beat runs."""
     schedules = _schedules(ctx)
     empty = 'There are none: add one, or start "celery beat -S couchdb" to store those in the code of the app.'
     items = schedules.list()

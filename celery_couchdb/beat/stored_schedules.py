@@ -182,6 +182,7 @@ class Schedules:
         entry = self.get(name).entry
         if entry.error is not None:
             raise ConfigurationError(f'schedule entry {name!r:.220} is malformed: {entry.error}')
+        self.knows(entry.task)  # what its class says, such as its queue, counts, as when beat sends it
         return send(self.app, entry)
 
     def knows(self, task: Any) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,6 +214,7 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     )
     assert done.exit_code == 0, done.output
     assert '{"crontab": "30 3 * * *", "timezone": "Europe/Berlin"}' in done.stdout
+    assert 'at 03:30 every day, Europe/Berlin' in done.stdout
     assert '{"crontab": "0 4 * * *", "timezone"' in run('edit', 'books', '--crontab', '0 4 * * *').stdout
     run('add', 'often', 'shop.look', '--every', '15m', '--missed', 'skip', '--disabled')
     run('add', 'once', 'shop.look', '--at', '2099-01-01T00:00:00Z')
@@ -220,8 +224,12 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     assert '2099' in listed[3] or '2098' in listed[3]
     shown = json.loads(run('show', 'books', '--json').stdout)
     assert (len(shown['next']), shown['args'], shown['state']) == (5, ['x'], 'active')
-    names = [json.loads(line)['name'] for line in run('list', '--json').stdout.splitlines()]
-    assert names == ['books', 'often', 'once']
+    entries = [json.loads(line) for line in run('list', '--json').stdout.splitlines()]
+    assert [(entry['name'], entry['rule'], len(entry['next'])) for entry in entries] == [
+        ('books', 'at 04:00 every day, Europe/Berlin', 3),
+        ('often', 'every 15 minutes', 0),
+        ('once', 'once at 2099-01-01 00:00 UTC', 1),
+    ]
     assert run('edit', 'often', '--every', '1h', '--options', '{"queue": "slow"}').exit_code == 0
     assert client.get('beat:entry:often')['schedule'] == {'every': 3600.0}
     assert run('enable', 'often').stdout == 'often: enabled\n'
@@ -238,6 +246,51 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     fails('--timezone needs --crontab or --at', 'edit', 'books', '--timezone', 'UTC')
     fails('nothing to change', 'edit', 'books')
     fails('--solar must be an event', 'add', 'x', 'y', '--solar', 'sunset')
+
+
+def test_list_tells_whether_a_beat_runs(run: Callable[..., Result], beat: Beat, client: Client) -> None:
+    run('add', 'a', 'add', '--every', '60')
+    none = 'No beat runs: start "celery -A your_app beat -S couchdb".'
+    assert (run('list').stderr, run('show', 'a').stderr) == (f'{none}\n', f'{none}\n')
+    assert not run('list', '--json').stderr
+    scheduler = beat()
+    until(scheduler, lambda: states(client))
+    assert not run('list').stderr
+    scheduler.close()
+    assert re.fullmatch(rf'{none} One ran \d+ s ago\.\n', run('list').stderr)
+    client.put({**client.get('broker:leader:beat'), 'holder': 'killed:1:x', 'date': client.clock.now() - 3700})
+    assert run('list').stderr == f'{none} One ran 1 h 1 m ago.\n'
+
+
+@pytest.fixture
+def shop(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two modules that the app includes, and nobody has imported: the second one fails."""
+    task = "from celery import shared_task\n@shared_task(name='shop.close', queue='slow')\ndef close(): pass\n"
+    (tmp_path / 'shop_tasks.py').write_text(task)
+    (tmp_path / 'shop_broken.py').write_text("raise LookupError('no rates')")
+    monkeypatch.syspath_prepend(tmp_path)
+    app.conf.include = ['shop_tasks', 'shop_broken']
+    yield
+    sys.modules.pop('shop_tasks', None)
+
+
+@pytest.mark.usefixtures('shop')
+def test_tasks_that_the_app_does_not_know(
+    run: Callable[..., Result], client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    run('add', 'good', 'shop.close', '--every', '60')
+    run('add', 'misspelt', 'shop.clsoe', '--every', '60')
+    run('add', 'off', 'shop.clsoe', '--every', '60', '--disabled')
+    assert [json.loads(line)['known'] for line in run('list', '--json').stdout.splitlines()] == [True, False, False]
+    warning = 'active, but the app does not know this task: it is not imported here, or the name is wrong'
+    listed = run('list').stdout.splitlines()[1:]
+    assert listed[0].endswith('  active')
+    assert listed[1].endswith(f'  {warning}')
+    assert listed[2].endswith('  disabled')
+    assert warning in run('show', 'misspelt').stdout
+    assert "not all modules of the app can be imported: LookupError('no rates')" in caplog.text
+    run('run', 'good', 'misspelt')
+    assert sorted(doc['queue'] for doc in items(client)) == ['celery', 'slow']
 
 
 # -- interruptions
