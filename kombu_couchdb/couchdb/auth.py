@@ -118,16 +118,12 @@ class Auth:
     @classmethod
     def of(cls, address: Address) -> Auth:
         """Return this process's object for an address: clients of a server share sessions and refused passwords."""
-        key = (
-            address.server,
-            address.user,
-            address.password,
-            address.credentials,
-            address.auth,
-            address.verify,
-            address.cert,
-        )
-        return _shared.of(key, lambda: cls(address))
+        return _shared.of(_key(address), lambda: cls(address))
+
+    @classmethod
+    def forget(cls, address: Address) -> None:
+        """Do not keep the object for an address: no client uses its password any more."""
+        _shared.discard(_key(address))
 
     def reset(self) -> None:
         """Create a new lock in a forked child. The child uses the session of its parent."""
@@ -309,6 +305,18 @@ def from_source(source: str) -> tuple[str, str]:
         del pair  # recorded tracebacks show the variables of their frames
     raise errors.ConfigurationError(
         f'credentials={source!r} must name a function that returns two strings, user and password'
+    )
+
+
+def _key(address: Address) -> object:
+    return (
+        address.server,
+        address.user,
+        address.password,
+        address.credentials,
+        address.auth,
+        address.verify,
+        address.cert,
     )
 
 

@@ -55,6 +55,11 @@ class Shared(Generic[K, V]):
                 found = self._objects[key] = make()
             return found
 
+    def discard(self, key: K) -> None:
+        """Do not keep the object for a key."""
+        with self._lock:
+            self._objects.pop(key, None)
+
 
 def _after_fork() -> None:
     for resettable in list(_registered):

@@ -18,6 +18,9 @@ BINDING, BROADCAST, CONSUMER, LEADER, QUEUE = (
 #: with the others that it polls.
 PAUSE = BROKER + 'closed:'
 
+#: What operators did, see `celery_couchdb.audit`.
+AUDIT = BROKER + 'audit:'
+
 #: In the broadcasts database: the notice, and the bells of queues.
 NOTICE, BELL = 'notice', 'bell:'
 

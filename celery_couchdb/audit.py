@@ -1,0 +1,86 @@
+"""The record of what operators did: who, what, to which targets, when, why, and how it ended.
+
+Each action leaves one document in the broker's database. It is deleted after 90 days, by whoever writes the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypedDict, cast
+
+from kombu_couchdb.couchdb.bulk import deletion
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.shapes import members, number, rows, text
+from kombu_couchdb.documents.ids import AUDIT
+from kombu_couchdb.documents.workitem import new_id
+
+#: How long the documents are kept, in seconds.
+KEPT_SECONDS = 90 * 86400.0
+
+#: The maximum number of targets in a document, and the maximum length of each text in it.
+_MAX_TARGETS, _MAX_CHARACTERS = 20, 500
+
+#: The maximum number of old documents that one action deletes.
+_MAX_DELETED = 100
+
+#: The members of a document that are read.
+_AUDIT = members(user=text, action=text, outcome=text, date=number, count=number)
+
+
+class Audit(TypedDict):
+    """One action."""
+
+    _id: str
+    type: str
+    #: Who acted: a CouchDB user, a name from a proxy, or `user@machine`.
+    user: str
+    #: What was done, such as `purge queues`.
+    action: str
+    #: The names or ids of what it was done to; the first of them if there are many.
+    targets: list[str]
+    #: The number of targets.
+    count: int
+    #: One sentence: what came of it.
+    outcome: str
+    reason: str | None
+    #: When, in seconds since the epoch.
+    date: float
+
+
+def record(client: Client, user: str, action: str, targets: Sequence[str], outcome: str, reason: str | None) -> None:
+    """Store what a user did, and delete what is older than 90 days; two requests, or three."""
+    now = client.clock.now()
+    doc: Audit = {
+        '_id': AUDIT + new_id(now),
+        'type': 'Audit',
+        'user': user[:_MAX_CHARACTERS],
+        'action': action,
+        'targets': [target[:_MAX_CHARACTERS] for target in targets[:_MAX_TARGETS]],
+        'count': len(targets),
+        'outcome': outcome[:_MAX_CHARACTERS],
+        'reason': reason[:_MAX_CHARACTERS] if reason else None,
+        'date': now,
+    }
+    client.put(doc)
+    last = AUDIT + new_id(now - KEPT_SECONDS)
+    old = [row for row in client.id_range(AUDIT, limit=_MAX_DELETED) if row['id'] < last]
+    if old:
+        client.bulk([deletion({'_id': row['id'], '_rev': row['value']['rev']}) for row in old])
+
+
+def newest(client: Client, limit: int) -> list[Audit]:
+    """Return the newest actions first, at most `limit`; one request. What is malformed is left out."""
+    params = {
+        'startkey': json.dumps(AUDIT + '\uffff'),
+        'endkey': json.dumps(AUDIT),
+        'descending': True,
+        'include_docs': True,
+        'limit': limit,
+    }
+    found = client.request('GET', '/_all_docs', params, repeat=True, shape=rows(id=text))['rows']
+    return [cast(Audit, row['doc']) for row in found if _is_audit(row.get('doc'))]
+
+
+def _is_audit(doc: Document | None) -> Any:
+    return _AUDIT(doc) and isinstance(doc, dict) and isinstance(doc.get('targets'), list)

@@ -1,0 +1,43 @@
+"""The page of activity: who changed what with this page, when and why."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from kombu_couchdb.values import is_number
+
+from ... import audit
+from ...resources.columns import Column, Row, format_date
+from ..tables import Table
+from ..view import Page, View
+
+#: The number of actions that are shown.
+_LIMIT = 200
+
+
+def _targets(row: Row) -> str:
+    more = row['count'] - len(row['targets'])
+    return ', '.join(map(str, row['targets'])) + (f' and {more:,} more' if is_number(more) and more > 0 else '')
+
+
+_COLUMNS = [
+    Column('WHEN (UTC)', 'date', format_date),
+    Column('WHO', 'user'),
+    Column('ACTION', 'action'),
+    Column('TARGETS', None, _targets),
+    Column('OUTCOME', 'outcome'),
+    Column('REASON', 'reason'),
+]
+
+
+def show(view: View) -> Response:
+    """Show the newest actions first."""
+    found = audit.newest(view.account.broker, _LIMIT)
+    if view.wants_json:
+        return view.json(found)
+    empty = 'Nobody has changed anything yet. What users do here, such as pausing a queue, is listed for 90 days.'
+    table = Table.of('Activity', _COLUMNS, found, lambda row: row['_id'], empty=empty)
+    return view.render('activity.html', table=table)
+
+
+page = Page('/activity', 'Activity', show, noun='action')

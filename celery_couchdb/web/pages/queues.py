@@ -1,0 +1,129 @@
+"""The page of queues: how many messages wait, run and failed, and what one does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from kombu_couchdb.admin import queues
+from kombu_couchdb.admin.status import Status
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import CouchDBError
+
+from ...resources.columns import Row, Tone, count_cell, rate_cell
+from ...resources.queues import NO_QUEUES, queue_columns, queue_rows
+from ...resources.resource import counted
+from ..tables import Table
+from ..view import Action, Outcome, Page, View
+
+
+def show(view: View) -> Response:
+    """Show the queues."""
+    found = view.snapshot()
+    rows = queue_rows(found.status)
+    if view.wants_json:
+        return view.json(rows)
+    consumers = [name for one in found.status['consumers'] if one['alive'] for name in one['queues']]
+
+    def tone(row: Row) -> Tone:
+        return 'bad' if row['ready'] and row['name'] not in consumers and not row['paused'] else ''
+
+    table = Table.of(
+        'Queues',
+        queue_columns(rows, found.date),
+        rows,
+        lambda row: row['name'],
+        tone=tone,
+        selectable=view.may_act,
+        empty=NO_QUEUES,
+    )
+    return view.render('queues.html', table=table, found=found.status, totals=_totals(found.status))
+
+
+def _totals(found: Status) -> list[tuple[str, str, Tone]]:
+    """Return the sums of all queues, for the numbers above the table."""
+    queues = found['queues'].values()
+
+    def total(member: str, tone: Tone = '') -> tuple[str, str, Tone]:
+        cell = count_cell(sum(queue[member] for queue in queues), tone)  # type: ignore[literal-required]
+        return member.capitalize(), cell.text, cell.tone
+
+    workers = sum(consumer['alive'] for consumer in found['consumers'])
+    return [
+        *map(total, ('ready', 'scheduled', 'parked', 'held')),
+        total('dead', 'bad'),
+        ('A second', rate_cell(sum(queue['rate'] for queue in queues)).text, ''),
+        ('Workers', f'{workers:,}', '' if workers else 'warning'),
+    ]
+
+
+def _each(act: Callable[[View, Client, str], Any], said: Callable[[str, Any], str]) -> Callable[..., Outcome]:
+    """Return the function of an action: `act` for each queue, and one sentence of what `said` says of each."""
+
+    def function(view: View, targets: Sequence[str]) -> Outcome:
+        done, refused = list[str](), list[str]()
+        for name in targets:
+            try:
+                done.append(said(name, act(view, view.account.broker, name)))
+            except CouchDBError as exc:
+                refused.append(str(exc))
+        text = f'{"; ".join([*done, *refused][:10])}{" …" if len(targets) > 10 else ""}.'
+        return Outcome(text, 'bad' if refused else 'good')
+
+    return function
+
+
+_pause = _each(
+    lambda view, client, name: queues.pause(
+        client, name, by=view.session.name, reason=view.form.get('reason', '').strip() or None
+    ),
+    lambda name, done: f'{name}: paused' if done else f'{name}: was paused already',
+)
+_resume = _each(
+    lambda view, client, name: queues.resume(client, name),
+    lambda name, done: f'{name}: resumed' if done else f'{name}: was not paused',
+)
+_purge = _each(
+    lambda view, client, name: queues.purge(client, name),
+    lambda name, count: f'{name}: {counted(count, "message")} deleted',
+)
+_delete = _each(
+    lambda view, client, name: queues.delete(client, name),
+    lambda name, count: f'{name}: deleted, with {counted(count, "message")}',
+)
+
+page = Page(
+    '/queues',
+    'Queues',
+    show,
+    noun='queue',
+    actions=(
+        Action(
+            'pause',
+            'Pause',
+            _pause,
+            'Pause {}?',
+            'Workers stop to claim messages within a second. Tasks that they run or have received go on, and messages '
+            'can be published, and wait.',
+        ),
+        Action('resume', 'Resume', _resume),
+        Action(
+            'purge',
+            'Purge',
+            _purge,
+            'Purge {}?',
+            'Its ready and scheduled messages are deleted for good. What workers hold, and dead letters, are kept.',
+            tone='bad',
+        ),
+        Action(
+            'delete',
+            'Delete',
+            _delete,
+            'Delete {}?',
+            'The bindings and the ready and scheduled messages are deleted, too. A queue that workers consume is kept.',
+            tone='bad',
+        ),
+    ),
+)

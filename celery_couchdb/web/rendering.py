@@ -1,0 +1,55 @@
+"""The templates of pages, and the environment in which they are rendered.
+
+All values are shown as text: HTML in them is escaped, and so are control characters, line breaks and characters that
+change the direction of text. The filter `lines` keeps the line breaks of a long text.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from kombu_couchdb.log import printable
+
+from ..resources.columns import format_duration
+from .tables import no_value, points, title
+
+#: The maximum length of a long text; the rest is cut.
+_MAX_CHARACTERS = 100_000
+
+
+def environment() -> Environment:
+    """Return the environment of the templates."""
+    found = Environment(
+        loader=PackageLoader('celery_couchdb.web'),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    found.filters |= {'lines': _lines, 'moment': _moment, 'points': points}
+    found.filters |= {'title_of': title, 'duration': format_duration}
+    found.tests |= {'no_value': no_value}
+    return found
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as templates show it: text without control characters."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _lines(text: str) -> Markup:
+    """Return a text with its line breaks."""
+    cut = text if len(text) <= _MAX_CHARACTERS else f'{text[:_MAX_CHARACTERS]}\n… the rest is cut'
+    return Markup('\n').join(escape(printable(line)) for line in cut.splitlines())
+
+
+def _moment(seconds: float) -> Markup:
+    """Return a date, which the script of the page shows in the time zone of the browser."""
+    date = datetime.fromtimestamp(seconds, timezone.utc)
+    exact, short = date.isoformat(timespec='seconds'), date.strftime('%H:%M')
+    return Markup('<time datetime="{}">{} UTC</time>').format(exact, short)

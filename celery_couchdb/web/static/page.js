@@ -1,0 +1,142 @@
+// What makes the pages live: numbers change in their places, rows stay selected, and dates are in local time.
+'use strict';
+
+// -- changes in place: the new content is compared with the old one, element by element
+
+function keyOf(node) {
+  return node.nodeType === Node.ELEMENT_NODE ? node.id : '';
+}
+
+function isSame(old, fresh) {
+  return old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && keyOf(old) === keyOf(fresh);
+}
+
+function updateAttributes(old, fresh) {
+  for (const {name} of Array.from(old.attributes)) {
+    if (!fresh.hasAttribute(name) && name !== 'hidden') old.removeAttribute(name);
+  }
+  for (const {name, value} of Array.from(fresh.attributes)) {
+    // What the script has shown or hidden stays so; what the user has checked or typed is a property.
+    if (name !== 'hidden' && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+}
+
+function mark(node) {
+  const cell = node.parentElement && node.parentElement.closest('td, dd');
+  if (!cell) return;
+  cell.classList.remove('changed');
+  void cell.offsetWidth; // begin the animation again
+  cell.classList.add('changed');
+}
+
+function update(old, fresh) {
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.nodeValue !== fresh.nodeValue) {
+      old.nodeValue = fresh.nodeValue;
+      mark(old);
+    }
+    return;
+  }
+  if (old.nodeName === 'TIME' && old.dateTime === fresh.dateTime) return;
+  updateAttributes(old, fresh);
+  if ('selected' in old.dataset) return; // the number of selected rows
+  updateChildren(old, fresh);
+}
+
+function updateChildren(old, fresh) {
+  const byId = new Map(Array.from(old.children).filter(keyOf).map(node => [node.id, node]));
+  let next = old.firstChild;
+  for (const wanted of Array.from(fresh.childNodes)) {
+    const known = byId.get(keyOf(wanted));
+    if (known && known !== next) old.insertBefore(known, next);
+    const found = known || (next && isSame(next, wanted) ? next : null);
+    if (found) {
+      next = found.nextSibling;
+      update(found, wanted);
+    } else {
+      old.insertBefore(wanted, next);
+    }
+  }
+  while (next) {
+    const gone = next;
+    next = next.nextSibling;
+    gone.remove();
+  }
+}
+
+htmx.defineExtension('in-place', {
+  isInlineSwap: style => style === 'in-place',
+  handleSwap: (style, target, fragment) => {
+    if (style !== 'in-place') return false;
+    updateChildren(target, fragment);
+    localize(target);
+    select();
+    return [];
+  },
+});
+
+document.addEventListener('animationend', event => event.target.classList.remove('changed'));
+
+// -- dates in the time zone of the browser
+
+function localize(part) {
+  for (const time of part.querySelectorAll('time[datetime]')) {
+    const date = new Date(time.dateTime);
+    const isToday = date.toDateString() === new Date().toDateString();
+    const text = isToday ? date.toLocaleTimeString([], {timeStyle: 'short'}) : date.toLocaleString([], {dateStyle: 'short', timeStyle: 'short'});
+    if (time.textContent !== text) time.textContent = text;
+    time.title = date.toLocaleString();
+  }
+}
+
+// -- selected rows
+
+function select() {
+  for (const form of document.querySelectorAll('form.selection')) {
+    const boxes = Array.from(form.querySelectorAll('input[name=select]'));
+    const count = boxes.filter(box => box.checked).length;
+    const all = form.querySelector('[data-all]');
+    all.hidden = false;
+    all.checked = count > 0 && count === boxes.length;
+    all.indeterminate = count > 0 && count < boxes.length;
+    form.querySelector('[data-selected]').textContent = count ? `${count} selected` : 'Select rows to change them';
+    form.querySelectorAll('.bar button').forEach(button => { button.disabled = !count; });
+    form.classList.toggle('any', count > 0);
+  }
+}
+
+document.addEventListener('change', event => {
+  if ('all' in event.target.dataset) {
+    for (const box of event.target.form.querySelectorAll('input[name=select]')) box.checked = event.target.checked;
+  }
+  select();
+});
+
+// -- the stream of events
+
+document.addEventListener('htmx:sseOpen', () => { show('lost', false); dot(true); });
+document.addEventListener('htmx:sseError', () => { show('lost', true); dot(false); });
+document.addEventListener('htmx:sseClose', event => { if (event.detail.type === 'message') location.reload(); });
+document.addEventListener('htmx:sseMessage', event => {
+  const banner = document.getElementById('banner');
+  localize(banner);
+  dot(!banner.firstElementChild);
+});
+
+function show(id, isShown) {
+  const found = document.getElementById(id);
+  if (found) found.hidden = !isShown;
+}
+
+function dot(isLive) {
+  const found = document.getElementById('dot');
+  if (found) found.classList.toggle('live', isLive);
+}
+
+// The page of an error is loaded again when CouchDB responds.
+document.addEventListener('htmx:sseOpen', event => {
+  if (document.querySelector('[data-reload]')) event.detail.source.addEventListener('change', () => location.reload());
+});
+
+localize(document);
+select();

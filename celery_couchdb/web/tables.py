@@ -1,0 +1,110 @@
+"""Tables of pages: the columns of a resource, with links, ids of rows that stay, and boxes to select rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone
+
+#: The maximum length of a text in a cell. The rest is cut, and the tip of the cell has more of it.
+_MAX_CHARACTERS, _MAX_TIP_CHARACTERS = 160, 1000
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One cell: a text, the whole text if it was cut, where it leads to, and numbers for a small chart instead."""
+
+    text: str
+    tone: Tone = ''
+    tip: str = ''
+    link: str | None = None
+    chart: Sequence[float] | None = None
+    #: Whether it is one word for a state.
+    pill: bool = False
+
+    @classmethod
+    def of(cls, cell: Cell) -> TableCell:
+        """Return a cell of a resource, cut if it is long."""
+        if len(cell.text) <= _MAX_CHARACTERS:
+            return cls(cell.text, cell.tone)
+        return cls(f'{cell.text[:_MAX_CHARACTERS]}…', cell.tone, cell.text[:_MAX_TIP_CHARACTERS])
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row. `key` is what is selected with it."""
+
+    key: str
+    cells: Sequence[TableCell]
+    #: What the row as a whole means to its reader.
+    tone: Tone = ''
+
+    @property
+    def id(self) -> str:
+        """The id of the row in the page, the same each time, whatever characters the key has."""
+        return f'row-{hashlib.sha256(self.key.encode("utf-8", "surrogatepass")).hexdigest()[:16]}'
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for the macro `table` of the templates."""
+
+    #: What the rows are, such as `Queues`.
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[TableRow]
+    #: Shown in place of a table without rows.
+    empty: str = ''
+    #: Whether rows can be selected.
+    selectable: bool = False
+    #: More than these rows exist.
+    more: str = ''
+
+    @classmethod
+    def of(
+        cls,
+        caption: str,
+        columns: Sequence[Column],
+        rows: Iterable[Row],
+        key: Callable[[Row], Any],
+        *,
+        links: Mapping[str, Callable[[Row], str | None]] | None = None,
+        charts: Mapping[str, Callable[[Row], Sequence[float] | None]] | None = None,
+        tone: Callable[[Row], Tone] = lambda row: '',
+        **more: Any,
+    ) -> Table:
+        """Return the table of some rows.
+
+        `key` returns what is selected with a row, and `tone` what the row means. `links` and `charts` have, by title of
+        a column, a function that returns where its cell leads to, or the numbers of its chart.
+        """
+        links, charts = links or {}, charts or {}
+
+        def cell(column: Column, row: Row) -> TableCell:
+            found = TableCell.of(column.cell(row))
+            link = links[column.title](row) if column.title in links else None
+            chart = charts[column.title](row) if column.title in charts else None
+            return replace(found, link=link, chart=chart, pill=column.title == 'STATE')
+
+        found = [TableRow(str(key(row)), [cell(column, row) for column in columns], tone(row)) for row in rows]
+        return cls(caption, columns, found, **more)
+
+
+def points(numbers: Sequence[float], width: int = 96, height: int = 20) -> str:
+    """Return the points of a line through these numbers, for the attribute of an SVG polyline."""
+    most = max(numbers, default=0.0) or 1.0
+    step, scale = width / max(1, len(numbers) - 1), (height - 2) / most
+    return ' '.join(f'{i * step:.1f},{height - 1 - number * scale:.1f}' for i, number in enumerate(numbers))
+
+
+def title(column: Column) -> str:
+    """Return the title of a column, such as `Oldest`."""
+    return column.title.capitalize() if column.title.isupper() else column.title
+
+
+def no_value(text: str) -> bool:
+    """Tell whether a text stands for a missing value."""
+    return text in ('', NO_VALUE)

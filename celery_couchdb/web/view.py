@@ -1,0 +1,188 @@
+"""What pages are made of: `View`, a request with its user and what it may see, and `Page`, which answers it.
+
+A page is a module in `pages` with an object `page`: its path, its title, a function that shows it, and its actions. To
+add one, name its module in `pages.PAGES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from starlette.datastructures import ImmutableMultiDict
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from ..resources.columns import Tone, json_line
+from .live import Snapshot
+from .sessions import Session
+
+if TYPE_CHECKING:
+    from .application import Site
+
+#: The fields of a form, or nothing.
+Form = ImmutableMultiDict[str, str]
+
+
+class View:
+    """One request, its user, and the ways to answer it."""
+
+    def __init__(self, site: Site, request: Request, session: Session, form: Form, page: Page | None = None) -> None:
+        self.site, self.request, self.session, self.form, self.page = site, request, session, form, page
+        #: The user's CouchDB account, with its clients.
+        self.account = session.account
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the user may change anything."""
+        return self.account.may_act and not self.site.read_only and not self.session.is_program
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether the browser wants the changing part of the page alone, because something has changed."""
+        return 'hx-request' in self.request.headers
+
+    def snapshot(self) -> Snapshot:
+        """Return what was read of the broker's database last; see `Live.snapshot`."""
+        return self.account.live.snapshot()
+
+    def param(self, name: str, default: str = '') -> str:
+        """Return a parameter of the URL."""
+        return self.request.query_params.get(name, default)
+
+    def link(self, path: str, **query: Any) -> str:
+        """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty."""
+        return link(self.request, path, **query)
+
+    def asset(self, name: str) -> str:
+        """Return the URL of a static file, which changes with its content."""
+        return self.link(f'/static/{name}', v=self.site.versions.get(name))
+
+    @property
+    def here(self) -> str:
+        """The URL of this page."""
+        query = self.request.url.query
+        return self.request.url.path + (f'?{query}' if query else '')
+
+    def render(self, template: str, status: int = 200, **context: Any) -> Response:
+        """Return a page: `template` with this context, the view, and what the last action has left to say."""
+        notices = list[tuple[str, str]]()
+        if not self.is_fragment:
+            notices, self.session.notices = self.session.notices, []
+        text = self.site.templates.get_template(template).render(
+            view=self,
+            site=self.site,
+            page=self.page,
+            notices=notices,
+            layout='fragment.html' if self.is_fragment else 'page.html',
+            **context,
+        )
+        return HTMLResponse(text, status)
+
+    def json(self, found: Any) -> Response:
+        """Return JSON: what the command of the same name prints, a list instead of one line for each item."""
+        return json_response(found)
+
+    def notice(self, text: str, tone: Tone = 'good') -> None:
+        """Let the next page say something first."""
+        self.session.notices = [*self.session.notices[-4:], (tone, text)]
+
+    def redirect(self, path: str, **query: Any) -> Response:
+        """Send the browser to a page of this application."""
+        return redirect(self.request, path, **query)
+
+    def count(self, page: Page) -> int | None:
+        """Return the number beside a page in the menu, of what was read last."""
+        found = self.account.live.last
+        return page.count(found) if found else None
+
+    @property
+    def wants_json(self) -> bool:
+        """Whether a program asks."""
+        return wants_json(self.request)
+
+
+class Outcome(NamedTuple):
+    """What came of an action."""
+
+    #: One sentence.
+    text: str
+    tone: Tone = 'good'
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the form that asks before an action."""
+
+    name: str
+    label: str
+    value: str = ''
+    hint: str = ''
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something that users can do to the selected rows of a page."""
+
+    #: A word for the form.
+    name: str
+    #: The text of the button.
+    title: str
+    #: Does it to the targets, and says what came of it. May raise `CouchDBError`.
+    act: Callable[[View, Sequence[str]], Outcome]
+    #: The question before it: `Purge {}?`, with the targets in the place of the braces; '' to ask nothing.
+    question: str = ''
+    #: What it means, in one sentence or two.
+    consequence: str = ''
+    #: `bad` if it destroys something.
+    tone: Tone = ''
+    fields: Sequence[Field] = ()
+
+
+def selected(view: View) -> list[str]:
+    """Return what the boxes of a table select."""
+    return list(dict.fromkeys(view.form.getlist('select')))
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its path, and who answers requests to it."""
+
+    path: str
+    title: str
+    show: Callable[[View], Response]
+    actions: Sequence[Action] = ()
+    #: What the rows of the page are called, as in `3 queues`.
+    noun: str = 'row'
+    #: Returns the targets of an action.
+    targets: Callable[[View], Sequence[str]] = selected
+    #: Whether it is in the menu, and which number stands beside it there, if any.
+    in_menu: bool = True
+    count: Callable[[Snapshot], int | None] = lambda snapshot: None
+
+
+def link(request: Request, path: str, **query: Any) -> str:
+    """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty."""
+    given = {name: value for name, value in query.items() if value not in (None, '')}
+    root: str = request.scope.get('root_path', '').rstrip('/')
+    return root + quote(path, safe="/~:@!$&'()*+,;=") + (f'?{urlencode(given)}' if given else '')
+
+
+def redirect(request: Request, path: str, **query: Any) -> Response:
+    """Send the browser to a page of this application. The address has no host: nobody can lead it elsewhere."""
+    return RedirectResponse(link(request, path, **query), 303)
+
+
+def wants_json(request: Request) -> bool:
+    """Tell whether a program asks, and no browser."""
+    if 'format' in request.query_params:
+        return request.query_params['format'] == 'json'
+    accepted = request.headers.get('accept', '')
+    return 'application/json' in accepted and 'text/html' not in accepted
+
+
+def json_response(found: Any, status: int = 200) -> Response:
+    """Return JSON for a program."""
+    return Response(json_line(found) + '\n', status, media_type='application/json')
