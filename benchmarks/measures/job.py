@@ -11,7 +11,7 @@ from celery.result import AsyncResult
 
 from .. import sending
 from ..cases import Case, Figure, NotMeasured
-from ..processes import Spent
+from ..processes import Spent, cpu_of
 from ..sizes import Size
 from ..systems import System
 from ..worker import app_of, working
@@ -30,7 +30,7 @@ _REST = 0.5
 _SENT, _COLLECTED = Figure('tasks/s', name='sent'), Figure('tasks/s', name='sent, run and collected')
 _SHARE = Figure('share', name='collected, of the rate of sending alone')
 _JOINED, _BODY = Figure('s', False, 'sent, run and joined'), Figure('s', False, "sent, run, and the body's result")
-_CPU = Figure('ms', False, 'CPU of the server, per task')
+_CPU = (Figure('ms', False, 'CPU of the server, per task'), Figure('ms', False, 'CPU of the worker, per task'))
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -46,7 +46,7 @@ def cases(size: Size) -> Iterator[Case]:
         *,
         headline: bool = False,
     ) -> Case:
-        return Case('job', f'{label}, prefork {pool}', (*figures, _CPU), run, size.long_rounds, headline)
+        return Case('job', f'{label}, prefork {pool}', (*figures, *_CPU), run, size.long_rounds, headline)
 
     yield case(many, (_SENT, _COLLECTED, _SHARE), partial(one_by_one, tasks), headline=True)
     for pool in (_FEW, 8):
@@ -64,8 +64,8 @@ def one_by_one(tasks: int, system: System) -> Sequence[float | None]:
     def send(app: Celery) -> list[AsyncResult]:
         return [app.send_task('add', (number, 1)) for number in range(tasks)]
 
-    sent, collected, spent = measured(system, _FEW, tasks, partial(rates, tasks, send))
-    return [sent, collected, None if collected is None else collected / alone, spent]
+    sent, collected, *spent = measured(system, _FEW, tasks, partial(rates, tasks, send))
+    return [sent, collected, None if collected is None else collected / alone, *spent]
 
 
 def in_a_batch(tasks: int, pool: int, system: System) -> Sequence[float | None]:
@@ -122,20 +122,23 @@ def joined_chains(chains: int, system: System) -> Sequence[float | None]:
 def measured(
     system: System, pool: int, tasks: int, work: Callable[[Celery], Sequence[float]]
 ) -> Sequence[float | None]:
-    """Return what `work` returns with a running worker, and the CPU milliseconds of the server per task."""
+    """Return what `work` returns with a running worker, and the CPU milliseconds of the server and the worker per task.
+
+    The processes of the pool are part of the worker; this process, which sends the tasks, is not.
+    """
     with system.place() as place:
         if place.raw:
             raise NotMeasured('no Celery')
         app = app_of(place)
         try:
-            with working(place, app, pool):
-                spent = Spent(system.host, system.port)
+            with working(place, app, pool) as worker:
+                spent, before = Spent(system.host, system.port), cpu_of(worker.pid)
                 values = work(app)
                 time.sleep(_REST)
-                used = spent.milliseconds()
+                used, after = spent.milliseconds(), cpu_of(worker.pid)
         finally:
             app.close()
-    return [*values, None if used is None else used / tasks]
+    return [*values, None if used is None else used / tasks, (after - before) * 1000 / tasks]
 
 
 def rates(tasks: int, send: Callable[[Celery], Sequence[AsyncResult]], app: Celery) -> Sequence[float]:
