@@ -51,6 +51,7 @@ lint: $(VENV)/installed-dev  ## Check style and types
 
 docs: $(VENV)/installed-docs  ## Build the documentation into build/docs; a warning is an error
 	@$(RUN) -m sphinx -q -E -n -W --keep-going docs build/docs
+	@echo 'Open file://$(CURDIR)/build/docs/index.html in a browser. The pages and their search need no server.'
 
 bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/production/; BENCH_ARGS="--quick"
 	@$(RUN) -m benchmarks $(BENCH_ARGS)
