@@ -34,7 +34,7 @@ when the server has the message: CouchDB, PostgreSQL and *redis-always* have it 
 it, and *redis* has it in memory. Consuming begins with an open connection and a full queue. A delay is that of one
 queue with one consumer; the busy consumer gets 50 other messages a second and works 5 ms on each. kombu's SQLAlchemy
 transport asks for messages once a second. The number of requests includes those of connecting. The processor time of a
-server is all that it uses, its housekeeping and other programs' requests included.
+server is all that it uses, its housekeeping and other programs' requests included; that of a worker includes its pool.
 
 The consumers of a fleet take one message at a time and run ten in a process. They are idle, or all but one are busy,
 which means that each holds a message until the end. In both cases the messages whose delay is measured are sent one at

@@ -38,6 +38,13 @@ def test_first_app_has_the_recommended_settings(text: str) -> None:
     assert names['add'](2, 3) == 5
 
 
+def test_readme_is_short_and_its_links_lead_somewhere() -> None:
+    links = re.findall(r'(?:<|^\.\. _[^:]+: )([\w./-]+\.\w+)(?:>`_|$)', README, re.MULTILINE)
+    assert len(links) > 12
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+    assert README.count('\n') <= 150
+
+
 def test_all_commands_are_shown() -> None:
     assert {line.split()[0] for line in SHOWN} == set(couchdb.list_commands(click.Context(couchdb)))
 
