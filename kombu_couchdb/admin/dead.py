@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import design
 from ..couchdb.client import Client, Document, chunks
-from ..couchdb.shapes import items, members, number
+from ..couchdb.shapes import items, members, number, text
 from ..documents import dead_letter, validation, workitem
 from ..documents.dead_letter import NO_QUEUE
 from ..documents.ids import job_id
@@ -20,12 +20,12 @@ from .jobs import paged
 _BATCH_DOCS = 200
 
 #: The shapes of the rows of the view `dead`, and of its reduction.
-_LETTER, _COUNT = members(key=items(lambda part: True)), members(value=number)
+LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
 
 
 def count(client: Client, queue: str | None = None) -> int:
     """Return the number of dead letters in a queue, or in all queues."""
-    rows = client.view(design.NAME, 'dead', _COUNT, **_range_of(queue))
+    rows = client.view(design.NAME, 'dead', _COUNT, **range_of(queue))
     return int(rows[0]['value']) if rows else 0
 
 
@@ -34,7 +34,7 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
 
     You may delete or replay the letters while you iterate.
     """
-    for row in paged(client, design.NAME, 'dead', _LETTER, **_range_of(queue), include_docs=True, reduce=False):
+    for row in paged(client, design.NAME, 'dead', LETTER, **range_of(queue), include_docs=True, reduce=False):
         if doc := row.get('doc'):
             yield as_letter(doc)
 
@@ -53,7 +53,8 @@ def as_letter(doc: Document) -> Document:
     )
 
 
-def _range_of(queue: str | None) -> dict[str, Any]:
+def range_of(queue: str | None) -> dict[str, Any]:
+    """Return `startkey` and `endkey` for the dead letters of a queue, or of all queues."""
     return {} if queue is None else design.rows_of(queue)
 
 

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from heapq import merge
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document
-from ..couchdb.shapes import Shape, anything, exactly, members, number, text
+from ..couchdb.shapes import Shape, anything, exactly, maybe, members, number, text
 from ..design.rows import QueueCount, Row, WaitingRow
 from ..documents import workitem
 from ..documents.ids import CONSUMER
 from ..documents.task_message import HIGHEST
 from ..queues import waiting
-from .dead import letters
-from .jobs import BATCH_ROWS, items_in, needs_jobs_view, paged
+from .dead import LETTER, as_letter, range_of
+from .jobs import BATCH_ROWS, TYPES, items_in, needs_jobs_view, paged
 
-#: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
-_BY_QUEUE = members(key=exactly(lambda name: True), value=number)
-_ROW = members(id=text, key=anything)
+#: The most documents that one page reads.
+MAX_EXAMINED = 1000
+
+#: The shape of a row of `waiting`, grouped by queue and rank. The key of a malformed item can be anything.
+_BY_RANK = members(key=exactly(lambda name: True, number), value=number)
+_ROW, _CLAIM = members(id=text, key=anything), members(id=text, key=exactly(text, text, lambda queue: True))
+
+#: The parts of a list for each queue, and all parts in their order.
+_IN_QUEUES = ('ready', 'scheduled', 'parked')
+_PARTS = ('history', 'claimed', *_IN_QUEUES, 'dead')
+
+#: The shapes of a place in a list: of the last row that was read, and of that of messages that are due.
+_LAST = exactly(anything, text)
+_LAST_DUE = exactly(maybe(_LAST), exactly(exactly(text, number, number), text), exactly(number, number, text))
+_PLACE = exactly(
+    lambda part: part in ('history', 'claimed', *_IN_QUEUES, 'dead'),
+    maybe(text),
+    exactly(maybe(_LAST), maybe(_LAST_DUE)),
+)
 
 
 class JobFilter(NamedTuple):
@@ -57,62 +76,216 @@ def listing(client: Client, wanted: JobFilter, limit: int) -> Iterator[Document]
     in which workers claim them, scheduled, parked and dead ones. Otherwise the latest come first, by the time of the
     last thing that happened to them; that request first brings its index up to date.
     """
+    return islice((doc for docs, _ in _examined(client, wanted) for doc in docs), limit)
+
+
+class Place(NamedTuple):
+    """Where a list of jobs goes on: in which part of it, and after which row."""
+
+    part: str
+    queue: str | None
+    #: The key and the id of the last row, None before the first one; and the same of ready messages that had a due
+    #: date, see `_by_priority`.
+    after: tuple[Any, Any]
+
+    def text(self) -> str:
+        """Return the place as text, for a URL."""
+        return json.dumps(self, separators=(',', ':'))
+
+    @classmethod
+    def of(cls, value: str) -> Place:
+        """Read such a text; *raises* `ValueError` for any other."""
+        try:
+            found = json.loads(value)
+        except RecursionError as exc:
+            raise ValueError('nested too deeply') from exc
+        if not _PLACE(found):
+            raise ValueError('this is not the place of a page')
+        part, queue, after = found
+        return cls(part, queue, tuple(after))
+
+
+class JobPage(NamedTuple):
+    """One page of a list of jobs."""
+
+    jobs: list[Document]
+    #: Where the next page begins; None if there is none.
+    next: Place | None
+
+
+def page(client: Client, wanted: JobFilter, limit: int, after: Place | None = None) -> JobPage:
+    """Return one page of what `listing` yields: `limit` jobs from `after` on.
+
+    It needs the same time wherever it begins. It has fewer jobs, perhaps none, and a next page, if `MAX_EXAMINED` jobs
+    were read and most of them are not `wanted`.
+    """
+    found, place = list[Document](), after
+    for count, (docs, following) in enumerate(_examined(client, wanted, after, limit + 1)):
+        if (found and len(found) + len(docs) > limit) or count == MAX_EXAMINED:
+            return JobPage(found, place)
+        found, place = found + docs, following
+    return JobPage(found, None)
+
+
+def published_since(client: Client, wanted: JobFilter, since: float, limit: int) -> int:
+    """Return how many of the `limit` jobs that were published first since then are `wanted`; one request.
+
+    It is read from the primary index. Unique jobs are not counted: their ids say nothing about the time.
+    """
+    now, first = client.clock.now(), workitem.new_id(since)
+    rows = client.id_range(first[:2], after=first, docs=True, limit=limit)
+    return sum(wanted.matches(row['doc'], now) for row in rows if row['doc'].get('type') in TYPES)
+
+
+# -- the parts of a list
+
+
+class _Range(NamedTuple):
+    """A range of the keys of a view."""
+
+    view: str
+    where: dict[str, Any]
+    row: Shape = _ROW
+    design: str = design.NAME
+    #: Only the rows whose keys end in this; None stands for all.
+    last: str | None = None
+
+    def rows(self, client: Client, after: Any) -> Iterator[Row]:
+        """Yield the rows in the order of the view, after the one with the key and id `after`."""
+        more = {'reduce': False} if self.design == design.NAME else {}
+        with needs_jobs_view(client) if self.design == design.JOBS else nullcontext():
+            for row in paged(client, self.design, self.view, self.row, after=after, **self.where, **more):
+                if self.last is None or row['key'][-1] == self.last:
+                    yield row
+
+
+def _examined(
+    client: Client, wanted: JobFilter, after: Place | None = None, batch: int = BATCH_ROWS
+) -> Iterator[tuple[list[Document], Place]]:
+    """Yield for each document after a place the jobs in it that are `wanted`, and the place after it."""
     now = client.clock.now()
-    found = _history(client, wanted, now) if wanted.needs_history else _queued(client, wanted, now)
-    return islice((doc for doc in found if wanted.matches(doc, now)), limit)
+    rows = _rows(client, wanted, now, after)
+    while part := list(islice(rows, batch)):
+        for (_, place), doc in zip(part, client.fetch([row['id'] for row, _ in part]), strict=True):
+            yield [job for job in _jobs_in(doc, place.part, now) if wanted.matches(job, now)], place
+        batch = BATCH_ROWS
 
 
-def _queued(client: Client, wanted: JobFilter, now: float) -> Iterator[Document]:
-    states, queue = wanted.states, wanted.queue
-    queues = (
-        [queue]
-        if queue
-        else [
-            name
-            for row in client.view(design.NAME, 'waiting', _BY_QUEUE, group_level=1)
-            if (name := QueueCount.of(row).queue) is not None
-        ]
-    )
-    rows: list[Iterator[Row]] = []
-    if {'running', 'prefetched'} & set(states):
-        rows.append(_rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST]))
-    for name in queues:
-        key = design.key_of(name)
-        if 'ready' in states:
-            at_once = _rows(client, 'waiting', waiting.is_row, startkey=[key], endkey=[key, HIGHEST, LAST])
-            range_of_due = {'startkey': [key, design.PLANNED], 'endkey': [key, design.PLANNED, now]}
-            due = _rows(client, 'waiting', waiting.is_row, **range_of_due)
-            rows.append(merge(at_once, _by_priority(due), key=_order))
-        if 'scheduled' in states:
-            rows.append(_rows(client, 'waiting', **design.planned_rows(name, now)))
-        if 'parked' in states:
-            rows.append(_rows(client, 'waiting', **design.rows_of(name, design.PARKED)))
-    found = (row['doc'] for row in chain.from_iterable(rows) if row.get('doc'))
-    return chain(found, letters(client, queue) if 'dead' in states else ())
+def _jobs_in(doc: Document | None, part: str, now: float) -> Iterable[Document]:
+    if doc is None:
+        return ()
+    return items_in(doc, now) if part == 'history' else [as_letter(doc) if part == 'dead' else doc]
 
 
-def _rows(client: Client, view: str, row: Shape = _ROW, **where: Any) -> Iterator[Row]:
-    return paged(client, design.NAME, view, row, **where, include_docs=True, reduce=False)
+def _rows(client: Client, wanted: JobFilter, now: float, after: Place | None) -> Iterator[tuple[Row, Place]]:
+    """Yield the rows of a list, and the place after each."""
+    for part, queue, ranges in _parts(client, wanted, now, after):
+        last, last_due = after.after if after and (after.part, after.queue) == (part, queue) else (None, None)
+        for row, position in _ordered(client, part, ranges, last, last_due):
+            if part == 'ready' and _is_planned(row):
+                last_due = position
+            else:
+                last = position
+            yield row, Place(part, queue, (last, last_due))
 
 
-def _by_priority(rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield the rows of messages that are due, which the view sorts by date only. Workers sort a part of them, too."""
-    while part := sorted(islice(rows, BATCH_ROWS), key=_order):
-        yield from part
+def _ordered(
+    client: Client, part: str, ranges: Sequence[_Range], last: Any, last_due: Any
+) -> Iterator[tuple[Row, Any]]:
+    """Yield the rows of a part of a list, and for each what to give as `last` or `last_due` to go on after it."""
+    if part == 'ready':
+        at_once, due = ranges
+        rows = _positioned(at_once.rows(client, last)), _by_priority(client, due, last_due)
+        return merge(*rows, key=lambda found: _order(found[0]))
+    return _positioned(ranges[0].rows(client, last))
+
+
+def _positioned(rows: Iterator[Row]) -> Iterator[tuple[Row, Any]]:
+    return ((row, [row['key'], row['id']]) for row in rows)
+
+
+def _is_planned(row: Row) -> bool:
+    return bool(row['key'][1] == design.PLANNED)
+
+
+_Part = tuple[str, str | None, Sequence[_Range]]
+
+
+def _parts(client: Client, wanted: JobFilter, now: float, after: Place | None) -> Iterator[_Part]:
+    """Yield the parts of a list in their order, each with its ranges; without those before `after`."""
+    if wanted.needs_history:
+        task = wanted.task or ''
+        where = {'startkey': [task, {}], 'endkey': [task, wanted.since or 0], 'descending': True}
+        yield 'history', None, [_Range('history', where, design=design.JOBS)]
+        return
+    states, begin = set(wanted.states), after or Place('claimed', None, (None, None))
+    if begin.part == 'claimed' and states & {'running', 'prefetched'}:
+        queue = None if wanted.queue is None else design.key_of(wanted.queue)
+        yield (
+            'claimed',
+            None,
+            [_Range('leases', {'startkey': ['claim'], 'endkey': ['claim', LAST]}, _CLAIM, last=queue)],
+        )
+    if begin.part != 'dead' and states & {*_IN_QUEUES}:
+        for name, ranks in _queues(client, wanted.queue, begin.queue):
+            for state in _IN_QUEUES:
+                is_before = name == begin.queue and _PARTS.index(state) < _PARTS.index(begin.part)
+                if state in states and not is_before and (ranges := _ranges(state, name, ranks, now)):
+                    yield state, name, ranges
+    if 'dead' in states:
+        yield 'dead', None, [_Range('dead', range_of(wanted.queue), LETTER)]
+
+
+def _queues(client: Client, queue: str | None, first: str | None) -> Iterator[tuple[str, set[int]]]:
+    """Yield the queues from `first` on, sorted by name, and the ranks of their messages."""
+    if queue is not None:
+        yield queue, {0, design.PLANNED, design.PARKED}
+        return
+    found = defaultdict[str, set[int]](set)
+    for count in map(QueueCount.of, client.view(design.NAME, 'waiting', _BY_RANK, group_level=2)):
+        if count.queue is not None:
+            found[count.queue].add(int(count.rank))
+    for name in sorted(found):
+        if first is None or name >= first:
+            yield name, found[name]
+
+
+def _ranges(state: str, queue: str, ranks: Collection[int], now: float) -> Sequence[_Range]:
+    """Return the ranges of a queue's messages in a state; none if there are no such messages."""
+    key = design.key_of(queue)
+    if state == 'parked':
+        return [_Range('waiting', design.rows_of(queue, design.PARKED))] if design.PARKED in ranks else []
+    if state == 'scheduled':
+        return [_Range('waiting', design.planned_rows(queue, now))] if design.PLANNED in ranks else []
+    if not any(rank <= design.PLANNED for rank in ranks):
+        return []
+    at_once = {'startkey': [key], 'endkey': [key, HIGHEST, LAST]}
+    due = {'startkey': [key, design.PLANNED], 'endkey': [key, design.PLANNED, now]}
+    return [_Range('waiting', at_once, waiting.is_row), _Range('waiting', due, waiting.is_row)]
+
+
+def _by_priority(client: Client, due: _Range, after: Any) -> Iterator[tuple[Row, Any]]:
+    """Yield the rows of messages that are due, which the view sorts by date only, sorted by priority.
+
+    They are sorted in parts, as workers do. So the place after a row has three members: the last row before its part,
+    the last row of its part, and its own order there.
+    """
+    before, end, done = after or (None, None, None)
+    rows = due.rows(client, before)
+    while batch := list(islice(rows, BATCH_ROWS)):
+        part = [row for row in batch if end is None or row['key'][2] <= end[0][2]]
+        rows = chain(batch[len(part) :], rows)
+        end = end or [part[-1]['key'], part[-1]['id']]
+        for row in sorted(part, key=_order):
+            order = list(_order(row))
+            if done is None or order > done:
+                yield row, [before, end, order]
+        before, end, done = end, None, None
 
 
 def _order(row: Row) -> tuple[int, float, str]:
     found = WaitingRow.of(row)
     return found.rank, found.date, found.id
-
-
-def _history(client: Client, wanted: JobFilter, now: float) -> Iterator[Document]:
-    task = wanted.task or ''
-    where = {'startkey': [task, {}], 'endkey': [task, wanted.since or 0], 'descending': True, 'include_docs': True}
-    with needs_jobs_view(client):
-        for row in paged(client, design.JOBS, 'history', _ROW, **where):
-            if row.get('doc'):
-                yield from items_in(row['doc'], now)
 
 
 def _mentions(doc: Document, searched: str) -> bool:
