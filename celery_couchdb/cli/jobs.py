@@ -17,9 +17,9 @@ from kombu_couchdb.admin.jobs import OPEN, STATES, find, resolve
 from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.values import date_of
 
 from ..jobs import Jobs, Unreadable
+from ..resources.inputs import due_date
 from ..resources.jobs import job_resource
 from ..resources.resource import Selection, counted
 from .clients import jobs_of
@@ -165,14 +165,10 @@ def _change(ctx: click.Context, name: str, act: Callable[[Jobs, str], Document])
 
 
 def _date(text: str) -> datetime | None:
-    if text == 'now':
-        return None
     try:
-        return date_of(text)
+        return due_date(text)
     except ValueError as exc:
-        raise click.UsageError(
-            f'--eta must be a date such as 2026-01-31T08:00+01:00, or "now", not {text!r:.80}'
-        ) from exc
+        raise click.UsageError(f'--eta: {exc}.') from exc
 
 
 # -- remove
