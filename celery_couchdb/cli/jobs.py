@@ -20,7 +20,7 @@ from kombu_couchdb.documents import workitem
 
 from ..jobs import Jobs, Unreadable
 from ..resources.inputs import due_date
-from ..resources.jobs import job_resource
+from ..resources.jobs import job_resource, removal_text
 from ..resources.resource import Selection, counted
 from .clients import jobs_of
 from .resource_commands import (
@@ -194,22 +194,9 @@ def remove_command(ctx: click.Context, names: tuple[str, ...], terminate: bool, 
         confirm(f'Remove {names[0]}?' if len(names) == 1 else f'Remove {len(names)} jobs?')
     left = 0
     for name in names:
-        removal = jobs.remove(name, terminate=terminate, signal=signal)
-        if removal.claimed:
-            echo(f'{name}: a worker holds it; it was told to {"terminate" if terminate else "revoke"} it')
-        elif removal.removed:
-            echo(f'{name}: removed')
-        elif removal.dead:
-            left += 1
-            echo(f'{name}: is a dead letter; see "dead drop"', err=True)
-        elif removal.done and not removal.revoked:
-            left += 1
-            echo(f'{name}: is done: there is nothing to remove', err=True)
-        else:
-            echo(
-                f'{name}: is not in a queue; the workers were told to {"terminate" if terminate else "revoke"} it, '
-                f'should one run it'
-            )
+        text, is_left = removal_text(jobs.remove(name, terminate=terminate, signal=signal), terminate)
+        echo(f'{name}: {text}', err=is_left)
+        left += is_left
     if left:
         ctx.exit(1)
 

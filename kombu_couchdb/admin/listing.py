@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from heapq import merge
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from .. import design
 from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import Shape, anything, exactly, maybe, members, number, text
-from ..design.rows import QueueCount, Row, WaitingRow
+from ..design.rows import Row, WaitingRow
 from ..documents import workitem
 from ..documents.ids import CONSUMER
 from ..documents.task_message import HIGHEST
@@ -21,11 +20,11 @@ from ..queues import waiting
 from .dead import LETTER, as_letter, range_of
 from .jobs import BATCH_ROWS, TYPES, items_in, needs_jobs_view, paged
 
-#: The most documents that one page reads.
-MAX_EXAMINED = 1000
+#: The most documents that one page reads; the first requests for a queue count as so many documents.
+MAX_EXAMINED, _QUEUE_COST = 1000, 20
 
-#: The shape of a row of `waiting`, grouped by queue and rank. The key of a malformed item can be anything.
-_BY_RANK = members(key=exactly(lambda name: True, number), value=number)
+#: The shapes of rows. The queue in the key of a malformed item can be anything.
+_HEAD = members(key=exactly(lambda queue: True, number, number))
 _ROW, _CLAIM = members(id=text, key=anything), members(id=text, key=exactly(text, text, lambda queue: True))
 
 #: The parts of a list for each queue, and all parts in their order.
@@ -76,7 +75,7 @@ def listing(client: Client, wanted: JobFilter, limit: int) -> Iterator[Document]
     in which workers claim them, scheduled, parked and dead ones. Otherwise the latest come first, by the time of the
     last thing that happened to them; that request first brings its index up to date.
     """
-    return islice((doc for docs, _ in _examined(client, wanted) for doc in docs), limit)
+    return islice((doc for docs, _, _ in _examined(client, wanted) for doc in docs), limit)
 
 
 class Place(NamedTuple):
@@ -119,11 +118,11 @@ def page(client: Client, wanted: JobFilter, limit: int, after: Place | None = No
     It needs the same time wherever it begins. It has fewer jobs, perhaps none, and a next page, if `MAX_EXAMINED` jobs
     were read and most of them are not `wanted`.
     """
-    found, place = list[Document](), after
-    for count, (docs, following) in enumerate(_examined(client, wanted, after, limit + 1)):
-        if (found and len(found) + len(docs) > limit) or count == MAX_EXAMINED:
+    found, place, examined = list[Document](), after, 0
+    for docs, following, cost in _examined(client, wanted, after, limit + 1):
+        if (found and len(found) + len(docs) > limit) or examined >= MAX_EXAMINED:
             return JobPage(found, place)
-        found, place = found + docs, following
+        found, place, examined = found + docs, following, examined + cost
     return JobPage(found, None)
 
 
@@ -133,7 +132,7 @@ def published_since(client: Client, wanted: JobFilter, since: float, limit: int)
     It is read from the primary index. Unique jobs are not counted: their ids say nothing about the time.
     """
     now, first = client.clock.now(), workitem.new_id(since)
-    rows = client.id_range(first[:2], after=first, docs=True, limit=limit)
+    rows = client.id_range(first[:1], after=first, docs=True, limit=limit)
     return sum(wanted.matches(row['doc'], now) for row in rows if row['doc'].get('type') in TYPES)
 
 
@@ -161,13 +160,18 @@ class _Range(NamedTuple):
 
 def _examined(
     client: Client, wanted: JobFilter, after: Place | None = None, batch: int = BATCH_ROWS
-) -> Iterator[tuple[list[Document], Place]]:
-    """Yield for each document after a place the jobs in it that are `wanted`, and the place after it."""
+) -> Iterator[tuple[list[Document], Place, int]]:
+    """Yield for each document after a place the jobs in it that are `wanted`, the place after it, and its cost.
+
+    The cost of a document is 1. Where a queue begins, there is an item without jobs, with the cost of a few requests.
+    """
     now = client.clock.now()
     rows = _rows(client, wanted, now, after)
     while part := list(islice(rows, batch)):
-        for (_, place), doc in zip(part, client.fetch([row['id'] for row, _ in part]), strict=True):
-            yield [job for job in _jobs_in(doc, place.part, now) if wanted.matches(job, now)], place
+        docs = iter(client.fetch([row['id'] for row, _ in part if row]))
+        for row, place in part:
+            jobs = _jobs_in(next(docs), place.part, now) if row else ()
+            yield [job for job in jobs if wanted.matches(job, now)], place, 1 if row else _QUEUE_COST
         batch = BATCH_ROWS
 
 
@@ -177,9 +181,12 @@ def _jobs_in(doc: Document | None, part: str, now: float) -> Iterable[Document]:
     return items_in(doc, now) if part == 'history' else [as_letter(doc) if part == 'dead' else doc]
 
 
-def _rows(client: Client, wanted: JobFilter, now: float, after: Place | None) -> Iterator[tuple[Row, Place]]:
-    """Yield the rows of a list, and the place after each."""
+def _rows(client: Client, wanted: JobFilter, now: float, after: Place | None) -> Iterator[tuple[Row | None, Place]]:
+    """Yield the rows of a list, and the place after each; also None with the place where each queue begins."""
     for part, queue, ranges in _parts(client, wanted, now, after):
+        if not ranges:
+            yield None, Place(part, queue, (None, None))
+            continue
         last, last_due = after.after if after and (after.part, after.queue) == (part, queue) else (None, None)
         for row, position in _ordered(client, part, ranges, last, last_due):
             if part == 'ready' and _is_planned(row):
@@ -194,8 +201,8 @@ def _ordered(
 ) -> Iterator[tuple[Row, Any]]:
     """Yield the rows of a part of a list, and for each what to give as `last` or `last_due` to go on after it."""
     if part == 'ready':
-        at_once, due = ranges
-        rows = _positioned(at_once.rows(client, last)), _by_priority(client, due, last_due)
+        *at_once, due = ranges
+        rows = [*(_positioned(one.rows(client, last)) for one in at_once), _by_priority(client, due, last_due)]
         return merge(*rows, key=lambda found: _order(found[0]))
     return _positioned(ranges[0].rows(client, last))
 
@@ -227,41 +234,46 @@ def _parts(client: Client, wanted: JobFilter, now: float, after: Place | None) -
             [_Range('leases', {'startkey': ['claim'], 'endkey': ['claim', LAST]}, _CLAIM, last=queue)],
         )
     if begin.part != 'dead' and states & {*_IN_QUEUES}:
-        for name, ranks in _queues(client, wanted.queue, begin.queue):
+        for name, rank in _queues(client, wanted.queue, begin.queue):
+            if name != begin.queue:
+                yield 'ready', name, []
             for state in _IN_QUEUES:
                 is_before = name == begin.queue and _PARTS.index(state) < _PARTS.index(begin.part)
-                if state in states and not is_before and (ranges := _ranges(state, name, ranks, now)):
+                if state in states and not is_before and (ranges := _ranges(state, name, rank, now)):
                     yield state, name, ranges
     if 'dead' in states:
         yield 'dead', None, [_Range('dead', range_of(wanted.queue), LETTER)]
 
 
-def _queues(client: Client, queue: str | None, first: str | None) -> Iterator[tuple[str, set[int]]]:
-    """Yield the queues from `first` on, sorted by name, and the ranks of their messages."""
+def _queues(client: Client, queue: str | None, first: str | None) -> Iterator[tuple[str, int]]:
+    """Yield the queues that have messages, from `first` on, and the lowest rank of a message in each.
+
+    One small request for each. To group all rows by queue takes a second with a million messages.
+    """
     if queue is not None:
-        yield queue, {0, design.PLANNED, design.PARKED}
+        yield queue, 0
         return
-    found = defaultdict[str, set[int]](set)
-    for count in map(QueueCount.of, client.view(design.NAME, 'waiting', _BY_RANK, group_level=2)):
-        if count.queue is not None:
-            found[count.queue].add(int(count.rank))
-    for name in sorted(found):
-        if first is None or name >= first:
-            yield name, found[name]
+    start: list[Any] = [] if first is None else [design.key_of(first)]
+    while rows := client.view(design.NAME, 'waiting', _HEAD, startkey=start, limit=1, reduce=False):
+        key, rank, _ = rows[0]['key']
+        if (name := design.queue_of(key)) is not None:
+            yield name, int(rank)
+        start = [key, LAST]
 
 
-def _ranges(state: str, queue: str, ranks: Collection[int], now: float) -> Sequence[_Range]:
-    """Return the ranges of a queue's messages in a state; none if there are no such messages."""
+def _ranges(state: str, queue: str, rank: int, now: float) -> Sequence[_Range]:
+    """Return the ranges of a queue's messages in a state; `rank` is the lowest that any of its messages has."""
     key = design.key_of(queue)
     if state == 'parked':
-        return [_Range('waiting', design.rows_of(queue, design.PARKED))] if design.PARKED in ranks else []
-    if state == 'scheduled':
-        return [_Range('waiting', design.planned_rows(queue, now))] if design.PLANNED in ranks else []
-    if not any(rank <= design.PLANNED for rank in ranks):
+        return [_Range('waiting', design.rows_of(queue, design.PARKED))]
+    if rank > design.PLANNED:
         return []
+    if state == 'scheduled':
+        return [_Range('waiting', design.planned_rows(queue, now))]
     at_once = {'startkey': [key], 'endkey': [key, HIGHEST, LAST]}
     due = {'startkey': [key, design.PLANNED], 'endkey': [key, design.PLANNED, now]}
-    return [_Range('waiting', at_once, waiting.is_row), _Range('waiting', due, waiting.is_row)]
+    ranges = [_Range('waiting', where, waiting.is_row) for where in (at_once, due)]
+    return ranges if rank <= HIGHEST else ranges[1:]
 
 
 def _by_priority(client: Client, due: _Range, after: Any) -> Iterator[tuple[Row, Any]]:

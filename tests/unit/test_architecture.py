@@ -40,8 +40,8 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
     'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources'},
     'celery_couchdb.regions': {'parcels', 'cli', 'resources'},
-    'celery_couchdb.beat': {'cli', 'resources'},
-    'celery_couchdb.web': {'cli', 'resources', 'audit'},
+    'celery_couchdb.beat': {'cli', 'resources', 'jobs', 'web'},
+    'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs'},
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
