@@ -63,7 +63,7 @@ OPERATORS = (
     'kombu_couchdb.regions.region_status',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'stored_results', 'audit', 'web')),
     *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'regions.cli')),
-    *(f'celery_couchdb.beat.{name}' for name in ('cli', 'resource', 'words')),
+    *(f'celery_couchdb.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
 )
 
 #: Modules for input and output.
