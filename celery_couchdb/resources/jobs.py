@@ -9,6 +9,7 @@ from typing import Any
 from celery import states
 from celery.exceptions import ImproperlyConfigured
 
+from kombu_couchdb.admin.claimants import Claimants
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import concurrency, workitem
@@ -55,8 +56,9 @@ def job_resource(jobs: Jobs) -> Resource[Document]:
 
 def _describe_all(jobs: Jobs, docs: Sequence[Document], decode: Callable[[Document], Any]) -> Iterator[Row]:
     """Yield all facts about jobs. Dates are seconds since the epoch."""
-    workers, results = workers_of(jobs.client, docs), _results_of(jobs, docs)
-    return (_describe(doc, jobs.client.clock.now(), decode, workers, results) for doc in docs)
+    claimants = Claimants.of(jobs.client, docs)
+    workers, results, now = workers_of(claimants, docs), _results_of(jobs, docs), jobs.client.clock.now()
+    return (_describe(doc, claimants.state(doc, now), decode, workers, results) for doc in docs)
 
 
 def _results_of(jobs: Jobs, docs: Sequence[Document]) -> dict[str, str]:
@@ -71,7 +73,7 @@ def _results_of(jobs: Jobs, docs: Sequence[Document]) -> dict[str, str]:
 
 def _describe(
     doc: Document,
-    now: float,
+    state: str,
     decode: Callable[[Document], Any],
     workers: Mapping[str, str],
     results: Mapping[str, str],
@@ -88,7 +90,7 @@ def _describe(
         'id': workitem.task_id(doc),
         'task': workitem.task_name(doc),
         'queue': doc.get('queue'),
-        'state': workitem.state(doc, now),
+        'state': state,
         'behind': bool(doc.get('behind')),
         'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
         'job_key': doc.get('key'),

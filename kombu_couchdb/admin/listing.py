@@ -12,11 +12,12 @@ from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import Shape, anything, exactly, members, number, text
 from ..design.rows import QueueCount, Row, WaitingRow
 from ..documents import workitem
-from ..documents.ids import CONSUMER
 from ..documents.task_message import HIGHEST
 from ..queues import waiting
+from .claimants import Claimants
 from .dead import letters
 from .jobs import BATCH_ROWS, items_in, needs_jobs_view, paged
+from .queues import internal
 
 #: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
 _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
@@ -40,10 +41,10 @@ class JobFilter(NamedTuple):
         """Whether the views of the queues are not enough to find these jobs."""
         return 'done' in self.states or any(one is not None for one in (self.task, self.since, self.args))
 
-    def matches(self, doc: Document, now: float) -> bool:
+    def matches(self, doc: Document, claimants: Claimants, now: float) -> bool:
         """Tell whether a job is one of these."""
         return (
-            workitem.state(doc, now) in self.states
+            claimants.state(doc, now) in self.states
             and (self.queue is None or doc.get('queue') == self.queue)
             and (self.task is None or workitem.task_name(doc) == self.task)
             and (self.args is None or _mentions(doc, self.args))
@@ -59,7 +60,8 @@ def listing(client: Client, wanted: JobFilter, limit: int) -> Iterator[Document]
     """
     now = client.clock.now()
     found = _history(client, wanted, now) if wanted.needs_history else _queued(client, wanted, now)
-    return islice((doc for doc in found if wanted.matches(doc, now)), limit)
+    claimants = Claimants.all(client) if {'running', 'prefetched'} & set(wanted.states) else Claimants((), now)
+    return islice((doc for doc in found if wanted.matches(doc, claimants, now)), limit)
 
 
 def _queued(client: Client, wanted: JobFilter, now: float) -> Iterator[Document]:
@@ -73,6 +75,8 @@ def _queued(client: Client, wanted: JobFilter, now: float) -> Iterator[Document]
             if (name := QueueCount.of(row).queue) is not None
         ]
     )
+    if not queue:
+        queues = sorted({*queues} - internal(client, queues))
     rows: list[Iterator[Row]] = []
     if {'running', 'prefetched'} & set(states):
         rows.append(_rows(client, 'leases', startkey=['claim'], endkey=['claim', LAST]))
@@ -130,22 +134,11 @@ def _mentions(doc: Document, searched: str) -> bool:
     return any(searched in value for value in shown or [str(message.get('body'))])
 
 
-def workers_of(client: Client, docs: Collection[Document]) -> Mapping[str, str]:
+def workers_of(claimants: Claimants, docs: Collection[Document]) -> Mapping[str, str]:
     """Return the workers that hold or have completed these jobs, by the ids of their jobs' consumers.
 
-    That is the name of a Celery worker if it is known, or else host and process id; one request, or none.
+    That is the name of a Celery worker if it is known, or else host and process id.
     """
     names = {name for doc in docs if isinstance(name := workitem.claimant(doc) or doc.get('consumer'), str)}
     known = {str(doc['consumer']): str(doc['worker']) for doc in docs if doc.get('worker') and doc.get('consumer')}
-    living = client.find(asked) if (asked := sorted(names & _claimants(docs))) else []
-    known.update({doc['_id']: str(doc['worker']) for doc in living if doc and doc.get('worker')})
-    return {name: known.get(name) or _host_and_process(name) for name in names}
-
-
-def _claimants(docs: Collection[Document]) -> set[str]:
-    return {by for doc in docs if (by := workitem.claimant(doc)) and by.startswith(CONSUMER)}
-
-
-def _host_and_process(consumer: str) -> str:
-    """Return what the id of a consumer says: host and process id."""
-    return consumer.removeprefix(CONSUMER).rpartition(':')[0] or consumer
+    return {name: known.get(name) or claimants.name(name) for name in names}
