@@ -25,8 +25,8 @@ CONSUMERS = [
     Column('PID', 'pid', lambda pid: str(pid or ''), right=True),
     Column('HEARTBEAT', None, _ago('heartbeat'), right=True),
     Column('RUNNING', 'running', lambda tasks: count_cell(len(tasks)), right=True),
-    Column('QUEUES', 'queues', ', '.join, min_width=10),
     Column('LEADS', 'leads', ', '.join, min_width=8),
+    Column('QUEUES', 'queues', ', '.join, min_width=10),
 ]
 
 
