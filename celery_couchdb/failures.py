@@ -22,11 +22,10 @@ from kombu_couchdb.admin.listing import mentions
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import is_number
 
 from .backend import CouchDBBackend
-from .jobs import Jobs, backend_of, transport_of
+from .jobs import Jobs, backend_of, has_our_broker
 from .stored_results import StoredResult, StoredResults
 
 #: What failed: the task, or the delivery of its message.
@@ -35,6 +34,9 @@ KINDS: tuple[Kind, ...] = ('failed', 'dead')
 
 #: The failures that are completed by one request.
 _BATCH = 200
+
+#: Up to this number, failures of both kinds are read to count them.
+_MAX_COUNTED = 1000
 
 _CHANGED = 'it was changed by somebody else just now'
 
@@ -73,9 +75,13 @@ class FailureFilter(NamedTuple):
         )
 
 
+#: All failures.
+EVERY = FailureFilter()
+
+
 @dataclass(frozen=True)
 class Failure:
-    """A dead letter, or a failed result; or both for one task: then the letter decides, with the error of the result."""
+    """A dead letter, or a failed result; or both for one task: a dead letter with the error of the result."""
 
     letter: Document | None
     result: StoredResult | None
@@ -129,9 +135,8 @@ class Failure:
 
     def has_error(self, wanted: str) -> bool:
         """Tell whether `FailureFilter.error` selects this failure."""
-        if ':' in wanted:
-            return any(text.startswith(wanted) for text in (self.reason, self.error) if text)
-        return wanted in (self.error_type, self.result.error_type if self.result else None)
+        text = self.reason or self.error or ''
+        return text.startswith(wanted) if ':' in wanted else self.error_type == wanted
 
     def mentions(self, text: str) -> bool:
         """Tell whether the arguments contain a text."""
@@ -141,7 +146,8 @@ class Failure:
         return any(text in repr(value) for value in (self.result.args, self.result.kwargs) if value is not None)
 
 
-class FailureGroup(NamedTuple):
+@dataclass(frozen=True)
+class FailureGroup:
     """Failures of one kind of one task for one reason."""
 
     kind: Kind
@@ -166,7 +172,7 @@ class Failures:
 
         *Raises* `ConfigurationError` if neither is CouchDB, or if one of them cannot be loaded.
         """
-        self.jobs = Jobs(app, broker) if issubclass(transport_of(app), Transport) else None
+        self.jobs = Jobs(app, broker) if has_our_broker(app) else None
         self.results = StoredResults(app, results) if isinstance(backend_of(app), CouchDBBackend) else None
         if self.jobs is None and self.results is None:
             raise ConfigurationError(
@@ -174,22 +180,29 @@ class Failures:
                 'couchdb://…, or name the app with celery -A'
             )
 
+    def now(self) -> float:
+        """Return the server's time, in seconds since the epoch."""
+        source = self.jobs or self.results
+        assert source is not None
+        return source.client.clock.now()
+
     # -- reading
 
-    def listing(self, wanted: FailureFilter = FailureFilter()) -> Iterator[Failure]:
+    def listing(self, wanted: FailureFilter = EVERY) -> Iterator[Failure]:
         """Yield failures, the newest first, in batches that are read when they are needed.
 
         For 200 failures of a kind there are three requests: rows, documents, and the other kind of the same tasks. You
         may retry and drop failures while you iterate. What fails again meanwhile is newer, and not in the list.
         """
         found: list[Iterator[Failure]] = []
-        if self.jobs and wanted.kind in (None, 'dead'):
+        kinds = (None, *dead_letter.KINDS, dead_letter.OTHER)
+        if self.jobs and wanted.kind in (None, 'dead') and wanted.error_type in kinds:
             found.append(self._dead(self.jobs, wanted))
         if self.results and wanted.kind in (None, 'failed'):
             found.append(self._failed(self.results, wanted))
         return filter(wanted.matches, merge(*found, key=lambda failure: -failure.date))
 
-    def groups(self, wanted: FailureFilter = FailureFilter()) -> list[FailureGroup]:
+    def groups(self, wanted: FailureFilter = EVERY) -> list[FailureGroup]:
         """Return failures in groups by kind, task and error, the group with the newest failure first.
 
         Only `kind`, `task` and the type of the error of `wanted` count. One request for each database, however many
@@ -202,7 +215,7 @@ class Failures:
             sources.append(('dead', lambda: dead.groups(client)))
         if self.results and wanted.kind in (None, 'failed'):
             sources.append(('failed', self.results.groups))
-        found = [FailureGroup(kind, *group) for kind, read in sources for group in read()]
+        found = [FailureGroup(kind, **vars(group)) for kind, read in sources for group in read()]
         return sorted(
             (
                 group
@@ -212,14 +225,18 @@ class Failures:
             key=lambda group: -group.last,
         )
 
-    def count(self, wanted: FailureFilter = FailureFilter()) -> int:
+    def count(self, wanted: FailureFilter = EVERY) -> int:
         """Return the number of failures that `listing` yields.
 
-        From groups if they tell it; otherwise the failures are read.
+        It is taken from the groups if they tell it, which takes two requests. The failures are read if there are other
+        conditions, or if there are up to 1,000 of both kinds; among more, a task with both kinds counts twice.
         """
-        read = wanted.queue is not None or wanted.since is not None or wanted.args is not None
-        if not read and wanted.error == wanted.error_type:
-            return sum(group.count for group in self.groups(wanted))
+        conditions = (wanted.queue, wanted.since, wanted.args)
+        if not any(given is not None for given in conditions) and wanted.error == wanted.error_type:
+            groups = self.groups(wanted)
+            total = sum(group.count for group in groups)
+            if total > _MAX_COUNTED or len({group.kind for group in groups}) < 2:
+                return total
         return sum(1 for _ in self.listing(wanted))
 
     def find(self, names: Sequence[str]) -> list[Failure]:
@@ -253,8 +270,9 @@ class Failures:
         return found | {result.id for result in results if result.state == states.FAILURE}
 
     def _dead(self, jobs: Jobs, wanted: FailureFilter) -> Iterator[Failure]:
-        kind = wanted.error_type if wanted.error_type in (*dead_letter.KINDS, dead_letter.OTHER) else None
-        letters = dead.latest(jobs.client, queue=wanted.queue, task=wanted.task, kind=kind, since=wanted.since)
+        letters = dead.latest(
+            jobs.client, queue=wanted.queue, task=wanted.task, kind=wanted.error_type, since=wanted.since
+        )
         for part in _parts(letters):
             results = self._failed_among({task_id for doc in part if (task_id := workitem.task_id(doc))})
             yield from (Failure(doc, results.get(workitem.task_id(doc) or '')) for doc in part)
@@ -286,9 +304,7 @@ class Failures:
         letters = [failure.letter for failure in failures if failure.letter is not None]
         results = [failure.result for failure in failures if failure.letter is None and failure.result]
         replayed, kept = self.jobs.replay(letters, queue=queue, args=args, kwargs=kwargs) if self.jobs else ([], {})
-        sent, refused = (
-            self.results.retry(results, queue=queue, args=args, kwargs=kwargs) if self.results else ([], {})
-        )
+        sent, refused = self.results.retry(results, queue=queue, args=args, kwargs=kwargs) if self.results else ([], {})
         done, left = _divided(failures, {doc['_id'] for doc in replayed}, {result.id for result in sent})
         reasons = {each.id: kept[each.letter['_id']] if each.letter else refused[each.id] for each in left}
         return done, reasons

@@ -399,6 +399,11 @@ def transport_of(app: Any) -> Any:
         ) from exc
 
 
+def has_our_broker(app: Any) -> bool:
+    """Tell whether the broker of an app is CouchDB; *raises* `ConfigurationError` if its transport cannot be loaded."""
+    return issubclass(transport_of(app), Transport)
+
+
 def client_of(app: Any) -> Client:
     """Return a client for the database of an app's broker.
 

@@ -21,12 +21,13 @@ from kombu_couchdb.couchdb.shapes import items, members
 from kombu_couchdb.documents.idempotency import copy_id, fixed_id, idempotent
 from kombu_couchdb.documents.ids import QUEUE
 from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError
-from kombu_couchdb.transport import CollectingProducer, Transport
+from kombu_couchdb.transport import CollectingProducer
 from kombu_couchdb.values import is_number
 
 from . import design
 from .backend import CouchDBBackend
-from .jobs import backend_of, client_of, transport_of
+from .chords.counter import is_sound, size_of
+from .jobs import backend_of, client_of, has_our_broker
 from .results.documents import error_text, is_expired, pack, unpack
 
 #: How long a request may take. Reading a view first brings its index up to date, which may take long.
@@ -34,6 +35,9 @@ _REQUEST_SECONDS = 120.0
 
 #: The maximum number of documents that are read or written in one request.
 _BATCH_DOCS = 200
+
+#: The tasks of a chord are counted in a request with a row for each.
+_MAX_COUNTED_PARTS = 1000
 
 #: The shape of the rows of the views by date.
 _ROW = members(key=items(lambda part: True))
@@ -147,6 +151,17 @@ class StoredResults:
         now = self.client.clock.now()
         return (self.of(doc) for doc in docs if doc and not is_expired(doc, now))
 
+    def chord_progress(self, group_id: str) -> tuple[int, int] | None:
+        """Return how many tasks of an unfinished chord have ended, and how many it has; two requests.
+
+        None if there is no such chord, its size is not known yet, or it has too many tasks to count them here.
+        """
+        chord_id = self.backend.get_key_for_chord(group_id)
+        chord = self.client.get_or_none(chord_id)
+        if chord is None or not is_sound(chord) or (size := size_of(chord)) > _MAX_COUNTED_PARTS:
+            return None
+        return len(self.client.id_range(f'{chord_id}:part:', limit=size)), size
+
     # -- changing
 
     def retry(
@@ -195,7 +210,7 @@ class StoredResults:
     def _flaws(self, calls: Sequence[_Call]) -> dict[str, str]:
         refused = {call.id: reason for call in calls if (reason := call.flaw())}
         edited = {call.id: call.message_ids() for call in calls if call.is_edited and call.id not in refused}
-        if edited and self._is_broker_ours():
+        if edited and has_our_broker(self.app):
             known = client_of(self.app).known([doc_id for ids in edited.values() for doc_id in ids])
             # That of another process which was killed, or has not changed the result yet. Its arguments are not these.
             refused |= {task_id: 'it was sent again already' for task_id, ids in edited.items() if known & {*ids}}
@@ -217,7 +232,7 @@ class StoredResults:
         for call in calls:
             if not call.is_moved and call.queue not in known and call.queue not in self.app.amqp.queues:
                 call.queue = None  # a routing key, or a queue that was deleted
-        if not self._is_broker_ours():
+        if not has_our_broker(self.app):
             return self._publish(calls, None)
         with self.app.producer_or_acquire() as producer:
             collecting = CollectingProducer(producer)
@@ -251,12 +266,9 @@ class StoredResults:
         date = self.client.clock.now()
         return {**kept, 'status': states.RETRY, 'date': date, **pack(payload, self.backend.content_type)}
 
-    def _is_broker_ours(self) -> bool:
-        return issubclass(transport_of(self.app), Transport)
-
     def _queues_among(self, names: Sequence[str]) -> set[str]:
         """Return which of these names are those of queues that a process has declared; one request, or none."""
-        if not names or not self._is_broker_ours():
+        if not names or not has_our_broker(self.app):
             return set()
         found = client_of(self.app).find([QUEUE + name for name in names])
         return {name for name, doc in zip(names, found, strict=True) if doc}

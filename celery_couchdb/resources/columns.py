@@ -30,7 +30,6 @@ class Cell:
     tone: Tone = ''
 
 
-
 class Lines(tuple[str, ...]):
     """A text of several lines in the details of something, such as a traceback."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,7 @@ def group_resource() -> Resource[FailureGroup]:
         Column('FIRST (UTC)', 'first', _date),
         Column('LAST (UTC)', 'last', _date),
     ]
-    return Resource(lambda part: [group._asdict() for group in part], columns)
+    return Resource(lambda part: [asdict(group) for group in part], columns)
 
 
 def _summary(failure: Failure) -> Row:

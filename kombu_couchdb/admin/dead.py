@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document, Row, chunks
@@ -34,7 +35,8 @@ MAX_GROUPS = 1000
 Before = Callable[[Sequence[Document]], object]
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """Failures of one task for one reason: dead letters, or failed results."""
 
     task: str | None
@@ -78,10 +80,9 @@ def latest(
     after = [] if since is None else [since]
     if queue is not None:
         name, view, start = design.NAME, 'dead', [design.key_of(queue)]
-    elif task is not None and kind is not None:
-        name, view, start = design.JOBS, 'failures', ['group', task, kind]
     else:
-        name, view, start = design.JOBS, 'failures', ['date']
+        name, view = design.JOBS, 'failures'
+        start = ['date'] if task is None else ['task', task] if kind is None else ['group', task, kind]
     where = {'startkey': [*start, LAST], 'endkey': [*start, *after], 'descending': True}
     with needs_jobs_view(client):
         for row in paged(client, name, view, _LETTER, **where, include_docs=True, reduce=False):
