@@ -103,7 +103,7 @@ def _format(found: Status, now: float) -> str:
     parts = [printable(title), format_table(queue_columns(queues, now), queues) if queues else NO_QUEUES]
     if found['malformed']:
         parts.append(
-            click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb dead"', fg='red')
+            click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb failures"', fg='red')
         )
     if found['consumers']:
         parts.append(format_table(CONSUMERS, found['consumers']))

@@ -26,7 +26,7 @@ from .resource import Resource
 logger = get_logger(__name__)
 
 #: The members of a job that are dates, and those that the details leave out.
-_DATES = ('published', 'due', 'expires', 'claimed', 'failed', 'started', 'finished')
+_DATES = ('published', 'due', 'expires', 'parked', 'claimed', 'failed', 'started', 'finished')
 _HIDDEN = ('behind', 'headers')
 
 _NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
@@ -95,6 +95,7 @@ def _describe(
         'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
         'job_key': doc.get('key'),
         'waits_for': concurrency.parked_key(doc),
+        'parked': doc['parked'].get('date') if concurrency.parked_key(doc) else None,
         'priority': doc.get('priority'),
         'published': doc.get('published'),
         'due': doc.get('date'),

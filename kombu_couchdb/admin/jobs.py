@@ -18,7 +18,7 @@ comes first in `STATES`.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -168,21 +168,27 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
     return sorted(name for name in names if name.startswith(start))
 
 
-def resolve(client: Client, name: str, *, dead: bool = False) -> str:
-    """Return the full id of the job whose id is `name` or begins with it. With `dead`, search dead letters only.
+def resolve(client: Client, name: str) -> str:
+    """Return the full id of the job whose id is `name` or begins with it.
 
     Return `name` itself if there is no such job. *Raises* `ConfigurationError` if several ids begin with `name`, or if
     it is no id and has fewer than 4 characters.
     """
-    if any(doc.get('status') or not dead for doc in find(client, name)):
-        return name
-    if len(name) < _MIN_CHARACTERS:
-        raise ConfigurationError(f'{name!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
-    found = complete(client, name, dead=dead)
+    return name if find(client, name) else choose(name, lambda: complete(client, name)) or name
+
+
+def choose(start: str, complete: Callable[[], Collection[str]]) -> str | None:
+    """Return the only one of the ids that begin with `start`, which `complete` returns; None if there is none.
+
+    *Raises* `ConfigurationError` if there are several, or if `start` is too short to look for them.
+    """
+    if len(start) < _MIN_CHARACTERS:
+        raise ConfigurationError(f'{start!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
+    found = sorted(complete())
     if len(found) > 1:
         more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
-        raise ConfigurationError(f'several ids begin with {name!r}: {", ".join(found[:_MAX_LISTED])}{more}')
-    return found[0] if found else name
+        raise ConfigurationError(f'several ids begin with {start!r}: {", ".join(found[:_MAX_LISTED])}{more}')
+    return found[0] if found else None
 
 
 def items_in(doc: Document, now: float) -> Iterator[Document]:

@@ -33,7 +33,7 @@ class JobFilter(NamedTuple):
     task: str | None = None
     #: Only jobs to which something happened since then: published, failed or finished; in seconds since the epoch.
     since: float | None = None
-    #: Text that the arguments of the task must contain, see `_mentions`.
+    #: Text that the arguments of the task must contain, see `mentions`.
     args: str | None = None
 
     @property
@@ -47,7 +47,7 @@ class JobFilter(NamedTuple):
             claimants.state(doc, now) in self.states
             and (self.queue is None or doc.get('queue') == self.queue)
             and (self.task is None or workitem.task_name(doc) == self.task)
-            and (self.args is None or _mentions(doc, self.args))
+            and (self.args is None or mentions(doc, self.args))
         )
 
 
@@ -119,7 +119,7 @@ def _history(client: Client, wanted: JobFilter, now: float) -> Iterator[Document
                 yield from items_in(row['doc'], now)
 
 
-def _mentions(doc: Document, searched: str) -> bool:
+def mentions(doc: Document, searched: str) -> bool:
     """Tell whether the arguments of a task contain a text.
 
     They are searched as Celery writes them into the headers `argsrepr` and `kwargsrepr` (Python's `repr`, at most about
