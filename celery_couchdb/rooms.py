@@ -29,7 +29,7 @@ COMMANDS = {
     'parcels': 'celery_couchdb.parcels.cli',
     'regions': 'celery_couchdb.regions.cli',
     'schedule': 'celery_couchdb.beat.cli',
-    'web': 'celery_couchdb.web.command',
+    'web': 'celery_couchdb.web.cli',
 }
 
 

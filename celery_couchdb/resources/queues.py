@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -14,12 +15,13 @@ from .columns import NO_VALUE, Cell, Column, Row, count_cell, format_duration, r
 NO_QUEUES = 'No queues yet: they are declared by the first worker, or with the first message.'
 
 #: Mark the oldest ready message of a queue if it has waited longer than this.
-_LATE_SECONDS = 300.0
+LATE_SECONDS = 300.0
 
 
 def queue_rows(found: Status) -> list[Row]:
     """Return the queues of a status as rows of a table, and as objects for JSON."""
-    return [{'name': name, **queue} for name, queue in found['queues'].items()]
+    consumed = Counter(name for one in found['consumers'] if one['alive'] for name in set(one['queues']))
+    return [{'name': name, **queue, 'consumers': consumed[name]} for name, queue in found['queues'].items()]
 
 
 def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
@@ -37,6 +39,7 @@ def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
         Column('DEAD', 'dead', partial(count_cell, tone='bad'), right=True),
         Column('OLDEST', 'oldest', _oldest, right=True),
         Column('RATE/S', 'rate', rate_cell, right=True),
+        Column('CONSUMERS', 'consumers', count_cell, right=True),
         Column('PAUSED', 'paused', partial(_pause, now=now), min_width=10),
     ]
     rare = ('parked', 'paused')
@@ -46,7 +49,7 @@ def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
 def _oldest(seconds: float | None) -> Cell:
     if seconds is None:
         return Cell(NO_VALUE, 'dim')
-    return Cell(format_duration(seconds), 'warning' if seconds > _LATE_SECONDS else '')
+    return Cell(format_duration(seconds), 'warning' if seconds > LATE_SECONDS else '')
 
 
 def _pause(paused: Paused | None, now: float) -> Cell:

@@ -34,7 +34,9 @@ def create_app(
 
     *Raises* `ConfigurationError` if the app's broker is not CouchDB.
     """
-    from .application import Site, application
+    from .application import application
+    from .pages import PAGES
+    from .site import Site
 
     return application(
         Site(
@@ -44,5 +46,6 @@ def create_app(
             login=login and trust_header is None,
             trust_header=trust_header,
             reader_role=reader_role,
+            pages=PAGES,
         )
     )

@@ -39,8 +39,9 @@ class TableRow:
 
     key: str
     cells: Sequence[TableCell]
-    #: What the row as a whole means to its reader.
+    #: What the row as a whole means to its reader, and a few words why.
     tone: Tone = ''
+    note: str = ''
 
     @property
     def id(self) -> str:
@@ -73,12 +74,13 @@ class Table:
         *,
         links: Mapping[str, Callable[[Row], str | None]] | None = None,
         charts: Mapping[str, Callable[[Row], Sequence[float] | None]] | None = None,
-        tone: Callable[[Row], Tone] = lambda row: '',
+        note: Callable[[Row], tuple[Tone, str]] = lambda row: ('', ''),
         **more: Any,
     ) -> Table:
         """Return the table of some rows.
 
-        `key` returns what is selected with a row, and `tone` what the row means. `links` and `charts` have, by title of
+        `key` returns what is selected with a row, and `note` what the row means
+        and a few words why. `links` and `charts` have, by title of
         a column, a function that returns where its cell leads to, or the numbers of its chart.
         """
         links, charts = links or {}, charts or {}
@@ -89,7 +91,7 @@ class Table:
             chart = charts[column.title](row) if column.title in charts else None
             return replace(found, link=link, chart=chart, pill=column.title == 'STATE')
 
-        found = [TableRow(str(key(row)), [cell(column, row) for column in columns], tone(row)) for row in rows]
+        found = [TableRow(str(key(row)), [cell(column, row) for column in columns], *note(row)) for row in rows]
         return cls(caption, columns, found, **more)
 
 

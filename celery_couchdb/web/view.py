@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from starlette.datastructures import ImmutableMultiDict
@@ -18,9 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from ..resources.columns import Tone, json_line
 from .live import Snapshot
 from .sessions import Session
-
-if TYPE_CHECKING:
-    from .application import Site
+from .site import Site
 
 #: The fields of a form, or nothing.
 Form = ImmutableMultiDict[str, str]

@@ -41,6 +41,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources'},
     'celery_couchdb.regions': {'parcels', 'cli', 'resources'},
     'celery_couchdb.beat': {'cli', 'resources'},
+    'celery_couchdb.web': {'cli', 'resources', 'audit'},
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
@@ -52,7 +53,7 @@ SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'room
 #: The folders that can be removed; see `kombu_couchdb.rooms`.
 ROOMS = {
     *(f'kombu_couchdb.{name}' for name in ('limits', 'parcels', 'regions', 'embedded')),
-    *(f'celery_couchdb.{name}' for name in ('parcels', 'regions', 'beat', 'testing')),
+    *(f'celery_couchdb.{name}' for name in ('parcels', 'regions', 'beat', 'testing', 'web')),
 }
 
 #: What operators use, and no worker: folders, and modules of rooms.
@@ -60,7 +61,7 @@ OPERATORS = (
     'kombu_couchdb.admin',
     *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'devices', 'replications')),
     'kombu_couchdb.regions.region_status',
-    *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results')),
+    *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
     *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'regions.cli')),
     *(f'celery_couchdb.beat.{name}' for name in ('cli', 'resource', 'words')),
 )

@@ -13,7 +13,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 
 from ...resources.columns import Row, Tone, count_cell, rate_cell
-from ...resources.queues import NO_QUEUES, queue_columns, queue_rows
+from ...resources.queues import LATE_SECONDS, NO_QUEUES, queue_columns, queue_rows
 from ...resources.resource import counted
 from ..tables import Table
 from ..view import Action, Outcome, Page, View
@@ -25,21 +25,24 @@ def show(view: View) -> Response:
     rows = queue_rows(found.status)
     if view.wants_json:
         return view.json(rows)
-    consumers = [name for one in found.status['consumers'] if one['alive'] for name in one['queues']]
-
-    def tone(row: Row) -> Tone:
-        return 'bad' if row['ready'] and row['name'] not in consumers and not row['paused'] else ''
-
     table = Table.of(
         'Queues',
         queue_columns(rows, found.date),
         rows,
         lambda row: row['name'],
-        tone=tone,
+        note=_note,
         selectable=view.may_act,
         empty=NO_QUEUES,
     )
     return view.render('queues.html', table=table, found=found.status, totals=_totals(found.status))
+
+
+def _note(row: Row) -> tuple[Tone, str]:
+    if row['paused']:
+        return 'warning', 'paused'
+    if row['ready'] and not row['consumers']:
+        return 'bad', 'no worker'
+    return ('warning', 'late') if (row['oldest'] or 0.0) > LATE_SECONDS else ('', '')
 
 
 def _totals(found: Status) -> list[tuple[str, str, Tone]]:
@@ -54,7 +57,7 @@ def _totals(found: Status) -> list[tuple[str, str, Tone]]:
     return [
         *map(total, ('ready', 'scheduled', 'parked', 'held')),
         total('dead', 'bad'),
-        ('A second', rate_cell(sum(queue['rate'] for queue in queues)).text, ''),
+        ('Per second', rate_cell(sum(queue['rate'] for queue in queues)).text, ''),
         ('Workers', f'{workers:,}', '' if workers else 'warning'),
     ]
 

@@ -19,7 +19,7 @@ def show(view: View) -> Response:
         CONSUMERS,
         found['consumers'],
         lambda row: row['id'],
-        tone=lambda row: '' if row['alive'] else 'bad',
+        note=lambda row: ('', '') if row['alive'] else ('bad', 'overdue'),
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
     leaders = Table.of('Duties', LEADERS, found['leaders'], lambda row: row['duty'])

@@ -13,11 +13,11 @@ function isSame(old, fresh) {
 
 function updateAttributes(old, fresh) {
   for (const {name} of Array.from(old.attributes)) {
-    if (!fresh.hasAttribute(name) && name !== 'hidden') old.removeAttribute(name);
+    if (!fresh.hasAttribute(name) && !['hidden', 'disabled', 'class'].includes(name)) old.removeAttribute(name);
   }
   for (const {name, value} of Array.from(fresh.attributes)) {
     // What the script has shown or hidden stays so; what the user has checked or typed is a property.
-    if (name !== 'hidden' && old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (name !== 'hidden' && !(name === 'class' && old.matches('form, .changed')) && old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
 }
 
@@ -43,25 +43,33 @@ function update(old, fresh) {
   updateChildren(old, fresh);
 }
 
+function isBlank(node) {
+  return node.nodeType === Node.TEXT_NODE && !node.nodeValue.trim();
+}
+
 function updateChildren(old, fresh) {
   const byId = new Map(Array.from(old.children).filter(keyOf).map(node => [node.id, node]));
-  let next = old.firstChild;
-  for (const wanted of Array.from(fresh.childNodes)) {
-    const known = byId.get(keyOf(wanted));
-    if (known && known !== next) old.insertBefore(known, next);
-    const found = known || (next && isSame(next, wanted) ? next : null);
-    if (found) {
-      next = found.nextSibling;
-      update(found, wanted);
-    } else {
-      old.insertBefore(wanted, next);
-    }
+  const rest = Array.from(old.childNodes).filter(node => !isBlank(node) && !byId.has(keyOf(node)));
+  let last = null; // the last node that is in its place
+  for (const wanted of Array.from(fresh.childNodes).filter(node => !isBlank(node))) {
+    const at = rest.findIndex(node => isSame(node, wanted));
+    // Without an id, the next node of this kind is the same one; those before it are gone.
+    const known = byId.get(keyOf(wanted)) || (at >= 0 ? rest.splice(0, at + 1)[at] : null);
+    const place = last ? last.nextSibling : old.firstChild;
+    if (known) update(known, wanted);
+    if (!known || known !== nextSolid(place)) old.insertBefore(known || wanted, place);
+    last = known || wanted;
+    last.isKept = true;
   }
-  while (next) {
-    const gone = next;
-    next = next.nextSibling;
-    gone.remove();
+  for (const node of Array.from(old.childNodes)) {
+    if (!node.isKept && !isBlank(node)) node.remove();
+    delete node.isKept;
   }
+}
+
+function nextSolid(node) {
+  while (node && isBlank(node)) node = node.nextSibling;
+  return node;
 }
 
 htmx.defineExtension('in-place', {
@@ -101,6 +109,7 @@ function select() {
     all.indeterminate = count > 0 && count < boxes.length;
     form.querySelector('[data-selected]').textContent = count ? `${count} selected` : 'Select rows to change them';
     form.querySelectorAll('.bar button').forEach(button => { button.disabled = !count; });
+    form.classList.add('js');
     form.classList.toggle('any', count > 0);
   }
 }

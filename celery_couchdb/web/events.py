@@ -1,0 +1,61 @@
+"""The stream of events that keeps open pages up to date (server-sent events)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from .access import session_of
+from .live import Watch
+from .sessions import Session
+from .site import Site
+
+#: How often a stream says that it is alive, in seconds.
+_HEARTBEAT_SECONDS = 15.0
+
+
+def events(site: Site) -> Callable[[Request], Any]:
+    """Return the endpoint of the stream of events: `change`, `problem` with a banner or nothing, and `end`."""
+
+    async def endpoint(request: Request) -> Response:
+        session, _ = await run_in_threadpool(session_of, site, request)
+        headers = {'Cache-Control': 'no-store', 'X-Accel-Buffering': 'no'}
+        stream = _stream(site, session) if session else _ended()
+        return StreamingResponse(stream, media_type='text/event-stream', headers=headers)
+
+    return endpoint
+
+
+async def _ended() -> AsyncIterator[str]:
+    yield 'event: end\ndata:\n\n'
+
+
+async def _stream(site: Site, session: Session) -> AsyncIterator[str]:
+    live, watch, has_problem = session.account.live, Watch(), False
+    live.watch(watch)
+    try:
+        with session.open_page():
+            yield 'retry: 2000\n\n'
+            has_changed = False
+            while not session.is_over:
+                if (live.problem is not None) is not has_problem:
+                    has_problem = not has_problem
+                    yield f'event: problem\ndata: {_banner(site, session)}\n\n'
+                if has_changed and not has_problem:
+                    yield 'event: change\ndata:\n\n'
+                has_changed = await watch.wait(_HEARTBEAT_SECONDS)
+                if not has_changed:
+                    yield ': alive\n\n'
+            yield 'event: end\ndata:\n\n'
+    finally:
+        live.leave(watch)
+
+
+def _banner(site: Site, session: Session) -> str:
+    live = session.account.live
+    text = site.templates.get_template('banner.html').render(problem=live.problem, url=live.server)
+    return ' '.join(text.split())

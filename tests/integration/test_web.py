@@ -1,0 +1,384 @@
+"""The page of operators: login, rights, forms, headers, JSON, and what it reads of CouchDB and when."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import requests
+from celery import Celery
+
+pytest.importorskip('starlette')
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from celery_couchdb import audit
+from celery_couchdb.testing import Server
+from celery_couchdb.web import create_app, sessions
+from celery_couchdb.web.cli import Prefixed
+from chaos.proxy import Proxy
+from kombu_couchdb.admin import queues
+from kombu_couchdb.admin.setup import Wanted, plan
+from kombu_couchdb.couchdb.client import Client
+from tests.conftest import PATIENCE, Users, wait_for
+from tests.support import Request, publish
+from tests.web import Browser, served
+
+from .conftest import Connect, Run
+
+#: Names that are HTML, commands to a terminal, or change the direction of text.
+HOSTILE = ('<script>alert(1)</script>', '"><img src=x>', 'line\nbreak \x1b[31m', 'ab\u202ecd', "it's {{ 7 * 7 }}")
+
+#: A function that serves the page of the app, and returns a browser for it; its arguments are those of `create_app`.
+Open = Callable[..., Browser]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def open_page(app: Celery, stack: ExitStack) -> Open:
+    """See `Open`."""
+
+    def open_page(**settings: Any) -> Browser:
+        return Browser(stack.enter_context(served(create_app(app, **settings))))
+
+    return open_page
+
+
+@pytest.fixture
+def admin(open_page: Open, server: Server) -> Browser:
+    """A browser whose user has logged in as the administrator."""
+    browser = open_page()
+    browser.log_in(server.user, server.password)
+    return browser
+
+
+def allow(client: Client, user: str) -> None:
+    """Make a user the only member of a database."""
+    for step in plan(Wanted(client, [], [user])):
+        if step.do:
+            step.do()
+
+
+def logged_in(browser: Browser) -> bool:
+    return browser.get('/queues').url.endswith('/queues')
+
+
+# -- who may look
+
+
+def test_login(open_page: Open, server: Server) -> None:
+    browser = open_page()
+    assert browser.get('/activity?a=1').url == f'{browser.url}/login?next=%2Factivity%3Fa%3D1'
+    browser.log_in('nobody-at-all', 'wrong')
+    assert browser.page.status_code == 403
+    assert 'CouchDB does not accept this user and password. CouchDB user' in browser.text
+    page = browser.post('/login', user=server.user, password=server.password, next='/activity?a=1')
+    assert page.url == f'{browser.url}/activity?a=1'
+    cookie = page.history[0].headers['Set-Cookie']
+    assert {'HttpOnly', 'Path=/', 'SameSite=strict'} <= set(cookie.split('; '))
+    assert server.password not in browser.page.text + cookie
+    browser.post('/logout')
+    assert not logged_in(browser)
+
+
+@pytest.mark.parametrize('target', ['//evil.example', 'https://evil.example', '/\\evil.example', '/\t/evil.example'])
+def test_login_leads_nowhere_else(open_page: Open, server: Server, target: str) -> None:
+    browser = open_page()
+    page = browser.post('/login', user=server.user, password=server.password, next=target)
+    assert page.history[0].headers['Location'] == '/'
+    answer = browser.get('/', headers={'Host': 'evil.example'}, allow_redirects=False)
+    assert answer.headers['Location'] == '/login'
+
+
+def test_wrong_passwords_do_not_lock_the_user_in_couchdb(
+    open_page: Open, server: Server, member: dict[str, str]
+) -> None:
+    browser = open_page()
+    user, password = member['user'], member['password']
+    for _ in range(8):
+        browser.log_in(user, 'wrong')
+    assert 'Too many wrong passwords for this user; try again in 5 minutes.' in browser.text
+    assert requests.get(f'{server.url}/_session', auth=(user, password), timeout=PATIENCE).json()['ok']
+    browser.log_in(server.user, server.password)
+    assert logged_in(browser)
+
+
+def test_user_who_is_no_member(open_page: Open, client: Client, member: dict[str, str]) -> None:
+    allow(client, 'somebody-else')
+    browser = open_page()
+    browser.log_in(**member)
+    assert f'The user {member["user"]} is no member of the database {client.address.database}' in browser.text
+
+
+def test_session_ends(admin: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert logged_in(admin)
+    with admin.events() as events:
+        monkeypatch.setattr(sessions, '_MAX_SECONDS', 0.0)
+        assert not logged_in(admin)
+        with admin.events() as others:
+            assert next(others) == 'end'
+        del events
+
+
+def test_password_stays_in_memory(open_page: Open, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        browser = open_page()
+        browser.log_in('nobody-at-all', 'a wrong secret')
+        browser.log_in(server.user, server.password)
+        page = browser.get('/queues')
+    secrets = (server.password, 'a wrong secret', str(browser.session.cookies.get(sessions.COOKIE)))
+    assert not [secret for secret in secrets if secret in caplog.text + page.text + page.url]
+
+
+def test_reader(open_page: Open, client: Client, app: Celery, member: dict[str, str], users: Users) -> None:
+    app.send_task('t', queue='mail')
+    allow(client, member['user'])
+    users(member['user'], member['password'], 'celery-reader')
+    browser = open_page()
+    browser.log_in(**member)
+    assert_cannot_act(browser)
+
+
+def test_read_only(open_page: Open, server: Server, app: Celery) -> None:
+    app.send_task('t', queue='mail')
+    browser = open_page(read_only=True)
+    browser.log_in(server.user, server.password)
+    assert_cannot_act(browser)
+
+
+def assert_cannot_act(browser: Browser) -> None:
+    browser.get('/queues')
+    assert 'read only' in browser.page.text
+    assert '<button name="action"' not in browser.page.text
+    token = re.search(r'name="token" value="([^"]*)"', browser.page.text)
+    assert token
+    assert browser.post('/queues', action='pause', select='mail', confirmed=1, token=token[1]).status_code == 403
+    assert 'You can look at everything here, but change nothing.' in browser.text
+
+
+def test_programs(open_page: Open, server: Server, app: Celery, run: Run) -> None:
+    app.send_task('t', queue='mail')
+    browser = open_page()
+    answer = requests.get(f'{browser.url}/queues?format=json', timeout=PATIENCE)
+    assert (answer.status_code, answer.headers['WWW-Authenticate'].partition(' ')[0]) == (401, 'Basic')
+    own = {'auth': (server.user, server.password), 'headers': {'Accept': 'application/json'}, 'timeout': PATIENCE}
+    listed = [json.loads(line) for line in run('queues', 'list', '--json').output.splitlines()]
+    found = requests.get(f'{browser.url}/queues', **own).json()  # type: ignore[arg-type]
+    assert [{**row, 'oldest': None} for row in found] == [{**row, 'oldest': None} for row in listed]
+    assert requests.get(f'{browser.url}/nothing', **own).json() == {'error': 'There is no such page.'}  # type: ignore[arg-type]
+    metrics = requests.get(f'{browser.url}/metrics', auth=own['auth'], timeout=PATIENCE).text  # type: ignore[arg-type]
+    assert 'celery_couchdb_queue_messages{queue="mail",state="ready"} 1.0' in metrics
+    wrong = requests.get(f'{browser.url}/metrics', auth=('nobody-at-all', 'wrong'), timeout=PATIENCE)
+    assert (wrong.status_code, wrong.json()) == (401, {'error': 'CouchDB does not accept this user and password.'})
+    posted = requests.post(f'{browser.url}/queues', {'action': 'purge', 'select': 'mail', 'confirmed': '1'}, **own)  # type: ignore[arg-type]
+    assert posted.status_code == 403
+
+
+def test_no_login(open_page: Open) -> None:
+    browser = open_page(login=False)
+    assert logged_in(browser)
+    answer = browser.get('/queues', headers={'Host': 'evil.example'})  # a name that leads to this machine
+    assert (answer.status_code, 'only for 127.0.0.1' in browser.text) == (403, True)
+
+
+def test_trusted_header(open_page: Open, client: Client, app: Celery) -> None:
+    app.send_task('t', queue='mail')
+    browser = open_page(trust_header='X-Forwarded-User')
+    assert browser.get('/queues').status_code == 403
+    ann = Browser(browser.url, **{'X-Forwarded-User': 'ann'})
+    ann.get('/queues')
+    ann.post('/queues', action='pause', select='mail', confirmed=1)
+    assert (queues.paused(client)['mail']['by'], audit.newest(client, 5)[0]['user']) == ('ann', 'ann')
+    ann.session.headers['X-Forwarded-User'] = 'bob'  # the cookie of another user
+    assert ann.post('/queues', action='resume', select='mail').status_code == 403
+
+
+# -- what is shown
+
+
+def test_hostile_names(admin: Browser, connect: Connect, client: Client) -> None:
+    connection = connect()
+    for name in HOSTILE:
+        publish(connection, {}, name)
+        queues.pause(client, name, by=name, reason=name)
+        audit.record(client, name, name, [name], name, name)
+    for path in ('/queues', '/workers', '/activity'):
+        page = admin.get(path).text
+        assert not re.search(
+            r'<script>|<img|\x1b|\u202e|s 49', page.partition('<body')[2].partition('<script defer')[0]
+        )
+    assert "it's {{ 7 * 7 }} by it's {{ 7 * 7 }}" not in admin.text
+    for shown in ('<script>alert(1)</script>', 'line\\nbreak \\x1b[31m', 'ab\\u202ecd', "it's {{ 7 * 7 }}"):
+        assert shown in admin.text
+    admin.get('/queues')
+    admin.post('/queues', action='purge', select=HOSTILE)
+    assert 'Purge these 5 queues? ' in admin.text
+    admin.post('/queues', action='purge', select=HOSTILE, confirmed=1)
+    assert admin.text.count('1 message deleted') == 5
+
+
+def test_safe_headers(admin: Browser) -> None:
+    for path in (
+        '/queues',
+        '/login',
+        '/nothing',
+        '/static/style.css',
+        '/static/nothing',
+        '/health',
+        '/metrics',
+        '/status',
+    ):
+        headers = admin.get(path).headers
+        assert "default-src 'self'" in headers['Content-Security-Policy'], path
+        assert headers['X-Content-Type-Options'] == 'nosniff'
+        assert headers['Cache-Control'] == 'no-store'
+    page = admin.get('/queues').text
+    assert not re.search(r'<style|style=|\son\w+=|<script(?! defer src=)', page)
+
+
+def test_error_in_a_page(admin: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(client: Client, limit: int) -> Any:
+        raise RuntimeError('the secret of a programmer')
+
+    monkeypatch.setattr(audit, 'newest', broken)
+    page = admin.get('/activity')
+    assert (page.status_code, 'secret' in page.text) == (500, False)
+    assert 'This page has an error' in admin.text
+    assert "default-src 'self'" in page.headers['Content-Security-Policy']
+
+
+@pytest.mark.parametrize('path', ['/celery', '/tools/celery'])
+def test_below_a_path(app: Celery, server: Server, stack: ExitStack, path: str) -> None:
+    mounted: Any = Starlette(routes=[Mount(path, create_app(app))])
+    urls = [stack.enter_context(served(mounted)), stack.enter_context(served(Prefixed(create_app(app), path)))]
+    for url in urls:
+        browser = Browser(url + path)
+        browser.log_in(server.user, server.password)
+        assert browser.page.url == f'{url}{path}/queues'
+        links = re.findall(r'(?:href|src|action|hx-get|sse-connect)="([^"]*)"', browser.page.text)
+        assert all(link.startswith((f'{path}/', '#')) for link in links)
+        style = next(link for link in links if 'style' in link)
+        assert requests.get(url + style, timeout=PATIENCE).headers['Cache-Control'].endswith('immutable')
+        assert f'Path={path}' in browser.page.history[0].headers['Set-Cookie']
+    stripped = requests.get(f'{urls[1]}/login', timeout=PATIENCE)  # by a proxy that removes the prefix
+    assert f'action="{path}/login"' in stripped.text
+
+
+# -- what is changed
+
+
+def test_pause_asks_and_is_recorded(admin: Browser, client: Client, app: Celery, server: Server) -> None:
+    for name in ('mail', 'pay'):
+        app.send_task('t', queue=name)
+    admin.get('/queues')
+    admin.post('/queues', action='pause', select='mail')
+    assert 'Pause the queue mail?' in admin.text
+    assert queues.paused(client) == {}
+    admin.post('/queues', action='pause', select='mail', reason='the provider is down', confirmed=1)
+    assert 'mail: paused.' in admin.text
+    paused = queues.paused(client)['mail']
+    assert (paused['by'], paused['reason']) == (server.user, 'the provider is down')
+    assert 'mail: paused.' not in admin.get('/queues').text
+    admin.post('/queues', action='purge', select=['mail', 'pay'], confirmed=1)
+    [purged, pause] = admin.get('/activity?format=json').json()
+    assert [purged[name] for name in ('user', 'action', 'targets', 'count')] == [
+        server.user,
+        'purge queue',
+        ['mail', 'pay'],
+        2,
+    ]
+    assert (pause['reason'], pause['outcome']) == ('the provider is down', 'mail: paused.')
+    admin.get('/activity')
+    assert 'pause queue mail mail: paused. the provider is down' in admin.text
+
+
+def test_refused_action_is_recorded(admin: Browser, client: Client, app: Celery) -> None:
+    admin.get('/queues')
+    admin.post('/queues', action='delete', select='half \ufffd', confirmed=1)
+    admin.post('/queues', action='delete')
+    assert 'Select a queue first.' in admin.text
+    assert admin.post('/queues', action='explode', select='q').status_code == 400
+    assert len(audit.newest(client, 9)) == 1
+
+
+def test_forms_need_the_token_of_the_session(admin: Browser, open_page: Open, server: Server, client: Client) -> None:
+    other = open_page()
+    other.log_in(server.user, server.password)
+    for page in ('', other.page.text):
+        token = re.search(r'name="token" value="([^"]*)"', page)
+        answer = admin.post('/queues', action='pause', select='q', confirmed=1, token=token[1] if token else '')
+        assert (answer.status_code, queues.paused(client)) == (403, {})
+    assert 'This form is not from your session' in admin.text
+    assert admin.post('/logout', token='x').status_code == 403
+
+
+def test_record_is_kept_for_90_days(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    for days in (0, 60, 91):
+        monkeypatch.setattr(type(client.clock), 'now', lambda self, days=days: now + days * 86400)
+        audit.record(client, 'ann', f'day {days}', [f'target {n}' for n in range(30)], 'done.', None)
+    found = audit.newest(client, 9)
+    assert [each['action'] for each in found] == ['day 91', 'day 60']
+    assert (len(found[0]['targets']), found[0]['count']) == (20, 30)
+
+
+# -- what it costs
+
+
+def test_nothing_is_read_while_nobody_looks(admin: Browser, app: Celery, sent: list[Request]) -> None:
+    with ExitStack() as browsers:
+        streams = [browsers.enter_context(admin.events()) for _ in range(5)]
+        assert [next(stream) for stream in streams] == 5 * ['change']
+        sent.clear()
+        app.send_task('t', queue='mail')
+        began = time.monotonic()
+        for stream in streams:
+            assert next(stream) == 'change'
+            admin.get('/queues')
+        # One reading for five browsers: they share it.
+        ours = [request for request in sent if request.method == 'GET']
+        assert (
+            len([request for request in ours if request.path and 'waiting' in request.path])
+            <= 1 + (time.monotonic() - began) / 2
+        )
+        assert 'mail' in admin.text
+    live_threads = [thread for thread in __import__('threading').enumerate() if thread.name == 'celery-couchdb-live']
+    wait_for(lambda: not any(thread.is_alive() for thread in live_threads), 'the thread to end')
+    sent.clear()
+    app.send_task('t', queue='mail')
+    assert not [request for request in sent if request.method == 'GET' and request.path == '/_changes']
+
+
+def test_couchdb_stops_and_comes_back(app: Celery, server: Server, stack: ExitStack) -> None:
+    proxy = stack.enter_context(Proxy(server.host, server.port))
+    url = app.conf.broker_url.replace(f':{server.port}/', f':{proxy.port}/')
+    through = Celery('through', set_as_current=False, broker=url, backend='disabled://')
+    browser = Browser(stack.enter_context(served(create_app(through))))
+    assert browser.get('/health').status_code == 200
+    browser.log_in(server.user, server.password)
+    with browser.events() as events:
+        assert next(events) == 'change'
+        proxy.refuse()
+        assert next(events) == 'problem'
+        browser.get('/queues')
+        assert re.search(r'CouchDB at http://\S+ does not respond since \d\d:\d\d UTC ; trying again', browser.text)
+        wait_for(lambda: browser.get('/health').status_code == 503, 'the probe to fail')
+        proxy.restore()
+        assert next(events) == 'problem'
+        assert 'trying again' not in browser.get('/queues').text
+    browser.get('/login')
+    proxy.refuse()
+    browser.log_in(server.user, server.password)
+    assert browser.page.status_code == 503
