@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from kombu_couchdb.admin.claimants import Claimants
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import workitem
@@ -65,7 +66,7 @@ def _summary(failure: Failure) -> Row:
 def _describe_all(jobs: Jobs | None, part: Sequence[Failure]) -> Iterator[Row]:
     """Yield all facts about failures. Dates are seconds since the epoch. One request for all of them, or none."""
     letters = [failure.letter for failure in part if failure.letter is not None]
-    workers = workers_of(jobs.client, letters) if jobs and letters else {}
+    workers = workers_of(Claimants.of(jobs.client, letters), letters) if jobs and letters else {}
     for failure in part:
         letter, result = failure.letter, failure.result
         described: dict[str, Any] = {'args': None, 'kwargs': None, 'unreadable': None}
