@@ -31,7 +31,18 @@ from kombu_couchdb.queues.quarantine import Harmful
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
 from .patches import output, workers
-from .results.documents import RULES, ChordPart, Document, Result, delivery_of, is_final, pack, stamp, unpack
+from .results.documents import (
+    RULES,
+    ChordPart,
+    Document,
+    Result,
+    delivery_of,
+    error_type,
+    is_final,
+    pack,
+    stamp,
+    unpack,
+)
 from .results.result_store import ResultTooLarge, settings_of
 from .rooms import hooks
 from .waiting.callbacks import Callbacks
@@ -252,13 +263,16 @@ class CouchDBBackend(ChordMixin, PushMixin):
     def result_document(self, task_id: str, task: str | None, meta: Mapping[str, Any]) -> Result:
         """Return the document of a result with Celery's meta-data."""
         payload = self.encode({**meta, 'task_id': task_id})
-        return {
+        doc: Result = {
             '_id': self.get_key_for_task(task_id),
             'type': 'Result',
             'status': meta['status'],
             'task': task,
             **pack(payload, self.content_type),  # type: ignore[typeddict-item]  # mypy expects other keys
         }
+        if meta['status'] == states.FAILURE:
+            doc['error'] = error_type(meta['result'])
+        return doc
 
     def decode_document(self, doc: Document | None) -> dict[str, Any]:
         """Return Celery's meta-data in a result document; those of a pending task for None or an empty document."""

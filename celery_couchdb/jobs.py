@@ -20,7 +20,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from kombu_couchdb.admin import dead, jobs
-from kombu_couchdb.admin.edit import UNCHANGED, change, move
+from kombu_couchdb.admin.edit import UNCHANGED, change, check_queue, in_queue, move
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.documents.body import attached, decoded, encoded, is_large, loaded, stub
@@ -238,18 +238,41 @@ class Jobs:
         now = client.clock.now()
         return {ids[doc['_id']]: str(doc.get('status')) for doc in docs if doc and not is_expired(doc, now)}
 
-    def replay(self, letters: Sequence[Document]) -> tuple[list[Document], dict[str, str]]:
-        """Put dead letters back into their queues and delete their results.
+    def replay(
+        self,
+        letters: Sequence[Document],
+        *,
+        queue: str | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[list[Document], dict[str, str]]:
+        """Put dead letters back into their queues, or into `queue`, and delete their results.
 
-        A result is deleted because a final result would not be replaced, and before its message can run again. A letter
-        that is not replayed keeps its result, unless another process changes the letter at this moment. Return the
-        replayed letters, and the reasons, one sentence each, why others were not replayed, by document id.
+        `args` and `kwargs` replace their arguments. The message is changed and waits again in one write: if this
+        process is killed, the letter is either replayed or as it was. A result is deleted because a final result would
+        not be replaced, and before its message can run again. A letter that is not replayed keeps its result, unless
+        another process changes the letter at this moment. Return the replayed letters, and the reasons, one sentence
+        each, why others were not replayed, by document id. *Raises* `ConfigurationError` if the queue is not declared.
         """
-        found = self.client.fetch([doc['_id'] for doc in letters])
-        same = [doc for doc, now in zip(letters, found, strict=True) if now and now['_rev'] == doc['_rev']]
-        changed = {doc['_id']: 'it was changed by somebody else just now' for doc in letters if doc not in same}
-        replayed, refused = dead.replay(self.client, same, before=self._forget_result_of)
-        return replayed, {**changed, **refused}
+        if queue is not None:
+            check_queue(self.client, queue)
+        ready: list[Document] = []
+        refused: dict[str, str] = {}
+        for doc, now in zip(letters, self.client.fetch([doc['_id'] for doc in letters]), strict=True):
+            if not now or now['_rev'] != doc['_rev']:
+                refused[doc['_id']] = 'it was changed by somebody else just now'
+                continue
+            try:
+                if queue is not None and queue != doc.get('queue'):
+                    doc = in_queue(doc, queue)
+                if args is not None or kwargs is not None:
+                    doc = _with_arguments(self.app, doc, self.decode(doc), args, kwargs)
+            except (NotChangeable, Unreadable) as exc:
+                refused[doc['_id']] = str(exc)
+            else:
+                ready.append(doc)
+        replayed, more = dead.replay(self.client, ready, before=self._forget_results_of)
+        return replayed, {**refused, **more}
 
     def decode(self, doc: Document) -> Any:
         """Return the decoded body of a job's message; for a task that is `[args, kwargs, embedded]`.
@@ -291,11 +314,14 @@ class Jobs:
             task_id, 'removed', request=request, store_result=not headers.get('ignore_result')
         )
 
-    def _forget_result_of(self, doc: Document) -> None:
-        task_id = task_id_of(doc)
-        if task_id and not isinstance(backend_of(self.app), DisabledBackend):
+    def _forget_results_of(self, docs: Sequence[Document]) -> None:
+        backend, task_ids = backend_of(self.app), [task_id for doc in docs if (task_id := task_id_of(doc))]
+        if isinstance(backend, CouchDBBackend):
+            found = backend.store.read_many(map(backend.get_key_for_task, task_ids))  # most have no result
+            task_ids = [task_id for task_id, doc in zip(task_ids, found, strict=True) if doc]
+        for task_id in [] if isinstance(backend, DisabledBackend) else task_ids:
             try:
-                backend_of(self.app).forget(task_id)
+                backend.forget(task_id)
             except NotImplementedError:
                 pass  # a backend without `forget` overwrites its results
 
@@ -373,6 +399,11 @@ def transport_of(app: Any) -> Any:
             f'the transport of broker_url cannot be loaded ({exc}): install the package that it needs, or set '
             f'broker_url to couchdb://…'
         ) from exc
+
+
+def has_our_broker(app: Any) -> bool:
+    """Tell whether the broker of an app is CouchDB; *raises* `ConfigurationError` if its transport cannot be loaded."""
+    return issubclass(transport_of(app), Transport)
 
 
 def client_of(app: Any) -> Client:

@@ -176,7 +176,7 @@ class Regions:
             found += [
                 f'{count} messages are {state} in queue {name} of {region.name}'
                 for name, queue in status(region.client['broker'], temporary=True)['queues'].items()
-                for state in ('ready', 'scheduled', 'held', 'dead')
+                for state in ('ready', 'scheduled', 'prefetched', 'running', 'dead')
                 if (count := queue[state])
             ]
             for doc_id in region.parcels():

@@ -13,4 +13,3 @@ def shorten(seconds: float) -> None:
     scale = seconds / leader.LEASE_SECONDS
     leader.LEASE_SECONDS = scheduler.LEASE_SECONDS = seconds  # type: ignore[attr-defined]
     leader.RENEWAL_SECONDS *= scale
-    leader.LOOK_SECONDS *= scale

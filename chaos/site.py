@@ -95,7 +95,7 @@ class Site:
         found = [
             f'{count} messages are {state} in queue {name}'
             for name, queue in now['queues'].items()
-            for state in ('ready', 'scheduled', 'held', 'dead')
+            for state in ('ready', 'scheduled', 'prefetched', 'running', 'dead')
             if (count := queue[state])
         ]
         found += [f'{consumer["id"]} has a heartbeat' for consumer in now['consumers'] if consumer['pid'] not in living]

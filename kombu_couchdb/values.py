@@ -1,4 +1,4 @@
-"""Values in documents and arguments: numbers, dates, units of durations, and the parts of a revision."""
+"""Values in documents and arguments: numbers, dates, units of durations, short texts, the parts of a revision."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def is_whole(value: Any, least: int, most: float) -> TypeGuard[int]:
 def date_of(text: str) -> datetime:
     """Return an ISO date; *raises* `ValueError`. Python 3.10 does not know the Z for UTC."""
     return datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith(('Z', 'z')) else text)
+
+
+def storable(text: str, length: int) -> str:
+    """Return text that CouchDB can store, with at most `length` characters; an ellipsis ends a text that was longer."""
+    text = text.encode('utf-8', 'replace').decode('utf-8')
+    return text if len(text) <= length else f'{text[: length - 1]}…'
 
 
 def revision_parts(rev: Any) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from celery import signals
 from celery.beat import BeatLazyFunc, Scheduler
+from celery.utils.nodenames import gethostname, nodename
 from kombu.exceptions import OperationalError
 
 from kombu_couchdb.couchdb.bulk import deletion
@@ -26,6 +27,7 @@ from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.documents.ids import LEADER
 from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError
 from kombu_couchdb.leases.leader import LEASE_SECONDS, Duty, LeaderLease, Led
+from kombu_couchdb.leases.lease import worker_name
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import CollectingProducer, Transport
 
@@ -148,7 +150,8 @@ class DueTasks(Duty):
         self._app, self._code = app, code
         self._client: Client = transport.couchdb
         self._names = Names.of(transport.options.schedule_name)
-        super().__init__(LeaderLease(self._client, self._names.leader))
+        node = worker_name() or nodename('beat', gethostname())  # `celery worker -B` is the worker
+        super().__init__(LeaderLease(self._client, self._names.leader, node))
         self._messages = Messages(app, connection)
         self._follower = Follower(self._client, 'celery-couchdb-beat-feed', wake)
         self._since: Any = None  # the update sequence up to which the entries are known

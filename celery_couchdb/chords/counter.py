@@ -153,7 +153,7 @@ class Chords:
             if chord is None and self._store.known([self._prefix + group_id]):
                 for part in parts:
                     self._store.delete(part)  # the chord was completed: this part is a late duplicate
-            if chord is None or not _is_sound(chord) or chord.get('claimed'):
+            if chord is None or not is_sound(chord) or chord.get('claimed'):
                 return None  # not sound: its size is not known while its header is sent
             self._remember(group_id, chord)
             complete = self._is_complete(group_id, size_of(chord))
@@ -190,7 +190,7 @@ class Chords:
         """
         before = self._now() - self._takeover_after
         for chord in self._store.read_many(doc_id for doc_id in ids if doc_id.startswith(self._prefix)):
-            if chord is None or not _is_sound(chord) or chord['date'] > before:
+            if chord is None or not is_sound(chord) or chord['date'] > before:
                 continue
             group_id = chord['_id'].removeprefix(self._prefix)
             if chord.get('sent'):
@@ -299,6 +299,6 @@ _has_sound_members = members(
 )
 
 
-def _is_sound(doc: Mapping[str, Any]) -> TypeGuard[Chord]:
+def is_sound(doc: Mapping[str, Any]) -> TypeGuard[Chord]:
     """Tell whether a document is a chord whose size is known, and was not changed by hand into something malformed."""
     return _has_sound_members(doc)

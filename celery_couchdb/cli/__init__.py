@@ -26,9 +26,9 @@ _COMMANDS = {
     'metrics': 'metrics',
     'queues': 'queues',
     'jobs': 'jobs',
-    'dead': 'jobs',
-    'results': 'results',
+    'show': 'failures',
     'remove': 'jobs',
+    'failures': 'failures',
     'vacuum': 'vacuum',
 }
 
@@ -81,4 +81,4 @@ class _Commands(click.Group):
 
 @click.group('couchdb', cls=_Commands, context_settings={'help_option_names': ['-h', '--help']})
 def couchdb() -> None:
-    """Inspect and maintain queues, jobs, dead letters and databases in CouchDB."""
+    """Inspect and maintain queues, jobs, failures and databases in CouchDB."""

@@ -24,7 +24,8 @@ from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
-from ..jobs import Jobs, backend_of, client_of
+from ..failures import Failures
+from ..jobs import Jobs, backend_of, client_of, has_our_broker
 from .tables import Duration, echo
 
 F = TypeVar('F', bound=Callable[..., Any])
@@ -70,6 +71,12 @@ def options_of(app: Any) -> Options:
 def jobs_of(ctx: click.Context) -> Jobs:
     """Return the jobs in the database of the broker of the app that `celery -A` names."""
     return Jobs(app_of(ctx), broker_of(app_of(ctx)))
+
+
+def failures_of(ctx: click.Context) -> Failures:
+    """Return the failures in the databases of the app that `celery -A` names."""
+    app = app_of(ctx)
+    return Failures(app, broker_of(app) if has_our_broker(app) else None, results_of(app))
 
 
 def results_of(app: Any, admin: tuple[str, str] | None = None, *, seconds: float = _REQUEST_SECONDS) -> Client | None:

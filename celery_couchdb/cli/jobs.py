@@ -1,35 +1,27 @@
-"""The commands `celery couchdb jobs`, `remove` and `dead`: list, show and change jobs, among them dead letters.
-
-A dead letter is a job in the state `dead`.
-"""
+"""The commands `celery couchdb jobs` and `remove`: list and change jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import click
 
-from kombu_couchdb.admin import dead
 from kombu_couchdb.admin.edit import UNCHANGED
-from kombu_couchdb.admin.jobs import OPEN, STATES, find, resolve
+from kombu_couchdb.admin.jobs import OPEN, STATES, resolve
 from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.documents import workitem
 
 from ..jobs import Jobs, Unreadable
 from ..resources.inputs import due_date
 from ..resources.jobs import job_resource, removal_text
-from ..resources.resource import Selection, counted
 from .clients import jobs_of
 from .resource_commands import (
-    change,
     json_option,
     limit_option,
     print_details,
     print_list,
-    selection_options,
     since_option,
     yes_option,
 )
@@ -38,7 +30,7 @@ from .tables import Duration, Json, confirm, echo
 
 @click.group('jobs')
 def command() -> None:
-    """List jobs; show, move or edit one."""
+    """List jobs; move or edit one."""
 
 
 @command.command('list')
@@ -73,36 +65,9 @@ def list_(
     """
     jobs = jobs_of(ctx)
     since = None if age is None else jobs.client.clock.now() - age
-    _print_list(jobs, JobFilter(states or OPEN, queue, task, since, args), limit, as_json, 'There are none.')
-
-
-def _print_list(jobs: Jobs, wanted: JobFilter, limit: int, as_json: bool, empty: str) -> None:
-    print_list(job_resource(jobs), listing(jobs.client, wanted, limit + 1), as_json, empty=empty, limit=limit)
-
-
-@command.command('show')
-@click.argument('name', metavar='ID')
-@json_option
-@click.pass_context
-def show_(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show a job with its decoded message.
-
-    ID is the id of the task or of the document, or its first characters.
-    """
-    jobs = jobs_of(ctx)
-    name = resolve(jobs.client, name)
-    docs = find(jobs.client, name)
-    if not docs:
-        holders = ', '.join(f'{worker} ({how})' for worker, how in jobs.workers(name).items())
-        raise click.ClickException(
-            f'job {name!r} is not in a queue'
-            + (
-                f': it was acknowledged early, and is with {holders}'
-                if holders
-                else ' and with no worker: it is done, has expired or was removed, or was never here'
-            )
-        )
-    print_details(job_resource(jobs), docs, as_json)
+    wanted = JobFilter(states or OPEN, queue, task, since, args)
+    found = listing(jobs.client, wanted, limit + 1)
+    print_list(job_resource(jobs), found, as_json, empty='There are none.', limit=limit)
 
 
 @command.command('move')
@@ -199,103 +164,3 @@ def remove_command(ctx: click.Context, names: tuple[str, ...], terminate: bool, 
         left += is_left
     if left:
         ctx.exit(1)
-
-
-# -- dead letters
-
-
-@click.group('dead')
-def dead_command() -> None:
-    """List, show, replay or drop dead letters."""
-
-
-@dead_command.command('list')
-@click.option('--queue', '-Q', metavar='NAME', help='List only dead letters of this queue.')
-@limit_option
-@json_option
-@click.pass_context
-def list_dead(ctx: click.Context, queue: str | None, limit: int, as_json: bool) -> None:
-    """List dead letters, the oldest of each queue first."""
-    _print_list(jobs_of(ctx), JobFilter(['dead'], queue), limit, as_json, 'There are no dead letters.')
-
-
-@dead_command.command('show')
-@click.argument('name', metavar='ID')
-@json_option
-@click.pass_context
-def show_dead(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show a dead letter with its decoded message.
-
-    ID is the id of the task or of the document, or its first characters.
-    """
-    jobs = jobs_of(ctx)
-    print_details(job_resource(jobs), _find_dead(jobs, [name]), as_json)
-
-
-#: The options that select dead letters.
-_dead_options = selection_options(
-    'Select all dead letters of all queues.',
-    click.option('--queue', '-Q', metavar='NAME', help='Select all dead letters of this queue.'),
-)
-
-
-@dead_command.command('replay')
-@_dead_options
-@click.pass_context
-def replay_dead(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
-    """Put dead letters back at the end of their queues, as if they had never been delivered.
-
-    ID is the id of a task or of a document, or its first characters. Stored results of these tasks are deleted, and the
-    messages no longer expire.
-    """
-    jobs = jobs_of(ctx)
-
-    def act(docs: Sequence[Document]) -> tuple[int, Mapping[str, str]]:
-        replayed, refused = jobs.replay(docs)
-        return len(replayed), refused
-
-    change(ctx, 'Replay', _selected_dead(jobs, names, queue, every), act, 'replayed', yes=yes)
-
-
-@dead_command.command('drop')
-@_dead_options
-@click.pass_context
-def drop_dead(ctx: click.Context, names: tuple[str, ...], queue: str | None, every: bool, yes: bool) -> None:
-    """Delete dead letters for good.
-
-    ID is the id of a task or of a document, or its first characters.
-    """
-    jobs = jobs_of(ctx)
-    selected = _selected_dead(jobs, names, queue, every)
-    change(ctx, 'Drop', selected, lambda docs: (dead.drop(jobs.client, docs), {}), 'dropped', yes=yes)
-
-
-def _find_dead(jobs: Jobs, names: Sequence[str]) -> list[Document]:
-    found: dict[str, Document] = {}
-    for name in names:
-        full = resolve(jobs.client, name, dead=True)
-        letters = [dead.as_letter(doc) for doc in find(jobs.client, full) if dead.is_letter(doc)]
-        if not letters:
-            raise click.ClickException(f'there is no dead letter {name!r}')
-        found |= {doc['_id']: doc for doc in letters}
-    return list(found.values())
-
-
-def _selected_dead(jobs: Jobs, names: Sequence[str], queue: str | None, every: bool) -> Selection[Document]:
-    """Return dead letters; *raises* `UsageError` unless one of names, a queue, and all is given."""
-    if sum((bool(names), queue is not None, every)) != 1:
-        raise click.UsageError('Name dead letters by id, or give --queue NAME, or --all.')
-    named, now = _find_dead(jobs, names), jobs.client.clock.now()
-    # Skip messages that become dead letters while this runs: otherwise a replayed message that fails again would be
-    # replayed forever.
-    letters = named or (doc for doc in dead.letters(jobs.client, queue) if not _failed_after(doc, now))
-    total = len(named) or dead.count(jobs.client, queue)
-    which = counted(total, 'dead letter') + (f' of queue {queue}' if queue else '')
-    if len(named) == 1:
-        which = f'dead letter {workitem.task_id(named[0]) or named[0]["_id"]}'
-    return Selection(which, letters, total)
-
-
-def _failed_after(doc: Document, date: float) -> bool:
-    failed = doc.get('failed')
-    return isinstance(failed, (int, float)) and failed > date

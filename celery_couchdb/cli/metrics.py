@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
 #: The states of messages, which are members of a queue.
-_STATES = ('ready', 'scheduled', 'parked', 'held', 'dead')
+_STATES = ('ready', 'scheduled', 'parked', 'prefetched', 'running', 'dead')
 
 
 class Scrape(NamedTuple):
@@ -170,7 +170,7 @@ def _queues(found: Status, names: Collection[str]) -> Iterator[Metric]:
     }
     yield _gauges(
         'queue_messages',
-        'Messages by state: ready now, scheduled for later, parked by a limit, held by a worker, or dead letters.',
+        'Messages that are ready, scheduled, parked, prefetched or dead letters, and tasks that are running.',
         ['queue', 'state'],
         [([name, state], queue[state]) for name, queue in exported.items() for state in _STATES],
     )

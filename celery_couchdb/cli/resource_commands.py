@@ -12,7 +12,7 @@ import click
 
 from kombu_couchdb.log import printable
 
-from ..resources.columns import Row, json_line
+from ..resources.columns import Lines, Row, json_line
 from ..resources.resource import Resource, Selection
 from .tables import Age, confirm, echo, echo_styled, format_table
 
@@ -21,6 +21,9 @@ _BATCH = 200
 
 #: The maximum length of one value in the details of an item; longer values are cut.
 _MAX_VALUE_CHARACTERS = 2000
+
+#: The maximum number of lines of one value; of a longer one, the last lines are printed.
+_MAX_LINES = 200
 
 T = TypeVar('T')
 Command = Callable[..., Any]
@@ -88,11 +91,16 @@ def print_details(resource: Resource[T], items: Sequence[T], as_json: bool) -> N
 def _lines(details: Row) -> str:
     lines = []
     for name, value in details.items():
-        text = printable(value if isinstance(value, str) else json_line(value))
-        if len(text) > _MAX_VALUE_CHARACTERS:
-            text = f'{text[:_MAX_VALUE_CHARACTERS]}… (see --json)'
-        lines.append(f'{printable(name):<10} {text}')
+        if isinstance(value, Lines):
+            lines += [printable(name), *(f'  {_shortened(printable(line))}' for line in value[-_MAX_LINES:])]
+        else:
+            text = value if isinstance(value, str) else json_line(value)
+            lines.append(f'{printable(name):<10} {_shortened(printable(text))}')
     return '\n'.join(lines)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f'{text[:_MAX_VALUE_CHARACTERS]}… (see --json)'
 
 
 def change(

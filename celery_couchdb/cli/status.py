@@ -15,7 +15,7 @@ import click
 from celery.utils.nodenames import default_nodename, gethostname, host_format, nodesplit
 
 import kombu_couchdb.design
-from kombu_couchdb.admin.queues import paused
+from kombu_couchdb.admin.queues import internal, paused
 from kombu_couchdb.admin.status import DatabaseStatus, Status, backlog, consumers, status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import equal, exactly, maybe, members, revision
@@ -28,9 +28,12 @@ from .. import design
 from ..resources.columns import Column, count_cell, format_size, json_line
 from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
 from ..resources.resource import counted
-from ..resources.workers import CONSUMERS, LEADERS
+from ..resources.workers import CONSUMERS, LEADERS, running_tasks, task_columns
 from .clients import admin_option, app_of, broker_of, result_of, results_of, seconds_option, start
 from .tables import Duration, echo, echo_styled, format_table, redraw
+
+#: The most running tasks that `status` shows.
+_MAX_TASKS = 20
 
 
 @click.command('status')
@@ -57,16 +60,15 @@ def command(
     """Show queues, consumers and databases.
 
     READY messages can run now. SCHEDULED messages have a due date in the future. PARKED messages wait for a
-    concurrency limit or a rate. HELD messages are reserved for one worker (running or prefetched). DEAD messages are
-    dead letters. OLDEST is how long the oldest ready message has been due. RATE/S is the number of messages
-    acknowledged per second. PAUSED, if a queue is paused, says since when, by whom and why.
+    concurrency limit or a rate. A worker has claimed PREFETCHED messages, and has not reported that they run. RUNNING
+    tasks have run for a second, and their worker has reported them. DEAD messages are dead letters. OLDEST is how long
+    the oldest ready message has been due. RATE/S is the number of messages acknowledged per second. PAUSED, if a queue
+    is paused, says since when, by whom and why.
 
-    HELD excludes running tasks that were acknowledged early. Use "celery inspect active" to ask the workers for the
-    running tasks.
+    A worker reports its running tasks with its heartbeat, at most every 5 seconds. It is overdue if it has sent no
+    heartbeat within the visibility timeout. Its messages go to other workers.
 
-    DUTY is what only one process does at a time, such as beat; RENEWED is when that process has renewed its lease.
-
-    A consumer is overdue if it has sent no heartbeat within the visibility timeout. Its messages go to other workers.
+    A worker LEADS a DUTY if only it does that at the time, such as beat; RENEWED is when it has renewed its lease.
     """
     app = app_of(ctx)
     broker, results = broker_of(app, admin), results_of(app, admin)
@@ -101,10 +103,14 @@ def _format(found: Status, now: float) -> str:
     parts = [printable(title), format_table(queue_columns(queues, now), queues) if queues else NO_QUEUES]
     if found['malformed']:
         parts.append(
-            click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb dead"', fg='red')
+            click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb failures"', fg='red')
         )
     if found['consumers']:
         parts.append(format_table(CONSUMERS, found['consumers']))
+        if tasks := running_tasks(found):
+            parts.append(format_table(task_columns(now), tasks[:_MAX_TASKS]))
+            if len(tasks) > _MAX_TASKS:
+                parts[-1] += f'\n… and {len(tasks) - _MAX_TASKS:,} more that began later'
     else:
         parts.append(click.style('No consumers: no worker is running.', fg='yellow'))
     if found['leaders']:
@@ -174,7 +180,7 @@ def check_command(
 
     NAME of a worker is the name that it got as --hostname, such as "shop@%h". The check shows that the worker runs and
     reaches CouchDB, not that its tasks make progress. It takes one more request; --max-ready and --max-oldest together
-    take at most six.
+    take at most seven.
     """
     limited = (max_ready, max_oldest) != (None, None)
     if queues and not limited:
@@ -250,10 +256,14 @@ def _check_backlog(
 ) -> list[str]:
     """Check the number of ready messages in each queue, and the age of the oldest in seconds; at most three requests.
 
-    None is no limit, and a paused queue may exceed it. Without `queues`, all queues are checked. One more request reads
-    the pauses if a limit is exceeded, and one checks that those of `queues` exist that have no messages.
+    None is no limit, and a paused queue may exceed it. Without `queues`, all queues are checked but those for replies,
+    events and remote control, which one more request finds. One reads the pauses if a limit is exceeded, and one checks
+    that those of `queues` exist that have no messages.
     """
     found = {name: queue for name, queue in backlog(client).items() if not queues or name in queues}
+    if not queues:
+        for name in internal(client, found):
+            del found[name]
     over: dict[str, list[str]] = defaultdict(list)
     for name, queue in sorted(found.items()):
         if max_ready is not None and queue['ready'] > max_ready:

@@ -12,9 +12,9 @@ from kombu_couchdb.design import load
 
 __all__ = ['NAME', 'document']
 
-NAME = 'celery-results-v1'
+NAME = 'celery-results-v2'
 
-_REDUCE = {'by_state': '_count', 'by_task': '_count', 'due': ''}
+_REDUCE = {'by_state': '_count', 'by_task': '_count', 'due': '', 'failures': '_stats'}
 
 
 def document() -> dict[str, Any]:

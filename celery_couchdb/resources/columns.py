@@ -30,6 +30,10 @@ class Cell:
     tone: Tone = ''
 
 
+class Lines(tuple[str, ...]):
+    """A text of several lines in the details of something, such as a traceback."""
+
+
 #: What a line of a table, or an object of JSON, describes: names and values.
 Row = Mapping[str, Any]
 

@@ -9,6 +9,7 @@ from typing import Any
 from celery import states
 from celery.exceptions import ImproperlyConfigured
 
+from kombu_couchdb.admin.claimants import Claimants
 from kombu_couchdb.admin.jobs import Removal
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
@@ -26,7 +27,7 @@ from .resource import Resource
 logger = get_logger(__name__)
 
 #: The members of a job that are dates, and those that the details leave out.
-_DATES = ('published', 'due', 'expires', 'claimed', 'failed', 'started', 'finished')
+_DATES = ('published', 'due', 'expires', 'parked', 'claimed', 'failed', 'started', 'finished')
 _HIDDEN = ('behind', 'headers')
 
 _NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
@@ -86,13 +87,14 @@ def stored_states(jobs: Jobs, task_ids: Collection[str]) -> dict[str, str]:
 def _describe_all(jobs: Jobs, docs: Sequence[Document], decode: Callable[[Document], Any]) -> Iterator[Row]:
     """Yield all facts about jobs. Dates are seconds since the epoch."""
     done = [task_id for doc in docs if workitem.is_done(doc) and (task_id := workitem.task_id(doc))]
-    workers, results = workers_of(jobs.client, docs), stored_states(jobs, done)
-    return (_describe(doc, jobs.client.clock.now(), decode, workers, results) for doc in docs)
+    claimants = Claimants.of(jobs.client, docs)
+    workers, results, now = workers_of(claimants, docs), stored_states(jobs, done), jobs.client.clock.now()
+    return (_describe(doc, claimants.state(doc, now), decode, workers, results) for doc in docs)
 
 
 def _describe(
     doc: Document,
-    now: float,
+    state: str,
     decode: Callable[[Document], Any],
     workers: Mapping[str, str],
     results: Mapping[str, str],
@@ -109,11 +111,12 @@ def _describe(
         'id': workitem.task_id(doc),
         'task': workitem.task_name(doc),
         'queue': doc.get('queue'),
-        'state': workitem.state(doc, now),
+        'state': state,
         'behind': bool(doc.get('behind')),
         'result': results.get(workitem.task_id(doc) or '') if workitem.is_done(doc) else None,
         'job_key': doc.get('key'),
         'waits_for': concurrency.parked_key(doc),
+        'parked': doc['parked'].get('date') if concurrency.parked_key(doc) else None,
         'priority': doc.get('priority'),
         'published': doc.get('published'),
         'due': doc.get('date'),

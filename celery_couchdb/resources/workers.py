@@ -1,10 +1,12 @@
-"""The resources of workers: consumers with their heartbeats, and the leaders of duties."""
+"""The resources of workers: consumers with their heartbeats, the tasks that they run, and the leaders of duties."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from .columns import Cell, Column, Row, format_duration, rate_cell
+from kombu_couchdb.admin.status import Status
+
+from .columns import Cell, Column, Row, count_cell, format_ago, format_duration
 
 
 def _ago(member: str) -> Callable[[Row], Cell]:
@@ -19,16 +21,37 @@ def _ago(member: str) -> Callable[[Row], Cell]:
 
 #: The columns of consumers.
 CONSUMERS = [
-    Column('CONSUMER', 'host', min_width=12),
+    Column('WORKER', 'name', min_width=12),
     Column('PID', 'pid', lambda pid: str(pid or ''), right=True),
     Column('HEARTBEAT', None, _ago('heartbeat'), right=True),
-    Column('RATE/S', 'rate', rate_cell, right=True),
+    Column('RUNNING', 'running', lambda tasks: count_cell(len(tasks)), right=True),
+    Column('LEADS', 'leads', ', '.join, min_width=8),
     Column('QUEUES', 'queues', ', '.join, min_width=10),
 ]
+
+
+def running_tasks(found: Status) -> list[Row]:
+    """Return the tasks that consumers with a current lease run, the longest running first."""
+    tasks: Iterable[Row] = (
+        {**task, 'worker': one['name']} for one in found['consumers'] if one['alive'] for task in one['running']
+    )
+    return sorted(tasks, key=lambda task: task['since'])
+
+
+def task_columns(now: float) -> list[Column]:
+    """Return the columns for tasks that run; `now` is the server's time."""
+    return [
+        Column('RUNNING TASK', 'task', min_width=12),
+        Column('ID', 'id', min_width=12),
+        Column('QUEUE', 'queue', min_width=6),
+        Column('FOR', 'since', lambda since: format_ago(since, now), right=True),
+        Column('WORKER', 'worker', min_width=12),
+    ]
+
 
 #: The columns of leaders.
 LEADERS = [
     Column('DUTY', 'duty', min_width=10),
-    Column('LEADER', 'holder', lambda holder: holder or 'none', min_width=12),
+    Column('LEADER', 'name', lambda name: name or 'none', min_width=12),
     Column('RENEWED', None, _ago('renewed'), right=True),
 ]

@@ -16,6 +16,7 @@ from kombu_couchdb.consumer.worker_hooks import keep_done_of, on_removed
 from kombu_couchdb.documents.workitem import KEEP_DONE
 from kombu_couchdb.leases.lease import set_worker
 from kombu_couchdb.transport import Transport
+from kombu_couchdb.values import storable
 
 #: The header of a retry with the exception of the attempt before: `{'type', 'text'}`.
 LAST_ERROR = 'last_error'
@@ -44,17 +45,12 @@ def error_of(exc: BaseException) -> dict[str, str]:
         text = str(exc)
     except Exception:  # an exception of the application whose own text fails
         text = ''
-    return {'type': _storable(type(exc).__qualname__, _MAX_TYPE), 'text': _storable(text, _MAX_TEXT)}
+    return {'type': storable(type(exc).__qualname__, _MAX_TYPE), 'text': storable(text, _MAX_TEXT)}
 
 
 def _revoke(task_id: str) -> None:
     """Do what the remote control command `revoke` does: the worker does not start the task."""
     import_module('celery.worker.state').revoked.add(task_id)
-
-
-def _storable(text: str, length: int) -> str:
-    text = text.encode('utf-8', 'replace').decode('utf-8')
-    return text if len(text) <= length else f'{text[: length - 1]}…'
 
 
 def _on_publish(headers: dict[str, Any] | None = None, properties: dict[str, Any] | None = None, **_: Any) -> None:

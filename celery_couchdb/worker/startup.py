@@ -25,7 +25,7 @@ _EXIT_STATUS = 1
 
 
 def prepare(app: Any, worker: str | None) -> None:
-    """Install what a worker of an app with CouchDB has: commands of remote control, movers, and the history of jobs.
+    """Install what a worker of an app with CouchDB has: commands of remote control, what optional rooms do, reports.
 
     `worker` is the worker's name. The `celery` program calls this when it starts a worker whose broker is CouchDB, and
     the result backend when a worker is ready.
@@ -34,6 +34,7 @@ def prepare(app: Any, worker: str | None) -> None:
     for prepare_worker in hooks('prepare_worker'):
         prepare_worker()
     import_module(f'{__package__}.history').install(app, worker)
+    import_module(f'{__package__}.running').install(app)
 
 
 def check(backend: Any) -> None:

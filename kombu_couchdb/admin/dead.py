@@ -1,26 +1,51 @@
-"""Dead letters: list them, put them back into their queues, or delete them."""
+"""Dead letters: list them, count them in groups, put them back into their queues, or delete them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .. import design
-from ..couchdb.client import Client, Document, chunks
-from ..couchdb.shapes import items, members, number, text
+from ..couchdb.client import LAST, Client, Document, Row, chunks
+from ..couchdb.shapes import both, items, members, number, text
 from ..documents import dead_letter, validation, workitem
 from ..documents.dead_letter import NO_QUEUE
 from ..documents.ids import job_id
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
-from .jobs import paged
+from .jobs import needs_jobs_view, paged
 
 #: The maximum number of documents that are read or written in one request.
 _BATCH_DOCS = 200
 
 #: The shapes of the rows of the view `dead`, and of its reduction.
 LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
+
+#: The shape of the rows of the views `failures`, reduced to groups.
+GROUP = members(
+    key=both(items(lambda part: True), lambda key: len(key) > 1), value=members(count=number, min=number, max=number)
+)
+
+#: The maximum number of groups that are read.
+MAX_GROUPS = 1000
+
+#: What is done with letters before they are replayed.
+Before = Callable[[Sequence[Document]], object]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Failures of one task for one reason: dead letters, or failed results."""
+
+    task: str | None
+    #: The kind of the reason, see `documents.dead_letter`; of failed results the type of the exception.
+    error: str | None
+    count: int
+    #: When the first and the last of them failed, in seconds since the epoch.
+    first: float
+    last: float
 
 
 def count(client: Client, queue: str | None = None) -> int:
@@ -37,6 +62,59 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
     for row in paged(client, design.NAME, 'dead', LETTER, **range_of(queue), include_docs=True, reduce=False):
         if doc := row.get('doc'):
             yield as_letter(doc)
+
+
+def latest(
+    client: Client,
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+    kind: str | None = None,
+    since: float | None = None,
+) -> Iterator[Document]:
+    """Yield dead letters, the latest first, in batches that are read when they are needed: two requests for 200.
+
+    None stands for all; `kind` is that of the reason, `since` in seconds since the epoch. You may delete or replay the
+    letters while you iterate.
+    """
+    after = [] if since is None else [since]
+    if queue is not None:
+        name, view, start = design.NAME, 'dead', [design.key_of(queue)]
+    else:
+        name, view = design.JOBS, 'failures'
+        start = ['date'] if task is None else ['task', task] if kind is None else ['group', task, kind]
+    where = {'startkey': [*start, LAST], 'endkey': [*start, *after], 'descending': True}
+    with needs_jobs_view(client):
+        for row in paged(client, name, view, LETTER, **where, include_docs=True, reduce=False):
+            if (doc := row.get('doc')) and is_letter(doc):
+                letter = as_letter(doc)
+                if (task is None or workitem.task_name(letter) == task) and kind in (None, dead_letter.kind_of(letter)):
+                    yield letter
+
+
+def groups(client: Client) -> list[Group]:
+    """Return the dead letters in groups by task and kind of reason; one request, for up to 1,000 groups."""
+    where = {'startkey': ['group'], 'endkey': ['group', LAST], 'group_level': 3, 'limit': MAX_GROUPS}
+    with needs_jobs_view(client):
+        return groups_in(client.view(design.JOBS, 'failures', GROUP, **where))
+
+
+def groups_in(rows: Iterable[Row]) -> list[Group]:
+    """Return the groups in the rows of a view that is reduced to keys which end in task and reason."""
+    found = []
+    for row in rows:
+        task, error = (part if isinstance(part, str) else None for part in row['key'][-2:])
+        stats = row['value']
+        found.append(Group(task, error, int(stats['count']), float(stats['min']), float(stats['max'])))
+    return found
+
+
+def among(client: Client, task_ids: Collection[str]) -> set[str]:
+    """Return which of these tasks have a dead letter; one request."""
+    body, shape = {'keys': sorted(task_ids)}, members(rows=items(members(key=text)))
+    with needs_jobs_view(client):
+        rows = client.query(design.JOBS, 'POST', 'by_task', None, body, shape=shape)['rows'] if task_ids else []
+    return {row['key'] for row in rows if row.get('value') is True}
 
 
 def is_letter(doc: Document) -> bool:
@@ -59,12 +137,13 @@ def range_of(queue: str | None) -> dict[str, Any]:
 
 
 def replay(
-    client: Client, docs: Sequence[Document], *, before: Callable[[Document], object] | None = None
+    client: Client, docs: Sequence[Document], *, before: Before | None = None
 ) -> tuple[list[Document], dict[str, str]]:
     """Put dead letters back at the end of their queues, as if they had never been delivered.
 
-    `before` is called with each letter that can be replayed, before its message can be delivered again. Return the
-    replayed letters, and the reasons, one sentence each, why others were not replayed, by document id.
+    Each is written in the revision that was read, so the caller may have changed its message. `before` is called with
+    the letters that can be replayed, before their messages can be delivered again. Return the replayed letters, and the
+    reasons, one sentence each, why others were not replayed, by document id.
     """
     replayed: list[Document] = []
     refused: dict[str, str] = {}
@@ -88,8 +167,7 @@ def replay(
             pairs.append((doc, dead_letter.replayed(validation.checked(doc), client.clock.now())))
     for part in chunks(pairs, _BATCH_DOCS):
         if before:
-            for doc, _ in part:
-                before(doc)
+            before([doc for doc, _ in part])
         for (doc, _), result in zip(part, client.bulk([changed for _, changed in part]), strict=True):
             if result.is_stored:
                 replayed.append(doc)
@@ -98,7 +176,7 @@ def replay(
     return replayed, refused
 
 
-def _replay_unique(client: Client, letter: Document, before: Callable[[Document], object] | None) -> bool:
+def _replay_unique(client: Client, letter: Document, before: Before | None) -> bool:
     """Enqueue a dead unique job again and delete the letter; return False if another job with its key waits."""
     job = job_id(letter['queue'], letter['message']['headers'].get('task'), letter['key'])
     again = dead_letter.replayed(validation.checked(letter), client.clock.now())
@@ -108,13 +186,18 @@ def _replay_unique(client: Client, letter: Document, before: Callable[[Document]
     if merge(found, again, client.clock.now())[1].what == MOVED:
         return False
     if before:
-        before(letter)
+        before([letter])
     enqueue(client, again)
     client.bulk([workitem.deleted(letter)])
     return True
 
 
-def drop(client: Client, docs: Sequence[Document]) -> int:
-    """Delete dead letters for good and return their number. Letters that were replayed or changed are kept."""
-    deletions = [workitem.deleted(doc) for doc in docs if workitem.is_dead(doc)]
-    return sum(1 for part in chunks(deletions, _BATCH_DOCS) for result in client.bulk(part) if result.is_stored)
+def drop(client: Client, docs: Sequence[Document]) -> list[Document]:
+    """Delete dead letters for good and return them. Letters that were replayed or changed are kept."""
+    letters = [doc for doc in docs if workitem.is_dead(doc)]
+    return [
+        doc
+        for part in chunks(letters, _BATCH_DOCS)
+        for doc, result in zip(part, client.bulk([workitem.deleted(doc) for doc in part]), strict=True)
+        if result.is_stored
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -58,7 +58,7 @@ def _waiting(client: Client, task_id: str) -> Document:
             )
         why = {
             'prefetched': 'a worker holds it',
-            'dead': 'it is a dead letter; see "dead replay"',
+            'dead': 'it is a dead letter; see "failures retry"',
             'done': 'it is done',
         }
         states = [workitem.state(doc, now) for doc in docs]
@@ -70,6 +70,27 @@ def _waiting(client: Client, task_id: str) -> Document:
     if workitem.state(waiting[0], now) == 'gone':
         raise NotChangeable(f'job {task_id} cannot be changed: it has expired')
     return waiting[0]
+
+
+def check_queue(client: Client, queue: str) -> None:
+    """Check that a queue has been declared; *raises* `ConfigurationError` if not."""
+    check_names(queue=queue)
+    if not queue or not Topology(client).has_queue(queue):
+        raise ConfigurationError(f'there is no queue {queue!r:.80}: name one that a worker or a publisher has declared')
+
+
+def in_queue(doc: Document, queue: str) -> Document:
+    """Return an item as one of another queue; *raises* `NotChangeable` if it is a unique job, or malformed."""
+    message = doc.get('message')
+    properties = message.get('properties') if isinstance(message, dict) else None
+    if 'key' in doc:
+        raise NotChangeable('it is a unique job, which cannot be moved to another queue')
+    if not isinstance(message, dict) or not isinstance(properties, dict):
+        raise NotChangeable('its message is malformed')
+    # Celery sends a retry to where the message came from.
+    info = properties.get('delivery_info')
+    info = {**(info if isinstance(info, dict) else {}), 'exchange': '', 'routing_key': queue}
+    return {**doc, 'queue': queue, 'message': {**message, 'properties': {**properties, 'delivery_info': info}}}
 
 
 def move(
@@ -91,32 +112,24 @@ def move(
     if priority is not None and (type(priority) is not int or not 0 <= priority <= HIGHEST):
         raise ConfigurationError(f'the priority must be a whole number from 0 to {HIGHEST}, not {priority!r:.80}')
     if queue is not None:
-        check_names(queue=queue)
-        if not queue or not Topology(client).has_queue(queue):
-            raise ConfigurationError(
-                f'there is no queue {queue!r:.80}: name one that a worker or a publisher has declared'
-            )
+        check_queue(client, queue)
     if eta is not None and eta is not UNCHANGED:
         if not isinstance(eta, datetime):
             raise ConfigurationError(f'the due date must be a datetime or None, not {eta!r:.80}')
         eta = (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
     def edit(doc: Document) -> Document:
-        message, more = doc['message'], dict[str, Any]()
-        properties: Mapping[str, Any] = message['properties']
         if queue is not None and queue != doc['queue']:
-            if 'key' in doc:
-                raise NotChangeable(f'job {task_id} is a unique job, which cannot be moved to another queue')
-            # Celery sends a retry to where the message came from.
-            info = {**properties.get('delivery_info', {}), 'exchange': '', 'routing_key': queue}
-            properties, more = {**properties, 'delivery_info': info}, {**more, 'queue': queue}
+            doc = in_queue(doc, queue)
+        message, more = doc['message'], dict[str, Any]()
         if priority is not None:
-            properties, more = {**properties, 'priority': priority}, {**more, 'priority': priority}
-        message = {**message, 'properties': properties}
+            message = {**message, 'properties': {**message['properties'], 'priority': priority}}
+            more['priority'] = priority
         if eta is not UNCHANGED:
             more['date'] = None if eta is None else eta.timestamp()
             # The worker reads it, too, and would wait until then.
-            message['headers'] = {**message['headers'], 'eta': None if eta is None else eta.isoformat()}
+            headers = {**message['headers'], 'eta': None if eta is None else eta.isoformat()}
+            message = {**message, 'headers': headers}
         moved = {**doc, **more, 'message': message}
         if moved.get('expires') is not None and (moved['date'] or 0) >= moved['expires']:
             raise NotChangeable(f'job {task_id} expires before it would be due')

@@ -18,8 +18,9 @@ comes first in `STATES`.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 from .. import design
@@ -28,6 +29,7 @@ from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import Shape
 from ..documents import workitem
 from ..errors import ConfigurationError, NotFound
+from .claimants import Claimants
 
 STATES = ('running', 'prefetched', 'ready', 'scheduled', 'parked', 'dead', 'done', 'gone')
 
@@ -170,21 +172,27 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
     return sorted(name for name in names if name.startswith(start))
 
 
-def resolve(client: Client, name: str, *, dead: bool = False) -> str:
-    """Return the full id of the job whose id is `name` or begins with it. With `dead`, search dead letters only.
+def resolve(client: Client, name: str) -> str:
+    """Return the full id of the job whose id is `name` or begins with it.
 
     Return `name` itself if there is no such job. *Raises* `ConfigurationError` if several ids begin with `name`, or if
     it is no id and has fewer than 4 characters.
     """
-    if any(doc.get('status') or not dead for doc in find(client, name)):
-        return name
-    if len(name) < _MIN_CHARACTERS:
-        raise ConfigurationError(f'{name!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
-    found = complete(client, name, dead=dead)
+    return name if find(client, name) else choose(name, lambda: complete(client, name)) or name
+
+
+def choose(start: str, complete: Callable[[], Collection[str]]) -> str | None:
+    """Return the only one of the ids that begin with `start`, which `complete` returns; None if there is none.
+
+    *Raises* `ConfigurationError` if there are several, or if `start` is too short to look for them.
+    """
+    if len(start) < _MIN_CHARACTERS:
+        raise ConfigurationError(f'{start!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
+    found = sorted(complete())
     if len(found) > 1:
         more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
-        raise ConfigurationError(f'several ids begin with {name!r}: {", ".join(found[:_MAX_LISTED])}{more}')
-    return found[0] if found else name
+        raise ConfigurationError(f'several ids begin with {start!r}: {", ".join(found[:_MAX_LISTED])}{more}')
+    return found[0] if found else None
 
 
 def items_in(doc: Document, now: float) -> Iterator[Document]:
@@ -197,21 +205,23 @@ def items_in(doc: Document, now: float) -> Iterator[Document]:
         yield doc
 
 
-def state_of(docs: Collection[Document], now: float) -> str:
+def state_of(docs: Collection[Document], claimants: Claimants, now: float) -> str:
     """Return the state of a job with these items, see `STATES`."""
-    return min((workitem.state(doc, now) for doc in docs), key=STATES.index, default='gone')
+    return min((claimants.state(doc, now) for doc in docs), key=STATES.index, default='gone')
 
 
 def state(client: Client, task_id: str) -> str:
-    """Return the state of a job, see `STATES`. One request, or three if no task has this id."""
-    return state_of(find(client, task_id), client.clock.now())
+    """Return the state of a job, see `STATES`. One request; two if it is claimed, three if no task has this id."""
+    docs = find(client, task_id)
+    return state_of(docs, Claimants.of(client, docs), client.clock.now())
 
 
 def watch_all(client: Client, task_ids: Collection[str], timeout: float | None = None) -> Iterator[tuple[str, str]]:
     """Yield `(task_id, state)` for each job, then for each new state, until all are `done` or `gone`. It does not poll.
 
-    All jobs share one changes feed, and only those that have changed are read again. *Raises* `TimeoutError` if a job
-    has not ended after `timeout` seconds (None means no limit), and the errors of `Client`.
+    All jobs share one changes feed, with the heartbeats of the workers that have claimed them, and only what has
+    changed is read again. *Raises* `TimeoutError` if a job has not ended after `timeout` seconds (None means no limit),
+    and the errors of `Client`.
     """
     deadline = float('inf') if timeout is None else time.monotonic() + timeout
     follower, last = Follower(client, 'kombu-couchdb-watch'), dict[str, str]()
@@ -220,9 +230,10 @@ def watch_all(client: Client, task_ids: Collection[str], timeout: float | None =
     try:
         while True:
             docs.update(find_all(client, changed))
+            claimants = Claimants.of(client, chain.from_iterable(docs.values()))
             now = client.clock.now()
             for name in list(docs):
-                state = state_of(docs[name], now)
+                state = state_of(docs[name], claimants, now)
                 if state in ENDED:
                     del docs[name]
                 if state != last.get(name):
@@ -235,7 +246,7 @@ def watch_all(client: Client, task_ids: Collection[str], timeout: float | None =
                 others = f', and {len(docs) - 1} more have not ended' if len(docs) > 1 else ''
                 raise TimeoutError(f'job {name} is still {last[name]}{others}')
             waiting = [doc for found in docs.values() for doc in found]
-            follower.follow(since, doc_ids=sorted({doc['_id'] for doc in waiting}))
+            follower.follow(since, doc_ids=sorted({*(doc['_id'] for doc in waiting), *claimants.ids}))
             # The document of a scheduled job does not change when the job becomes due.
             due = [float(doc['date']) - now for doc in waiting if workitem.state(doc, now) == 'scheduled']
             changes = follower.take(max(min(deadline - time.monotonic(), *due, _MAX_WAIT_SECONDS), 0.01))

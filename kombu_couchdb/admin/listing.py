@@ -14,11 +14,12 @@ from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import Shape, anything, exactly, maybe, members, number, text
 from ..design.rows import Row, WaitingRow
 from ..documents import workitem
-from ..documents.ids import CONSUMER
 from ..documents.task_message import HIGHEST
 from ..queues import waiting
+from .claimants import Claimants
 from .dead import LETTER, as_letter, range_of
 from .jobs import BATCH_ROWS, TYPES, items_in, needs_jobs_view, paged
+from .queues import internal
 
 #: The most documents that one page reads; the first requests for a queue count as so many documents.
 MAX_EXAMINED, _QUEUE_COST = 1000, 20
@@ -50,7 +51,7 @@ class JobFilter(NamedTuple):
     task: str | None = None
     #: Only jobs to which something happened since then: published, failed or finished; in seconds since the epoch.
     since: float | None = None
-    #: Text that the arguments of the task must contain, see `_mentions`.
+    #: Text that the arguments of the task must contain, see `mentions`.
     args: str | None = None
 
     @property
@@ -58,13 +59,13 @@ class JobFilter(NamedTuple):
         """Whether the views of the queues are not enough to find these jobs."""
         return 'done' in self.states or any(one is not None for one in (self.task, self.since, self.args))
 
-    def matches(self, doc: Document, now: float) -> bool:
+    def matches(self, doc: Document, claimants: Claimants, now: float) -> bool:
         """Tell whether a job is one of these."""
         return (
-            workitem.state(doc, now) in self.states
+            claimants.state(doc, now) in self.states
             and (self.queue is None or doc.get('queue') == self.queue)
             and (self.task is None or workitem.task_name(doc) == self.task)
-            and (self.args is None or _mentions(doc, self.args))
+            and (self.args is None or mentions(doc, self.args))
         )
 
 
@@ -127,13 +128,15 @@ def page(client: Client, wanted: JobFilter, limit: int, after: Place | None = No
 
 
 def published_since(client: Client, wanted: JobFilter, since: float, limit: int) -> int:
-    """Return how many of the `limit` jobs that were published first since then are `wanted`; one request.
+    """Return how many of the `limit` jobs that were published first since then are `wanted`; one request or two.
 
     It is read from the primary index. Unique jobs are not counted: their ids say nothing about the time.
     """
     now, first = client.clock.now(), workitem.new_id(since)
     rows = client.id_range(first[:1], after=first, docs=True, limit=limit)
-    return sum(wanted.matches(row['doc'], now) for row in rows if row['doc'].get('type') in TYPES)
+    docs = [row['doc'] for row in rows if row['doc'].get('type') in TYPES]
+    claimants = Claimants.of(client, docs)
+    return sum(wanted.matches(doc, claimants, now) for doc in docs)
 
 
 # -- the parts of a list
@@ -165,13 +168,14 @@ def _examined(
 
     The cost of a document is 1. Where a queue begins, there is an item without jobs, with the cost of a few requests.
     """
-    now = client.clock.now()
+    now, is_claimed = client.clock.now(), bool({'running', 'prefetched'} & set(wanted.states))
+    claimants = Claimants.all(client) if is_claimed else Claimants((), now)
     rows = _rows(client, wanted, now, after)
     while part := list(islice(rows, batch)):
         docs = iter(client.fetch([row['id'] for row, _ in part if row]))
         for row, place in part:
             jobs = _jobs_in(next(docs), place.part, now) if row else ()
-            yield [job for job in jobs if wanted.matches(job, now)], place, 1 if row else _QUEUE_COST
+            yield [job for job in jobs if wanted.matches(job, claimants, now)], place, 1 if row else _QUEUE_COST
         batch = BATCH_ROWS
 
 
@@ -248,7 +252,7 @@ def _parts(client: Client, wanted: JobFilter, now: float, after: Place | None) -
 def _queues(client: Client, queue: str | None, first: str | None) -> Iterator[tuple[str, int]]:
     """Yield the queues that have messages, from `first` on, and the lowest rank of a message in each.
 
-    One small request for each. To group all rows by queue takes a second with a million messages.
+    Two small requests for each. To group all rows by queue takes a second with a million messages.
     """
     if queue is not None:
         yield queue, 0
@@ -256,7 +260,7 @@ def _queues(client: Client, queue: str | None, first: str | None) -> Iterator[tu
     start: list[Any] = [] if first is None else [design.key_of(first)]
     while rows := client.view(design.NAME, 'waiting', _HEAD, startkey=start, limit=1, reduce=False):
         key, rank, _ = rows[0]['key']
-        if (name := design.queue_of(key)) is not None:
+        if (name := design.queue_of(key)) is not None and not internal(client, [name]):
             yield name, int(rank)
         start = [key, LAST]
 
@@ -300,7 +304,7 @@ def _order(row: Row) -> tuple[int, float, str]:
     return found.rank, found.date, found.id
 
 
-def _mentions(doc: Document, searched: str) -> bool:
+def mentions(doc: Document, searched: str) -> bool:
     """Tell whether the arguments of a task contain a text.
 
     They are searched as Celery writes them into the headers `argsrepr` and `kwargsrepr` (Python's `repr`, at most about
@@ -315,22 +319,11 @@ def _mentions(doc: Document, searched: str) -> bool:
     return any(searched in value for value in shown or [str(message.get('body'))])
 
 
-def workers_of(client: Client, docs: Collection[Document]) -> Mapping[str, str]:
+def workers_of(claimants: Claimants, docs: Collection[Document]) -> Mapping[str, str]:
     """Return the workers that hold or have completed these jobs, by the ids of their jobs' consumers.
 
-    That is the name of a Celery worker if it is known, or else host and process id; one request, or none.
+    That is the name of a Celery worker if it is known, or else host and process id.
     """
     names = {name for doc in docs if isinstance(name := workitem.claimant(doc) or doc.get('consumer'), str)}
     known = {str(doc['consumer']): str(doc['worker']) for doc in docs if doc.get('worker') and doc.get('consumer')}
-    living = client.find(asked) if (asked := sorted(names & _claimants(docs))) else []
-    known.update({doc['_id']: str(doc['worker']) for doc in living if doc and doc.get('worker')})
-    return {name: known.get(name) or _host_and_process(name) for name in names}
-
-
-def _claimants(docs: Collection[Document]) -> set[str]:
-    return {by for doc in docs if (by := workitem.claimant(doc)) and by.startswith(CONSUMER)}
-
-
-def _host_and_process(consumer: str) -> str:
-    """Return what the id of a consumer says: host and process id."""
-    return consumer.removeprefix(CONSUMER).rpartition(':')[0] or consumer
+    return {name: known.get(name) or claimants.name(name) for name in names}

@@ -15,12 +15,14 @@ from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import exactly, maybe, members, number, text
 from ..design.rows import ClaimCount, QueueCount
 from ..documents.ids import CONSUMER, LEADER, QUEUE
+from ..documents.shared_documents import ReportedTask
 from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
-from ..leases.lease import ends_at
+from ..leases.lease import ends_at, queues_of
 from ..queues import waiting
 from ..queues.databases import broadcasts_of
-from .queues import Paused, paused
+from .claimants import host_and_process, name_of, reported, reported_counts
+from .queues import Paused, is_internal, paused
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
 _COUNT = members(value=number)
@@ -50,8 +52,10 @@ class Backlog(TypedDict):
 class QueueStatus(Backlog):
     """The messages in one queue."""
 
-    #: Messages that are reserved for one worker (running or prefetched; the database does not know which).
-    held: int
+    #: Messages that a worker has claimed, and has not reported as running.
+    prefetched: int
+    #: Tasks that workers report as running, also those whose messages are acknowledged.
+    running: int
     #: Dead letters.
     dead: int
     #: Messages acknowledged per second, by consumers with a current lease.
@@ -66,10 +70,12 @@ class QueueStatus(Backlog):
 _EMPTY: Backlog = {'ready': 0, 'scheduled': 0, 'parked': 0, 'oldest': None}
 
 
-class ConsumerStatus(TypedDict):
+class Heartbeat(TypedDict):
     """One consumer, from its heartbeat document."""
 
     id: str
+    #: The node name of the Celery worker that it is, such as `w1@host`; otherwise host and process id.
+    name: str
     host: str
     pid: int | None
     queues: list[str]
@@ -79,6 +85,17 @@ class ConsumerStatus(TypedDict):
     rate: float
     #: Whether the consumer's lease is current.
     alive: bool
+    #: The tasks that it reports as running, the longest running first; at most 100.
+    running: list[ReportedTask]
+
+
+class ConsumerStatus(Heartbeat):
+    """One consumer, with what it has claimed and leads."""
+
+    #: Messages that it has claimed, and has not reported as running.
+    prefetched: int
+    #: The duties that its process leads.
+    leads: list[str]
 
 
 class LeaderStatus(TypedDict):
@@ -86,7 +103,10 @@ class LeaderStatus(TypedDict):
 
     #: `beat:`, `parcels:` or `region:`, and a name.
     duty: str
-    #: Host, process id and a random number; None if the last leader has stopped and no other has taken over.
+    #: The node name of the leader, such as `w1@host` or `beat@host`, or else its host and process id; None if the last
+    #: leader has stopped and no other has taken over.
+    name: str | None
+    #: Host, process id and a random number; None as above.
     holder: str | None
     #: How long ago the leader has renewed its lease, in seconds; None if the date is malformed.
     renewed: float | None
@@ -135,9 +155,9 @@ class Status(TypedDict):
 def status(client: Client, results: Client | None = None, *, temporary: bool = False) -> Status:
     """Return the status of the broker's database, and of the database of `results` if given.
 
-    Unless `temporary` is true, auto-delete queues (for replies, events and remote control) are hidden: in `queues`
-    while they are empty, in a consumer's `queues` always. About ten requests for any number of queues. *Raises*
-    `DatabaseMissing` if the broker's database is not set up.
+    Unless `temporary` is true, queues for replies, events and remote control are hidden, and so are other auto-delete
+    queues, in `queues` while they are empty, in a consumer's `queues` always. About ten requests for any number of
+    queues. *Raises* `DatabaseMissing` if the broker's database is not set up.
     """
     greeting = client.welcome()
     try:
@@ -147,24 +167,35 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
         hidden = set() if temporary else auto_delete
         pauses = paused(client)
-        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete, pauses)
+        work = _Work(_claims(client), heartbeats, client.clock.now())
+        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete, pauses, work)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
             f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
         ) from exc
-    now = client.clock.now()
-    found = [_consumer(doc, now) for doc in heartbeats]
-    for doc, consumer in zip(heartbeats, found, strict=True):
-        consumer['queues'] = [name for name in consumer['queues'] if name not in hidden]
+    if not temporary:
+        internal = {name for name, doc in declared.items() if is_internal(doc)}
+        queues = {name: queue for name, queue in queues.items() if name not in internal}
+    now, led = client.clock.now(), leaders(client)
+    serving = {(doc.get('host'), doc.get('pid')) for doc in heartbeats if queues_of(doc) - hidden}
+    found = list[ConsumerStatus]()
+    for doc in heartbeats:
+        heartbeat = _heartbeat(doc, now)
+        heartbeat['queues'] = [name for name in heartbeat['queues'] if name not in hidden]
+        if not heartbeat['queues'] and (heartbeat['host'], heartbeat['pid']) in serving:
+            continue  # the connection of a worker for remote control alone
+        own = f'{heartbeat["host"]}:{heartbeat["pid"]}:'
+        leads = [lead['duty'] for lead in led if lead['alive'] and str(lead['holder']).startswith(own)]
+        found.append({**heartbeat, 'prefetched': work.of_consumers[doc['_id']], 'leads': leads})
         for name, rate in _rates(doc).items():
-            if consumer['alive'] and name in queues:
+            if heartbeat['alive'] and name in queues:
                 queues[name]['rate'] = round(queues[name]['rate'] + rate, 3)
     return {
         'server': _server(client, greeting),
         'queues': queues,
         'malformed': malformed,
         'consumers': found,
-        'leaders': leaders(client),
+        'leaders': led,
         'database': database,
         'broadcasts': _optional(broadcasts_of(client)),
         'results': _optional(results),
@@ -198,32 +229,53 @@ def backlog(client: Client) -> dict[str, Backlog]:
     }
 
 
+class _Work:
+    """What consumers have claimed, and what they report as running."""
+
+    def __init__(self, claims: Iterable[ClaimCount], heartbeats: Iterable[Document], now: float) -> None:
+        #: The number of claimed messages that are not reported as running, by queue, and by id of the consumer.
+        self.prefetched, self.of_consumers = Counter[str](), Counter[str]()
+        #: The number of tasks that are reported as running, by queue.
+        self.running = Counter[str]()
+        reported = {doc['_id']: reported_counts(doc) for doc in heartbeats if ends_at(doc) > now}
+        for counts in reported.values():
+            self.running.update({queue: running for queue, (running, _) in counts.items()})
+        for claim in claims:
+            if claim.queue is not None:
+                _, claimed = reported.get(claim.consumer, {}).get(claim.queue, (0, 0))
+                prefetched = max(0, claim.total - claimed)
+                self.prefetched[claim.queue] += prefetched
+                self.of_consumers[claim.consumer] += prefetched
+
+
+def _claims(client: Client) -> list[ClaimCount]:
+    where = {'group_level': 3, 'startkey': ['claim'], 'endkey': ['claim', LAST]}
+    return [ClaimCount.of(row) for row in client.view(design.NAME, 'leases', _CLAIMED, **where)]
+
+
 def _queues(
-    client: Client, declared: Iterable[str], auto_delete: Collection[str], pauses: Mapping[str, Paused]
+    client: Client, declared: Iterable[str], auto_delete: Collection[str], pauses: Mapping[str, Paused], work: _Work
 ) -> tuple[dict[str, QueueStatus], int]:
     """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
     found = backlog(client)
-    dead, held = Counter[str](), Counter[str]()
+    dead = Counter[str]()
     malformed = 0
     for row in map(QueueCount.of, client.view(design.NAME, 'dead', _DEAD, group_level=1)):
         if row.queue is not None:
             dead[row.queue] += row.total
         else:
             malformed += row.total
-    claims = client.view(design.NAME, 'leases', _CLAIMED, group_level=3, startkey=['claim'], endkey=['claim', LAST])
-    for claim in map(ClaimCount.of, claims):
-        if claim.queue is not None:
-            held[claim.queue] += claim.total
     return {
         name: {
             **found.get(name, _EMPTY),
-            'held': held[name],
+            'prefetched': work.prefetched[name],
+            'running': work.running[name],
             'dead': dead[name],
             'rate': 0.0,
             'paused': pauses.get(name),
             'temporary': name in auto_delete,
         }
-        for name in sorted({*declared, *found, *dead, *held})
+        for name in sorted({*declared, *found, *dead, *work.prefetched, *work.running})
     }, malformed
 
 
@@ -255,23 +307,25 @@ def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str
 # -- consumers
 
 
-def consumers(client: Client, prefix: str = '') -> list[ConsumerStatus]:
+def consumers(client: Client, prefix: str = '') -> list[Heartbeat]:
     """Return the consumers whose ids begin with `prefix`, which may be a host's name and a colon; one request."""
     docs, now = _documents(client, CONSUMER + prefix, 'Consumer'), client.clock.now()
-    return [_consumer(doc, now) for doc in docs]
+    return [_heartbeat(doc, now) for doc in docs]
 
 
-def _consumer(doc: Document, now: float) -> ConsumerStatus:
+def _heartbeat(doc: Document, now: float) -> Heartbeat:
     queues, pid = doc.get('queues'), doc.get('pid')
     written = _float_or_none(doc.get('date'))
     return {
         'id': doc['_id'].removeprefix(CONSUMER),
+        'name': name_of(doc),
         'host': str(doc.get('host')),
         'pid': pid if isinstance(pid, int) else None,
         'queues': [name for name in queues if isinstance(name, str)] if isinstance(queues, list) else [],
         'heartbeat': None if written is None else round(max(0.0, now - written), 3),
         'rate': round(sum(_rates(doc).values()), 3),
         'alive': ends_at(doc) > now,
+        'running': reported(doc),
     }
 
 
@@ -293,9 +347,16 @@ def leaders(client: Client) -> list[LeaderStatus]:
             continue
         holder = doc['holder'] if isinstance(doc.get('holder'), str) else None
         renewed = round(max(0.0, now - doc['date']), 3) if number(doc.get('date')) else None
-        is_current = holder is not None and renewed is not None and renewed < LEASE_SECONDS
+        lease = doc['lease'] if number(doc.get('lease')) else LEASE_SECONDS
+        node = doc.get('node')
         found.append(
-            {'duty': doc['_id'].removeprefix(LEADER), 'holder': holder, 'renewed': renewed, 'alive': is_current}
+            {
+                'duty': doc['_id'].removeprefix(LEADER),
+                'name': holder and (node if isinstance(node, str) and node else host_and_process(holder)),
+                'holder': holder,
+                'renewed': renewed,
+                'alive': holder is not None and renewed is not None and renewed < lease,
+            }
         )
     return found
 

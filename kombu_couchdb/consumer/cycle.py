@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from math import inf
 
-from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.concurrency import is_parked, parked_key
@@ -105,7 +104,7 @@ class Cycle:
             return -inf
         times = [self._poll_at, self.notifier.attention.bell.due_at, self.unacked.overdue_at]
         if self.lease.written:
-            times += [self.lease.next_heartbeat, self.sweeper.due, self.notifier.due_at()]
+            times += [self._heartbeat.due_at, self.sweeper.due, self.notifier.due_at()]
             times += self.unacked.may_run().values()
         credit, low = self.unacked.credit(), self.unacked.low()
         times.append(self._gate.due(credit))
@@ -167,8 +166,10 @@ class Cycle:
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, writes))
             self._gate.wake(writes)
             self._gate.free(writes)
+            if writes or pending:
+                self._heartbeat.report.expect()
             self.lease.idle = not (writes or pending or self.unacked.ids() or self._gate.holds_slots())
-            if self.lease.written and self.lease.needs_heartbeat(queues):
+            if self.lease.written and self._heartbeat.needs_write(queues):
                 writes.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(
                 each.is_stale or len(each)
@@ -209,7 +210,7 @@ class Cycle:
             # Tasks with a concurrency key may still be running: their slots are freed when the lease expires.
             changes.append(self._heartbeat.next_write(set()))
         elif self.lease.rev:
-            changes.append((deletion({'_id': self.lease.id, '_rev': self.lease.rev}), lambda result: None))
+            changes.append(self._heartbeat.last_write())
         self._commits.write(changes)
         self._store.delete_without_queue(self._writes.take_released())
         wakeups: list[PendingWrite] = []

@@ -140,6 +140,8 @@ class Delivery:
     #: Whether the message was put into the mailbox, and whether kombu has taken it from there.
     handed: bool = False
     delivered: bool = False
+    #: Since when the message was ready, by the clock of this machine, as of its delivery to kombu.
+    ready_since: float = 0.0
     #: The monotonic time at which it was put on the shelf.
     shelved: float = 0.0
     tag: str = field(init=False)
@@ -178,6 +180,8 @@ class Delivery:
             'delivery_count': attempts,
             # The newer of two deliveries of a message has the higher number.
             'delivery': revision_parts(self.doc.get('_rev'))[0],
+            'queue': self.doc.get('queue'),
+            'ready_since': self.ready_since,
         }
         if 'key' in self.doc:
             info['claimed'] = self.doc.get('claimed')  # publishers may change the revision of the claim

@@ -11,6 +11,7 @@ from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..log import get_logger
 from .pending_writes import PendingWrite
+from .report import Report
 from .unacked import Unacked
 from .worker_hooks import Suspects
 
@@ -22,6 +23,8 @@ class Heartbeat:
 
     def __init__(self, client: Client, lease: Lease, unacked: Unacked, suspects: Suspects) -> None:
         self._client, self._lease, self._unacked, self._suspects = client, lease, unacked, suspects
+        #: What the heartbeats of a Celery worker tell of its tasks.
+        self.report = Report(client.clock)
         #: Whether the last heartbeat may have been stored without a response, or may be missing in a new database.
         self.uncertain = False
         self._conflicted = False
@@ -38,7 +41,23 @@ class Heartbeat:
 
     def next_write(self, queues: set[str]) -> PendingWrite:
         """Return the next heartbeat, which is written together with other documents."""
-        return self._lease.heartbeat_document(self._client.clock.now(), queues, self._unacked.acked), self._on_result
+        doc = self._lease.heartbeat_document(self._client.clock.now(), queues, self._unacked.acked)
+        doc.update(self.report.members(queues))  # type: ignore[typeddict-item]  # it is a part of the same type
+        return doc, self._on_result
+
+    def needs_write(self, queues: set[str]) -> bool:
+        """Tell whether a heartbeat is due, perhaps early because of the tasks that run."""
+        return self._lease.needs_heartbeat(queues) or self.report.is_due(queues, self._lease.sent)
+
+    @property
+    def due_at(self) -> float:
+        """The monotonic time at which to ask `needs_write` again."""
+        return min(self._lease.next_heartbeat, self.report.due_at(self._lease.sent))
+
+    def last_write(self) -> PendingWrite:
+        """Return the deletion of the heartbeat, with the last members that optional rooms count by."""
+        doc = {'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}
+        return {**doc, **self.report.last_members()}, lambda result: None
 
     def _register(self, queues: set[str]) -> None:
         uncertain, self.uncertain = self.uncertain, False
@@ -65,6 +84,7 @@ class Heartbeat:
             # other nodes may have deleted the document. Read its leaf revisions before this heartbeat counts.
             self._conflicted |= proven and not self._lease.proven and not self._lease.valid
             self._lease.heartbeat_stored(result.rev, proven=proven and not self._conflicted)
+            self.report.stored()
             if not proven:
                 self._client.switch_node()
         elif result.is_conflict:

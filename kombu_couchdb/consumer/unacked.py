@@ -148,6 +148,7 @@ class Unacked:
                     self._end([delivery], lambda doc: workitem.dropped(doc, now), 'dropped as expired')
                 self.wakeup.set()
                 return False
+            delivery.ready_since = workitem.ready_since(delivery.doc) + time.time() - now
             if is_held:
                 delivery.delivered = True
                 delivery.credit.count_delivery()

@@ -1,7 +1,7 @@
 """The hooks of a worker: functions that Celery's side registers, and that the consumer calls about tasks.
 
-They answer how long a completed message is kept, and whether a task may still run when its channel closes. And they are
-told which tasks were removed.
+They answer how long a completed message is kept, whether a task may still run when its channel closes, and what is
+written into heartbeats: the tasks that run, and members of optional rooms. And they are told which tasks were removed.
 
 `admin.jobs.remove` marks the document of a claimed message with `removed`, and the message is deleted when its claim
 ends, whoever ends it. The worker is told to revoke the task by a broadcast. A consumer that was cut off from the
@@ -11,8 +11,8 @@ and calls the listeners of this process with the ids of the tasks that were remo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
@@ -23,7 +23,22 @@ from ..log import get_logger
 logger = get_logger(__name__)
 
 #: The functions that are registered, by the name of the function below that registers them.
-_hooks: dict[str, Callable[[str], Any]] = {}
+_hooks: dict[str, Callable[..., Any]] = {}
+
+#: The functions that return members of heartbeats, by member.
+_members: dict[str, Callable[[], Any]] = {}
+
+
+class RunningTask(NamedTuple):
+    """A task that a worker runs."""
+
+    id: str
+    task: str
+    queue: str
+    #: Since when, by the clock of this machine.
+    since: float
+    #: Whether its message is not acknowledged yet.
+    is_claimed: bool
 
 
 def keep_done_of(lookup: Callable[[str], Any]) -> None:
@@ -39,6 +54,33 @@ def while_running(check: Callable[[str], bool]) -> None:
 def on_removed(listener: Callable[[str], Any]) -> None:
     """Let `listener(task_id)` be called, in the I/O thread, for tasks that this process must not start any more."""
     _hooks['on_removed'] = listener
+
+
+def report_running(lookup: Callable[[Collection[str]], Collection[RunningTask] | None]) -> None:
+    """Let `lookup(queues)` return the tasks that this process runs, or None if it is no worker of any of these queues.
+
+    I/O threads call it.
+    """
+    _hooks['running'] = lookup
+
+
+def report_member(name: str, value: Callable[[], Any]) -> None:
+    """Let `value()` return the member `name` of this worker's heartbeats; without a value there is no such member.
+
+    I/O threads call it.
+    """
+    _members[name] = value
+
+
+def running_tasks(queues: Collection[str]) -> Collection[RunningTask] | None:
+    """Return the tasks that the process runs; None if it is no worker of any of these queues."""
+    lookup = _hooks.get('running')
+    return lookup(queues) if lookup is not None else None
+
+
+def members_of_heartbeat() -> dict[str, Any]:
+    """Return the members of a worker's heartbeat that optional rooms add."""
+    return {name: found for name, value in _members.items() if (found := value())}
 
 
 def may_run(doc: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ The name of a design document ends in a version. A changed view gets a new versi
 run at the same time, each with its own index.
 
 * `NAME` has the views that workers read.
-* `JOBS` has views for finding jobs by task id, and for listing them by task and time.
+* `JOBS` has views for finding jobs by task id, for listing them by task and time, and for dead letters.
 * `CONFLICTED` has a view for resolving the conflicts that a cluster or a replication leaves.
 
 The indexes of the last two are updated only when they are read: they cost nothing if nobody reads them. The optional
@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 from ..documents.task_message import HIGHEST
 from ..rooms import offered
 
-NAME, JOBS, CONFLICTED = 'celery-v6', 'celery-jobs-v2', 'celery-conflicted-v1'
+NAME, JOBS, CONFLICTED = 'celery-v6', 'celery-jobs-v3', 'celery-conflicted-v1'
 
 #: The rank of scheduled messages in the view `waiting`, after those of the priorities, and that of messages that wait
 #: for a slot of their concurrency key, after all others.
@@ -39,7 +39,7 @@ def documents() -> list[dict[str, Any]]:
 
     `NAME` is the last one: they are written in this order, so where `NAME` exists, all exist.
     """
-    jobs = {**load(__name__, JOBS, {'by_task': '', 'history': ''}), 'autoupdate': False}
+    jobs = {**load(__name__, JOBS, {'by_task': '', 'history': '', 'failures': '_stats'}), 'autoupdate': False}
     return [jobs, *(doc for own in offered('documents') for doc in own()), conflicted(), load(__name__, NAME, _REDUCE)]
 
 

@@ -26,6 +26,9 @@ REJECTED = 'rejected'
 #: The message was delivered as often as its queue allows.
 DELIVERY_LIMIT = 'delivery limit'
 
+#: The kinds of reasons, and the kind of all others, which somebody else has written.
+KINDS, OTHER = (MALFORMED, REJECTED, DELIVERY_LIMIT), 'other'
+
 #: The reason of a WorkItem whose queue is not text. The view `dead` writes the same.
 NO_QUEUE = f'{MALFORMED}: queue is not text'
 
@@ -61,6 +64,12 @@ def _one_line(detail: object) -> str:
     except Exception:  # the text of another package's exception may fail
         text = type(detail).__name__
     return ' '.join(text.split())[:_MAX_LENGTH].encode('utf-8', 'replace').decode('utf-8')
+
+
+def kind_of(doc: Mapping[str, Any]) -> str:
+    """Return the kind of the reason of a dead letter: one of `KINDS`, or `OTHER`. The view `failures` does the same."""
+    reason = doc.get('reason')
+    return next((kind for kind in KINDS if isinstance(reason, str) and reason.startswith(kind)), OTHER)
 
 
 # -- documents

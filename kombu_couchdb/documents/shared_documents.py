@@ -11,7 +11,33 @@ from typing import Any, Literal, TypedDict
 from .types import Message, Stored
 
 
-class _ConsumerOptions(TypedDict, total=False):
+class ReportedTask(TypedDict):
+    """A task that a worker runs."""
+
+    id: str
+    task: str
+    queue: str
+    since: float
+
+
+class Running(TypedDict):
+    """The tasks that a worker has run for a second or more."""
+
+    #: By queue: their number, and how many of them are not acknowledged yet.
+    queues: dict[str, list[int]]
+    #: At most 100 of them, the longest running first.
+    tasks: list[ReportedTask]
+
+
+class WorkerReport(TypedDict, total=False):
+    """What only the heartbeat of a Celery worker has."""
+
+    running: Running
+    #: What its tasks were, counted by optional rooms; see `celery_couchdb.metrics`.
+    tasks: dict[str, Any]
+
+
+class _ConsumerOptions(WorkerReport, total=False):
     #: The name of the Celery worker whose connection it is, if the process is a worker.
     worker: str
 
@@ -147,7 +173,12 @@ class Bell(Stored):
     date: float
 
 
-class Leader(Stored):
+class _LeaderOptions(TypedDict, total=False):
+    #: The node name of the process, if it is a Celery worker or beat.
+    node: str
+
+
+class Leader(_LeaderOptions, Stored):
     """The process that currently does a duty that only one process may do at a time."""
 
     _id: str
@@ -155,3 +186,5 @@ class Leader(Stored):
     #: None: released. The process has stopped, and any other may take over.
     holder: str | None
     date: float
+    #: How long the lead lasts after `date`, in seconds.
+    lease: float

@@ -1,10 +1,10 @@
 """A leader: of all processes that offer to do a duty, one does it.
 
-The document `broker:leader:<name>` names the leader. The leader renews it every `RENEWAL_SECONDS`. The other processes
-read it at the same interval. One of them becomes the leader if the document was released, or if its revision has not
-changed for `LEASE_SECONDS` by that process's own monotonic clock. The leader counts its lease from the time before it
-sent its last successful request. So two processes never lead at the same time, and clocks of different machines are
-not compared, and no step of a clock ends a lead.
+The document `broker:leader:<name>` names the leader. The leader renews it when a third of its lease has passed. The
+other processes read it at the same interval. One of them becomes the leader if the document was released, or if its
+revision has not changed for a whole lease by that process's own monotonic clock. The leader counts its lease from the
+time before it sent its last successful request. So two processes never lead at the same time, and clocks of different
+machines are not compared, and no step of a clock ends a lead.
 
 A lead that has ended is never taken up again: the same process may lead again, but in another *term*. A process that is
 paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
@@ -32,15 +32,16 @@ from ..documents import shared_documents
 from ..documents.ids import LEADER
 from ..errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
 from ..log import get_logger
+from .lease import worker_name
 
 logger = get_logger(__name__)
 
-#: The leader's lease, and the interval at which the leader renews it and the other processes read it.
+#: The lease of most leaders, and the interval at which they renew it and the other processes read it.
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
 
 #: The interval at which other processes should read it that want to take over at most 20 seconds after a leader was
-#: killed, see `LeaderLease.next_in`.
-LOOK_SECONDS = 3.0
+#: killed, as a part of the lease, see `LeaderLease.next_in`.
+_LOOK_SHARE = 1 / 5
 
 #: The longest time for which `Led.stop` waits for what is being done, in seconds.
 _STOP_SECONDS = 5.0
@@ -53,8 +54,15 @@ class LeadLost(Exception):
 class LeaderLease:
     """One process's offer to do the duty `name`. It is not thread-safe."""
 
-    def __init__(self, client: Client, name: str) -> None:
-        self._client, self._id = client, LEADER + name
+    def __init__(self, client: Client, name: str, node: str | None = None, lease: float | None = None) -> None:
+        """`node` is the node name of the process, by default that of the Celery worker that it is, if it is one.
+
+        `lease` is in seconds, the same for all processes; by default `LEASE_SECONDS`.
+        """
+        self._client, self._id, self._node = client, LEADER + name, node
+        self._lease = lease or LEASE_SECONDS
+        #: The interval at which the leader renews its lease, in seconds.
+        self.renewal = self._lease * RENEWAL_SECONDS / LEASE_SECONDS
         self._holder = f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
         #: How often this process began to lead, and the monotonic time until which it leads.
         self._terms, self._until = 0, -inf
@@ -76,17 +84,17 @@ class LeaderLease:
         """The seconds until the next call of `step` is useful, unless the current leader releases the lead."""
         now = time.monotonic()
         if self.leads:
-            return max(0.0, self._until - LEASE_SECONDS + RENEWAL_SECONDS - now)
-        return max(0.0, min(LOOK_SECONDS, self._seen_since + LEASE_SECONDS - now)) if self._seen_rev else 0.0
+            return max(0.0, self._until - self._lease + self.renewal - now)
+        return max(0.0, min(self._lease * _LOOK_SHARE, self._seen_since + self._lease - now)) if self._seen_rev else 0.0
 
     def step(self) -> int | None:
         """Become the leader, renew the lease, or check the current leader; return `term`.
 
-        Call this every `RENEWAL_SECONDS` or more often; it makes requests only when they are due. *Raises* the errors
+        Call this every `renewal` seconds or more often; it makes requests only when they are due. *Raises* the errors
         of `Client`; a leader then stays leader until its lease ends.
         """
         asked = time.monotonic()
-        if asked < self._until - LEASE_SECONDS + RENEWAL_SECONDS:
+        if asked < self._until - self._lease + self.renewal:
             return self.term
         rev = self._rev if self.leads else self._replaceable(asked)
         if rev is not None:
@@ -112,7 +120,7 @@ class LeaderLease:
             self._seen_rev, self._seen_since = rev, time.monotonic()
         # This process itself may hold it: its lease ended, or the response to its last request was lost.
         released = not isinstance(found.get('holder'), str) or found['holder'] == self._holder
-        silent = asked - self._seen_since >= LEASE_SECONDS
+        silent = asked - self._seen_since >= self._lease
         return rev if released or silent else None
 
     def _write(self, rev: str, asked: float) -> None:
@@ -121,10 +129,19 @@ class LeaderLease:
             raise result.exception(self._client.address.url)
         if not (self.leads and result.is_proven):
             self._terms += 1  # a lead that has ended is never taken up again
-        self._rev, self._until = (result.rev, asked + LEASE_SECONDS) if result.is_proven else ('', -inf)
+        self._rev, self._until = (result.rev, asked + self._lease) if result.is_proven else ('', -inf)
 
     def _document(self, holder: str | None) -> shared_documents.Leader:
-        return {'_id': self._id, 'type': 'Leader', 'holder': holder, 'date': self._client.clock.now()}
+        doc: shared_documents.Leader = {
+            '_id': self._id,
+            'type': 'Leader',
+            'holder': holder,
+            'date': self._client.clock.now(),
+            'lease': self._lease,
+        }
+        if holder and (node := self._node or worker_name()):
+            doc['node'] = node
+        return doc
 
 
 class Duty:
@@ -153,7 +170,7 @@ class Duty:
 
     def rest(self) -> float:
         """Be ready to lead, and do nothing else; return the seconds until the next look at the leader."""
-        return RENEWAL_SECONDS
+        return self._leader.renewal
 
     def step(self) -> float:
         """Lead, or look who leads, and do what is due; return the seconds until the next step is useful."""

@@ -110,7 +110,9 @@ class Lease:
         # As of the last heartbeat, and as of the heartbeat that was made and not stored yet.
         self._acked: Mapping[str, int] = {}
         self._acked_then: Mapping[str, int] = {}
-        self._sent = self._valid_until = self._made = float('-inf')
+        #: The monotonic time at which the last stored heartbeat was made.
+        self.sent = float('-inf')
+        self._valid_until = self._made = float('-inf')
         self.announced.set(frozenset())
         #: Whether the consumer holds nothing that would be lost with the lease.
         self.idle = False
@@ -133,7 +135,7 @@ class Lease:
 
         An idle consumer waits for longer, and writes the heartbeat with its next claim if the third has passed.
         """
-        return self._sent + self.timeout * (IDLE_LEASES * _IDLE_SHARE if self.idle else 1 / HEARTBEATS_PER_LEASE)
+        return self.sent + self.timeout * (IDLE_LEASES * _IDLE_SHARE if self.idle else 1 / HEARTBEATS_PER_LEASE)
 
     def needs_heartbeat(self, queues: Collection[str]) -> bool:
         """Tell whether a heartbeat is due: it is time for it, or the consumed queues have changed."""
@@ -149,7 +151,7 @@ class Lease:
             # Other consumers follow only documents with `beats` 0: new consumers, and those whose queues changed.
             self._queues, self._beats = sorted(queues), 0
         self._made, self._acked_then = time.monotonic(), dict(acked)
-        elapsed = self._made - self._sent  # infinite for the first heartbeat
+        elapsed = self._made - self.sent  # infinite for the first heartbeat
         doc: Consumer = {
             '_id': self.id,
             'type': 'Consumer',
@@ -176,9 +178,9 @@ class Lease:
         self.rev, self.proven = rev, proven
         self.announced.set(frozenset(self._queues))
         self._beats += 1
-        self._sent, self._acked = self._made, self._acked_then
+        self.sent, self._acked = self._made, self._acked_then
         if proven:
-            self._valid_until = self._sent + self.timeout
+            self._valid_until = self.sent + self.timeout
 
     def resume_from(self, leaves: Collection[Document]) -> bool:
         """Continue from the last stored heartbeat; return False if there is none or a sweeper deleted the document.
@@ -196,7 +198,7 @@ class Lease:
         """Do as `resume_from`; if it returns True, count the last heartbeat as proven."""
         if not self.resume_from(leaves):
             return False
-        self.proven, self._valid_until = True, self._sent + self.timeout
+        self.proven, self._valid_until = True, self.sent + self.timeout
         return True
 
 

@@ -104,15 +104,15 @@ def test_status_of_a_busy_site(site: Site) -> None:
         site.send('late_nap', str(site.journal), str(number), None, queue='mail')
     site.send('add', 1, 2, countdown=3600)
     site.send('add', 1, 2, queue='forgotten')
-    wait_for(lambda: listed(site, 'status')[0]['queues']['mail']['held'] == 3, 'the worker to hold three messages')
-    page = succeeded(couchdb(site, 'status')).splitlines()
-    assert max(map(len, page)) <= 80
-    lines = [line.split()[:5] for line in page]
+    wait_for(lambda: listed(site, 'status')[0]['queues']['mail']['running'] == 1, 'the worker to report its task')
+    page = succeeded(couchdb(site, 'status', COLUMNS='100')).splitlines()
+    assert max(map(len, page)) <= 100
+    lines = [line.split()[:6] for line in page]
     assert [line for line in lines if line[1:] and line[1] in ('READY', '0', '1', '3')][:4] == [
-        ['QUEUE', 'READY', 'SCHEDULED', 'HELD', 'DEAD'],
-        ['celery', '0', '1', '0', '0'],
-        ['forgotten', '1', '0', '0', '0'],
-        ['mail', '3', '0', '3', '0'],
+        ['QUEUE', 'READY', 'SCHEDULED', 'PREFETCHED', 'RUNNING', 'DEAD'],
+        ['celery', '0', '1', '0', '0', '0'],
+        ['forgotten', '1', '0', '0', '0', '0'],
+        ['mail', '3', '0', '2', '1', '0'],
     ]
     assert 'pidbox' not in str(page)
     assert 'pidbox' in succeeded(couchdb(site, 'status', '--all'))

@@ -22,6 +22,7 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
     running = site.send('late_nap', str(site.journal), 'long', None)
     wait_for(lambda: site.journalled() == ['start long'], 'the first task to start')
     waiting, later = site.send('add', 1, 2), site.send('add', 3, 4, countdown=3600)
+    assert Jobs(site.app).wait(running.id, 'running', timeout=PATIENCE) == 'running'
     table = succeeded(couchdb(site, 'jobs', 'list', COLUMNS='100')).splitlines()
     assert [line.split()[0] for line in table] == ['ID', running.id, waiting.id, later.id]
     assert [line.split()[3] for line in table] == ['STATE', 'running', 'ready', 'scheduled']
@@ -58,7 +59,7 @@ def test_jobs_of_a_worker_that_acknowledges_early(site: Site) -> None:
         lambda: jobs.workers(first.id, timeout=2) == {worker.hostname(): 'active'}, 'the worker to report the task'
     )
     second = site.send('nap', str(site.journal), 'second', 0)
-    assert jobs.wait(second.id, 'running', timeout=PATIENCE) == 'running'
+    assert jobs.wait(second.id, 'prefetched', timeout=PATIENCE) == 'prefetched'
     jobs.remove(second.id)
     wait_for(lambda: revoked(site) == {worker.hostname(): [second.id]}, 'the worker to revoke the task')
     states = jobs.watch(first.id, PATIENCE)

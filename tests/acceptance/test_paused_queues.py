@@ -25,7 +25,7 @@ def test_running_tasks_finish_and_others_wait(site: Site) -> None:
     wait_for(lambda: all(item['claimed'] is None for item in items(site.client)), 'the acknowledgements')
     assert len(items(site.client)) == 6
     [queue] = [each for each in listed(site, 'queues', 'list') if each['name'] == 'celery']
-    assert (queue['ready'], queue['held'], queue['paused']['reason']) == (6, 0, 'database upgrade')
+    assert (queue['ready'], queue['prefetched'], queue['paused']['reason']) == (6, 0, 'database upgrade')
     assert 'database upgrade' in succeeded(couchdb(site, 'status'))
     assert listed(site, 'status')[0]['queues']['celery']['paused'] == queue['paused']
     assert succeeded(couchdb(site, 'queues', 'resume', 'celery')) == 'celery: resumed\n'

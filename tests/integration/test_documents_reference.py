@@ -17,6 +17,8 @@ from celery_couchdb import design as results_design
 from celery_couchdb.beat import CouchDBScheduler, Schedules
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
+from kombu_couchdb.consumer import worker_hooks
+from kombu_couchdb.consumer.worker_hooks import RunningTask
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases import lease
@@ -148,6 +150,8 @@ def test_other_documents_of_the_broker(
     monkeypatch.setattr(lease._Process, 'worker', None)  # a worker of an earlier test may have set it
     Inbox(connect(), 'of direct').wait(1)
     monkeypatch.setattr(lease._Process, 'worker', 'worker@host')
+    running = RunningTask('1', 'report', 'of direct', 0.0, True)
+    monkeypatch.setattr(worker_hooks, '_hooks', {'running': lambda queues: [running]})
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
     connection.transport.broadcaster.send('to fanout', '', {'body': 'x'}, reply={'exchange': 'replies'})
     bells = BroadcastsDatabase(client)
@@ -162,7 +166,7 @@ def test_other_documents_of_the_broker(
 
 def test_documents_of_a_pause_and_of_a_leader(client: Client, sent: list[Request]) -> None:
     queues.pause(client, 'q')
-    one = LeaderLease(client, 'job')
+    one = LeaderLease(client, 'job', 'beat@host')
     one.step()
     one.release()
     for kind in ('Pause', 'Leader'):

@@ -18,6 +18,8 @@ from kombu_couchdb.leases.leader import LeaderLease
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many
 
+from .conftest import Run
+
 
 def heartbeat(name: str, expires_in: float = 60.0, **members: Any) -> dict[str, Any]:
     """Return the heartbeat document of a consumer, written 7 seconds ago."""
@@ -53,11 +55,12 @@ def test_messages_are_counted_by_queue_and_state(
     wait_for(lambda: any(item.get('status') for item in items(client)), 'the dead letter')
     found = status(client)
     assert {
-        name: {k: queue[k] for k in ('ready', 'scheduled', 'held', 'dead')} for name, queue in found['queues'].items()
+        name: {k: queue[k] for k in ('ready', 'scheduled', 'prefetched', 'dead')}
+        for name, queue in found['queues'].items()
     } == {
-        'q': {'ready': 7, 'scheduled': 4, 'held': 2, 'dead': 0},
-        'other': {'ready': 1, 'scheduled': 0, 'held': 0, 'dead': 0},
-        'broken': {'ready': 0, 'scheduled': 0, 'held': 0, 'dead': 1},
+        'q': {'ready': 7, 'scheduled': 4, 'prefetched': 2, 'dead': 0},
+        'other': {'ready': 1, 'scheduled': 0, 'prefetched': 0, 'dead': 0},
+        'broken': {'ready': 0, 'scheduled': 0, 'prefetched': 0, 'dead': 1},
     }
     assert 1000 <= (found['queues']['q']['oldest'] or 0) < 1100
     assert 0 <= (found['queues']['other']['oldest'] or 0) < 100
@@ -91,6 +94,54 @@ def test_empty_temporary_queues_are_hidden(connection: Connection, client: Clien
     publish(connection, 'reply', 'passing')
     queue = status(client)['queues']['passing']
     assert (queue['ready'], queue['temporary']) == (1, True)
+
+
+def test_queues_for_replies_and_events_are_never_shown(connection: Connection, client: Client, run: Run) -> None:
+    """Celery declares them with `auto_delete` and `expires`; `--all` shows them."""
+    Queue('celeryev.1', channel=connection.default_channel, auto_delete=True, expires=60).declare()
+    publish(connection, 'an event', 'celeryev.1')
+    publish(connection, 'work', 'q')
+    assert list(status(client)['queues']) == ['q']
+    assert list(status(client, temporary=True)['queues']) == ['celeryev.1', 'q']
+    assert 'celeryev' not in ''.join(run(*words).output for words in (['status'], ['jobs', 'list'], ['metrics']))
+
+
+def test_running_tasks_and_leaders_of_workers(connection: Connection, client: Client) -> None:
+    """A worker whose lease has ended reports nothing, nor does what no worker writes."""
+    for name in ('a', 'b'):
+        publish(connection, name, 'q')
+    task = {'id': '1', 'task': 'pay', 'queue': 'q', 'since': time.time() - 60}
+    own = {'queues': {'q': [3, 1], 'r': [1, 0]}, 'tasks': [task]}
+    odd: list[Any] = [5, [], {'queues': 5, 'tasks': {}}, {'queues': {'q': [1]}, 'tasks': [5, {'id': 1}]}]
+    client.bulk(
+        [
+            heartbeat('w1', worker='w1@here', running=own),
+            heartbeat('dead', expires_in=-600, running=own, pid=6),
+            *(heartbeat(f'odd:{number}', running=each, worker=each) for number, each in enumerate(odd)),
+            *({**item, 'claimed': {'by': 'broker:consumer:w1', 'date': 1.0}} for item in items(client)),
+            {'_id': 'broker:leader:beat:x', 'type': 'Leader', 'holder': 'here:5:1', 'date': time.time(), 'node': 'b@c'},
+            {'_id': 'broker:leader:y', 'type': 'Leader', 'holder': 'here:6:1', 'date': time.time() - 99, 'lease': 90},
+            {'_id': 'broker:leader:z', 'type': 'Leader', 'holder': 'there:6:1', 'date': time.time(), 'node': {}},
+        ]
+    )
+    found = status(client)
+    assert {name: (queue['prefetched'], queue['running']) for name, queue in found['queues'].items()} == {
+        'q': (1, 3),
+        'r': (0, 1),
+    }
+    consumers = {consumer['id']: consumer for consumer in found['consumers']}
+    assert (consumers['w1']['name'], consumers['w1']['running'], consumers['w1']['prefetched']) == (
+        'w1@here',
+        [task],
+        1,
+    )
+    assert (consumers['w1']['leads'], consumers['dead']['leads']) == (['beat:x'], [])
+    assert (consumers['odd:0']['name'], consumers['odd:0']['running']) == ('odd', [])
+    assert [(each['name'], each['alive']) for each in found['leaders']] == [
+        ('b@c', True),
+        ('here:6', False),
+        ('there:6', True),
+    ]
 
 
 def test_consumers_and_their_rates(connection: Connection, client: Client) -> None:

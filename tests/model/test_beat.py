@@ -222,7 +222,7 @@ FAULTS = [
         Beats,
         LeaderLease,
         '_replaceable',
-        'asked - self._seen_since >= LEASE_SECONDS',
+        'asked - self._seen_since >= self._lease',
         "self._client.clock.now() - found['date'] > 20",
     ),
     Fault('the ids of tasks are not fixed', Beats, beat_scheduler, 'task_id_of', '{due:.3f}', '{due:.3f} {id(state)}'),

@@ -61,7 +61,7 @@ OPERATORS = (
     'kombu_couchdb.admin',
     *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'devices', 'replications')),
     'kombu_couchdb.regions.region_status',
-    *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'stored_results', 'audit', 'web')),
+    *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
     *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'regions.cli')),
     *(f'celery_couchdb.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
 )

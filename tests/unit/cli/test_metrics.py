@@ -32,7 +32,8 @@ def queue(**members: Any) -> QueueStatus:
         'scheduled': 0,
         'parked': 0,
         'oldest': None,
-        'held': 0,
+        'prefetched': 0,
+        'running': 0,
         'dead': 0,
         'rate': 0.0,
         'temporary': False,
@@ -42,7 +43,19 @@ def queue(**members: Any) -> QueueStatus:
 
 
 def consumer(*queues: str, alive: bool = True) -> ConsumerStatus:
-    return {'id': 'a', 'host': 'h', 'pid': 1, 'queues': list(queues), 'heartbeat': 1.0, 'rate': 0.0, 'alive': alive}
+    return {
+        'id': 'a',
+        'name': 'w1@h',
+        'host': 'h',
+        'pid': 1,
+        'queues': list(queues),
+        'heartbeat': 1.0,
+        'rate': 0.0,
+        'alive': alive,
+        'running': [],
+        'prefetched': 0,
+        'leads': [],
+    }
 
 
 def database(name: str, size: int | None = None) -> DatabaseStatus:
@@ -57,7 +70,7 @@ def a_status(
         'queues': queues,
         'malformed': 3,
         'consumers': list(consumers),
-        'leaders': [{'duty': 'beat:shop', 'holder': None, 'renewed': 4.0, 'alive': False}],
+        'leaders': [{'duty': 'beat:shop', 'name': None, 'holder': None, 'renewed': 4.0, 'alive': False}],
         'database': database('broker', 7000),
         'broadcasts': None,
         'results': results,
@@ -88,7 +101,7 @@ def test_all_of_a_status_is_exported() -> None:
     found = of(
         a_status(
             {
-                'q': queue(ready=26, scheduled=5, parked=4, held=2, dead=1, oldest=23.5, rate=1.5),
+                'q': queue(ready=26, scheduled=5, parked=4, prefetched=2, running=3, dead=1, oldest=23.5, rate=1.5),
                 'empty': queue(paused={'date': None, 'by': None, 'reason': None}),
             },
             consumer('q'),
@@ -106,8 +119,8 @@ def test_all_of_a_status_is_exported() -> None:
         ('up', ()): 1,
         ('server_info', (('vendor', 'Apache'), ('version', '3.5.0'))): 1,
         ('reading_seconds', ()): 0.25,
-        **states('q', ready=26, scheduled=5, parked=4, held=2, dead=1),
-        **states('empty', ready=0, scheduled=0, parked=0, held=0, dead=0),
+        **states('q', ready=26, scheduled=5, parked=4, prefetched=2, running=3, dead=1),
+        **states('empty', ready=0, scheduled=0, parked=0, prefetched=0, running=0, dead=0),
         ('queue_oldest_seconds', (('queue', 'q'),)): 23.5,
         ('queue_oldest_seconds', (('queue', 'empty'),)): 0,
         ('queue_acknowledged_per_second', (('queue', 'q'),)): 1.5,

@@ -1,0 +1,115 @@
+"""The resources of failures and of groups of failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from kombu_couchdb.admin.claimants import Claimants
+from kombu_couchdb.admin.listing import workers_of
+from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.body import stub
+
+from ..failures import Failure, FailureGroup, Failures
+from ..jobs import Jobs, Unreadable
+from .columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_date
+from .resource import Resource
+
+#: Shown in place of a body that would need a request of its own.
+_ATTACHED = 'the body is an attachment, which "show" reads'
+
+
+def failure_resource(failures: Failures, now: float) -> Resource[Failure]:
+    """Return the resource of failures; `now` is in seconds since the epoch."""
+    columns = [
+        Column('ID', 'id', min_width=36),
+        Column('TASK', 'task', min_width=8),
+        Column('QUEUE', 'queue', min_width=6),
+        Column('KIND', 'kind', _kind),
+        Column('WHEN', 'date', partial(_when, now=now), right=True),
+        Column('ERROR', None, _error, min_width=15),
+    ]
+    return Resource(
+        partial(_describe_all, failures.jobs), columns, summarize=lambda part: [_summary(failure) for failure in part]
+    )
+
+
+def group_resource() -> Resource[FailureGroup]:
+    """Return the resource of groups of failures."""
+    columns = [
+        Column('TASK', 'task', min_width=8),
+        Column('KIND', 'kind', _kind),
+        Column('ERROR', 'error', min_width=12),
+        Column('COUNT', 'count', count_cell, right=True),
+        Column('FIRST (UTC)', 'first', _date),
+        Column('LAST (UTC)', 'last', _date),
+    ]
+    return Resource(lambda part: [asdict(group) for group in part], columns)
+
+
+def _summary(failure: Failure) -> Row:
+    return {
+        'id': failure.id,
+        'task': failure.task,
+        'queue': failure.queue,
+        'kind': failure.kind,
+        'date': failure.date or None,
+        'reason': failure.reason,
+        'error': failure.error,
+        'error_type': failure.error_type,
+    }
+
+
+def _describe_all(jobs: Jobs | None, part: Sequence[Failure]) -> Iterator[Row]:
+    """Yield all facts about failures. Dates are seconds since the epoch. One request for all of them, or none."""
+    letters = [failure.letter for failure in part if failure.letter is not None]
+    workers = workers_of(Claimants.of(jobs.client, letters), letters) if jobs and letters else {}
+    for failure in part:
+        letter, result = failure.letter, failure.result
+        described: dict[str, Any] = {'args': None, 'kwargs': None, 'unreadable': None}
+        if letter is not None and jobs is not None:
+            described |= _arguments(jobs, letter)
+        elif result is not None:
+            described |= {'args': result.args, 'kwargs': result.kwargs}
+        consumer = letter.get('consumer') if letter else None
+        yield {
+            **_summary(failure),
+            'traceback': result.traceback if result else None,
+            **described,
+            'attempts': letter.get('attempts') if letter else None,
+            'retries': result.retries if result else None,
+            'worker': workers.get(consumer) if isinstance(consumer, str) else result.worker if result else None,
+            'documents': [doc['_id'] for doc in (letter, result.document if result else None) if doc],
+        }
+
+
+def _arguments(jobs: Jobs, letter: Document) -> Row:
+    if stub(letter) is not None:
+        return {'unreadable': _ATTACHED}
+    try:
+        body = jobs.decode(letter)
+    except Unreadable as exc:
+        return {'unreadable': str(exc)}
+    is_task = workitem.task_name(letter) is not None and isinstance(body, (list, tuple)) and len(body) == 3
+    return {'args': body[0], 'kwargs': body[1]} if is_task else {'body': body}
+
+
+def _kind(kind: str) -> Cell:
+    tone: Tone = 'bad' if kind == 'dead' else 'warning'
+    return Cell(kind, tone)
+
+
+def _when(date: Any, now: float) -> str:
+    return format_ago(date, now)
+
+
+def _error(failure: Row) -> str:
+    texts = [text for name in ('reason', 'error') if (text := failure[name])]
+    return ': '.join(dict.fromkeys(texts)) or NO_VALUE
+
+
+def _date(date: float) -> str:
+    return format_date(date or None)
