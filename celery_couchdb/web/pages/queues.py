@@ -55,7 +55,7 @@ def _totals(found: Status) -> list[tuple[str, str, Tone]]:
 
     workers = sum(consumer['alive'] for consumer in found['consumers'])
     return [
-        *map(total, ('ready', 'scheduled', 'parked', 'held')),
+        *map(total, ('ready', 'scheduled', 'parked', 'prefetched', 'running')),
         total('dead', 'bad'),
         ('Per second', rate_cell(sum(queue['rate'] for queue in queues)).text, ''),
         ('Workers', f'{workers:,}', '' if workers else 'warning'),
