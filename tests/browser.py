@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +60,64 @@ class Page:
 
     def reload(self) -> None:
         """Load the page again, and wait until it is there."""
-        self.run('window.isOld = true')
-        self._call('Page.reload')
-        wait_for(self._is_new, 'the page')
+        self._expect_another(lambda: self._call('Page.reload'))
+
+    def is_loaded(self) -> bool:
+        """Tell whether a page is there, and not on its way."""
+        return self._is("document.readyState === 'complete'")
 
     def _is_new(self) -> bool:
+        return self._is("document.readyState === 'complete' && !window.isOld")
+
+    def _is(self, condition: str) -> bool:
         try:
-            return bool(self.run("document.readyState === 'complete' && !window.isOld"))
+            return bool(self.run(condition))
         except AssertionError:
-            return False  # between the two pages
+            return False  # between two pages
+
+    def visit(self, url: str) -> None:
+        """Load another page, and wait until it is there."""
+        self._expect_another(lambda: self._call('Page.navigate', url=url))
+
+    def submit(self, selector: str) -> None:
+        """Click a button of a form, and wait until another page is there."""
+        self._expect_another(lambda: self.run(f'document.querySelector({json.dumps(selector)}).click()'))
+
+    def fill(self, selector: str, text: str) -> None:
+        """Write into a field of a form."""
+        self.run(f'document.querySelector({json.dumps(selector)}).value = {json.dumps(text)}')
+
+    def text(self, selector: str = 'body') -> str:
+        """Return the text that an element shows, in one line; '' if there is none."""
+        found: str = self.run(f'(document.querySelector({json.dumps(selector)}) || {{}}).innerText || ""')
+        return ' '.join(found.split())
+
+    def press(self, key: str, code: int, text: str = '') -> None:
+        """Press a key and let it go."""
+        pressed = {'key': key, 'code': key, 'windowsVirtualKeyCode': code, **({'text': text} if text else {})}
+        for kind in ('keyDown', 'keyUp'):
+            self._call('Input.dispatchKeyEvent', type=kind, **pressed)
+
+    def show(self, width: int, height: int = 800, *, dark: bool = False) -> None:
+        """Change the size of the window in pixels, and the colours that its user prefers."""
+        self._call(
+            'Emulation.setDeviceMetricsOverride', width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {'name': 'prefers-color-scheme', 'value': 'dark' if dark else 'light'}
+        self._call('Emulation.setEmulatedMedia', features=[scheme])
+
+    def turn_scripts_off(self) -> None:
+        """Run no scripts of pages from now on."""
+        self._call('Emulation.setScriptExecutionDisabled', value=True)
+
+    def picture(self) -> bytes:
+        """Return a PNG of the page."""
+        return base64.b64decode(self._call('Page.captureScreenshot', format='png')['data'])
+
+    def _expect_another(self, act: Callable[[], Any]) -> None:
+        self.run('window.isOld = true')
+        act()
+        wait_for(self._is_new, 'the page')
 
     def close(self) -> None:
         """End the browser."""

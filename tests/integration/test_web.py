@@ -245,7 +245,7 @@ def test_safe_headers(admin: Browser) -> None:
         assert headers['X-Content-Type-Options'] == 'nosniff'
         assert headers['Cache-Control'] == 'no-store'
     page = admin.get('/queues').text
-    assert not re.search(r'<style|style=|\son\w+=|<script(?! defer src=)', page)
+    assert not re.search(r'<style|style=|\son\w+=|<script(?! (?:defer|type="module") src=)', page)
 
 
 def test_error_in_a_page(admin: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

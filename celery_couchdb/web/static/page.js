@@ -1,5 +1,4 @@
 // What makes the pages live: numbers change in their places, rows stay selected, and dates are in local time.
-'use strict';
 
 // -- changes in place: the new content is compared with the old one, element by element
 

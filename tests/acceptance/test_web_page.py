@@ -1,0 +1,156 @@
+"""The page of operators in a real browser, with a real worker at work."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip('starlette')
+
+from celery_couchdb.web import create_app
+from kombu_couchdb.admin import queues
+from tests.browser import Page
+from tests.conftest import wait_for
+from tests.web import served
+
+from .conftest import Site
+
+HOSTILE = '<img src=x onerror="window.attacked = 1">'
+
+#: The contrast of the texts with their backgrounds: the smallest ratio on the page, and where it is.
+CONTRAST = """(() => {
+  const parse = text => {
+    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+    return {rgb: [r, g, b], a};
+  };
+  const light = rgb => rgb.map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const behind = node => {
+    for (; node; node = node.parentElement) {
+      const {rgb, a} = parse(getComputedStyle(node).backgroundColor);
+      if (a === 1) return rgb;
+    }
+    return [255, 255, 255];
+  };
+  let least = [99, ''];
+  for (const node of document.querySelectorAll('body *')) {
+    const text = Array.from(node.childNodes).filter(n => n.nodeType === 3).map(n => n.nodeValue.trim()).join('');
+    if (!text || !node.checkVisibility() || node.disabled || node.offsetWidth < 2) continue;
+    const [a, b] = [parse(getComputedStyle(node).color).rgb, behind(node)].map(light).sort((x, y) => y - x);
+    const ratio = (a + .05) / (b + .05);
+    if (ratio < least[0]) least = [ratio, node.outerHTML.slice(0, 200)];
+  }
+  return least;
+})()"""
+
+
+@pytest.fixture
+def page(site: Site, stack: ExitStack, tmp_path: Path) -> Page:
+    """A browser that shows the queues of a site to its administrator."""
+    site.set_up()
+    site.send('add', 1, 1, queue='elsewhere')
+    site.send('add', 1, 1, queue=HOSTILE)
+    url = stack.enter_context(served(create_app(site.app)))
+    page = Page(tmp_path / 'profile', 'about:blank')
+    stack.callback(page.close)
+    page.visit(url)
+    log_in(page, site)
+    return page
+
+
+def log_in(page: Page, site: Site) -> None:
+    page.fill('#user', site.server.user)
+    page.fill('#password', site.server.password)
+    page.submit('button')
+
+
+def ready(page: Page, queue: str) -> str:
+    """Return the number of ready messages in the row of a queue; '' without one."""
+    script = (
+        f"Array.from(document.querySelectorAll('tbody tr')).find(row => row.innerText.includes({json.dumps(queue)}))"
+    )
+    found: Any = page.run(f"(({script}) || document.createElement('p')).querySelector('[data-title=Ready]')?.innerText")
+    return found or ''
+
+
+def test_numbers_change_in_place(site: Site, page: Page) -> None:
+    assert ready(page, 'elsewhere') == '1'
+    page.run("window.isSame = true; document.querySelector('input[name=select]').click()")
+    page.run(
+        """new MutationObserver(found => { window.marked ||= found.some(one => one.target.matches('.changed')); })
+        .observe(document.body, {subtree: true, attributes: true})"""
+    )
+    for _ in range(2):
+        site.send('add', 1, 1, queue='elsewhere')
+    wait_for(lambda: ready(page, 'elsewhere') == '3', 'the number to change')
+    site.worker('-Q', 'elsewhere', '-n', 'w1@%h')
+    wait_for(lambda: ready(page, 'elsewhere') == '0', 'the worker to run the tasks')
+    # The page was not loaded again, what was selected still is, and what has changed was marked.
+    assert page.run('[window.isSame, window.marked]') == [True, True]
+    assert page.text('[data-selected]') == '1 selected'
+    page.visit(page.run('location.origin') + '/workers')
+    assert 'elsewhere' in page.text('main')
+    assert page.run('window.attacked') is None
+
+
+def test_pause_and_resume_by_keyboard(site: Site, page: Page) -> None:
+    def tab_to(selector: str) -> None:
+        for _ in range(60):
+            if page.run(f'document.activeElement.matches({json.dumps(selector)})'):
+                # What has the focus can be seen.
+                assert page.run('getComputedStyle(document.activeElement).outlineStyle') != 'none'
+                return
+            page.press('Tab', 9)
+        pytest.fail(f'no way to {selector}')
+
+    page.press('Tab', 9)
+    assert page.text(':focus') == 'Skip to the content'
+    tab_to('input[aria-label="Select elsewhere"]')
+    page.press(' ', 32, ' ')
+    page.run("document.querySelector('#main').focus()")
+    tab_to('button[value=pause]')
+    page.press('Enter', 13, '\r')
+    wait_for(lambda: page.is_loaded() and page.text('h1') == 'Pause the queue elsewhere?', 'the question')
+    assert page.run('document.activeElement.id') == 'reason'
+    page.run("document.execCommand('insertText', false, 'the shop moves')")
+    page.press('Enter', 13, '\r')
+    wait_for(lambda: page.is_loaded() and 'elsewhere: paused.' in page.text('main'), 'the pause')
+    assert 'the shop moves' in page.text('table')
+    assert queues.paused(site.client)['elsewhere']['by'] == site.server.user
+
+
+@pytest.mark.parametrize('dark', [False, True], ids=['light', 'dark'])
+def test_looks(site: Site, page: Page, dark: bool) -> None:
+    queues.pause(site.client, 'x' * 200, by='ann', reason='a reason ' * 30)
+    for path in ('/queues', '/workers', '/activity', '/nothing', '/login'):
+        for width in (390, 860, 1280, 1600):
+            page.show(width, dark=dark)
+            page.visit(page.run('location.origin') + path)
+            assert page.run('document.documentElement.scrollWidth <= innerWidth'), (path, width)
+            ratio, where = page.run(CONTRAST)
+            assert ratio >= 4.5, (path, ratio, where)
+    assert page.run('window.attacked') is None
+
+
+def test_without_scripts(site: Site, page: Page) -> None:
+    page.turn_scripts_off()
+    page.visit(page.run('location.href'))
+    assert ready(page, 'elsewhere') == '1'
+    page.run("document.querySelectorAll('input[name=select]').forEach(box => { box.checked = true; })")
+    page.submit('button[value=purge]')
+    assert page.text('h1') == 'Purge these 2 queues?'
+    page.submit('button.primary')
+    assert '1 message deleted' in page.text('main')
+    assert ready(page, 'elsewhere') == '0'
+
+
+def test_session_ends_while_the_page_is_open(site: Site, page: Page) -> None:
+    form = "new URLSearchParams(new FormData(document.querySelector('.who form')))"
+    page.run(f"fetch('/logout', {{method: 'POST', body: {form}}}).then(() => null)")
+    wait_for(lambda: page.is_loaded() and page.text('h1') == 'Log in', 'the login')
+    log_in(page, site)
+    assert page.text('h1') == 'Queues'
