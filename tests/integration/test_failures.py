@@ -310,8 +310,8 @@ def test_commands_select_by_id_or_by_options(
     short, several = "'3f2' is too short: give at least 4 characters", "several ids begin with '4f2b'"
     fail('4f2b-other', 400.0, task='mail')
     for name, sentence in (('3f2', short), ('4f2b', several), ('4f2c', "there is no failure '4f2c'")):
-        for words in (('show', name), ('drop', name, '--yes'), ('retry', name, '--yes')):
-            assert sentence in run('failures', *words).stderr
+        for verb in ('show', 'drop', 'retry'):
+            assert sentence in run('failures', verb, name).stderr
     assert 'Retry dead letter 3f2a-dead? [y/N]' in run('failures', 'retry', '3f2a', answer='n\n').stdout
     assert run('failures', 'retry', '3f2a', '3f2b', '--yes').stdout == '2 retried.\n'
     assert len(items(client)) == 2

@@ -10,7 +10,8 @@ from celery.app.task import Context
 
 from celery_couchdb.stored_results import StoredResult, StoredResults
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.errors import ConfigurationError, CouchDBError, RequestRefused, ServerUnavailable
+from kombu_couchdb.transport import CollectingProducer
 from tests.support import Request, items, record_requests
 
 
@@ -141,14 +142,32 @@ def test_task_that_cannot_be_sent_stays_failed(app: Celery, results: StoredResul
 
     fail(app, 'a')
     fail(app, 'b', kwargs={})
-    fail(app, 'c', kwargs={}, args=['x' * 9_000_000])  # CouchDB refuses it, and with it the request for all of them
-    failures = [got(results, name) for name in 'abc']
+    failures = [got(results, name) for name in 'ab']
     sent, refused = results.retry(failures)
-    assert refused['a'] == "it cannot be sent: report() got an unexpected keyword argument 'name'"
-    assert {result.id for result in sent} | {*refused} == {*'abc'}
-    assert 'b' not in refused
-    assert {got(results, name).state for name in refused} == {'FAILURE'}
-    assert {item['message']['headers']['id'] for item in items(client)} == {result.id for result in sent}
+    assert refused == {'a': "it cannot be sent: report() got an unexpected keyword argument 'name'"}
+    assert [result.id for result in sent] == ['b']
+    assert got(results, 'a').state == 'FAILURE'
+    assert [item['message']['headers']['id'] for item in items(client)] == ['b']
+
+
+@pytest.mark.parametrize('error', [RequestRefused('too large'), ServerUnavailable('gone')])
+def test_messages_are_sent_one_by_one_if_couchdb_refuses_one_of_them(
+    app: Celery, results: StoredResults, client: Client, monkeypatch: pytest.MonkeyPatch, error: CouchDBError
+) -> None:
+    for name in 'ab':
+        fail(app, name)
+
+    def flush(producer: CollectingProducer) -> None:
+        raise error
+
+    monkeypatch.setattr(CollectingProducer, 'flush', flush)
+    failures = [got(results, name) for name in 'ab']
+    sent, refused = results.retry(failures)
+    if isinstance(error, ServerUnavailable):
+        assert (sent, refused) == ([], dict.fromkeys('ab', 'it cannot be sent: gone'))
+        assert [got(results, name).state for name in 'ab'] == ['FAILURE'] * 2
+    else:
+        assert (sent, refused, len(items(client))) == (failures, {}, 2)
 
 
 def test_only_failures_are_sent_again(app: Celery, results: StoredResults) -> None:
