@@ -8,7 +8,8 @@ there (`hooks`, `command_hooks`). These are the functions that it asks for:
   raises `ConfigurationError` if tasks cannot be in the header of a chord.
 * of workers: `prepare_worker()`, when a worker starts; `start_in_worker(worker)`, when a worker is ready whose app has
   made its result backend only now.
-* of commands: `setup_plans(…)`, see `cli.setup`, and `vacuum_part(…)`, see `cli.vacuum`.
+* of commands: `setup_plans(…)`, see `cli.setup`, `vacuum_part(…)`, see `cli.vacuum`, and `exposition(status, seconds)`,
+  which returns the metrics of a status in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any
 
 #: By room: the package with the functions for results, publishers and workers.
 HOOKS = {
+    'metrics': 'celery_couchdb.metrics',
     'parcels': 'celery_couchdb.parcels',
     'regions': 'celery_couchdb.regions',
 }
 
 #: By name of the command: the module with the object `command`, and with functions for other commands.
 COMMANDS = {
+    'metrics': 'celery_couchdb.metrics.command',
     'parcels': 'celery_couchdb.parcels.cli',
     'regions': 'celery_couchdb.regions.cli',
     'schedule': 'celery_couchdb.beat.cli',

@@ -15,13 +15,14 @@ import click
 from celery.utils.nodenames import default_nodename, gethostname, host_format, nodesplit
 
 import kombu_couchdb.design
-from kombu_couchdb.admin.queues import internal, paused
-from kombu_couchdb.admin.status import DatabaseStatus, Status, backlog, consumers, status
+from kombu_couchdb.admin.queues import paused
+from kombu_couchdb.admin.status import DatabaseStatus, Status, consumers, status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import equal, exactly, maybe, members, revision
 from kombu_couchdb.documents.ids import QUEUE
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing, ServerUnavailable
 from kombu_couchdb.log import printable
+from kombu_couchdb.queues.backlog import backlog, internal
 from kombu_couchdb.queues.databases import broadcasts_of
 
 from .. import design

@@ -14,10 +14,10 @@ from ..design.rows import QueueCount, Row, WaitingRow
 from ..documents import workitem
 from ..documents.task_message import HIGHEST
 from ..queues import waiting
+from ..queues.backlog import internal
 from .claimants import Claimants
 from .dead import letters
 from .jobs import BATCH_ROWS, items_in, needs_jobs_view, paged
-from .queues import internal
 
 #: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
 _BY_QUEUE = members(key=exactly(lambda name: True), value=number)
