@@ -60,13 +60,14 @@ class Jobs:
     `running` if the result says that the task has started (`task_track_started`), and `done` or `gone` otherwise.
     """
 
-    def __init__(self, app: Any, client: Client | None = None) -> None:
-        """Use `client`, or create one for the database of the app's broker.
+    def __init__(self, app: Any, client: Client | None = None, results: Client | None = None) -> None:
+        """Use `client`, or create one for the database of the app's broker. States of results are read with `results`,
+        or as the app reads them.
 
         *Raises* `ConfigurationError` if the app's broker is not CouchDB.
         """
         self.app = app
-        self.client = client or client_of(app)
+        self.client, self._results = client or client_of(app), results
 
     def state(self, task_id: str) -> str:
         """Return the state of a job."""
@@ -232,8 +233,9 @@ class Jobs:
         if not isinstance(backend, CouchDBBackend):
             return {}
         ids = {backend.get_key_for_task(task_id): task_id for task_id in task_ids}
-        docs = [doc for part in chunks([*ids], _BATCH_DOCS) for doc in backend.client.find(part)]
-        now = backend.client.clock.now()
+        client = self._results or backend.client
+        docs = [doc for part in chunks([*ids], _BATCH_DOCS) for doc in client.find(part)]
+        now = client.clock.now()
         return {ids[doc['_id']]: str(doc.get('status')) for doc in docs if doc and not is_expired(doc, now)}
 
     def replay(

@@ -35,6 +35,11 @@ COMMANDS = {
     'web': 'celery_couchdb.web.cli',
 }
 
+#: By room: the module with the object `page`, for the page of operators; see `web.view`.
+PAGES = {
+    'schedules': 'celery_couchdb.beat.page',
+}
+
 
 @cache
 def hooks(name: str) -> list[Callable[..., Any]]:

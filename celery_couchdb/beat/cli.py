@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
 
-from ..cli.clients import app_of, broker_of
+from ..cli.clients import app_of, broker_of, jobs_of
 from ..cli.resource_commands import json_option, print_details, print_list, yes_option
 from ..cli.tables import Duration, Json, confirm, echo
-from ..resources.resource import counted
+from ..resources.jobs import stored_states
+from ..resources.resource import Resource, counted
 from .entries import DEFAULT_GRACE_SECONDS, MISSED
-from .resource import SHOWN_DATES, no_beat, schedule_resource
-from .stored_schedules import Schedules
+from .inputs import members_of
+from .resource import LISTED_DATES, SHOWN_DATES, no_beat, schedule_resource
+from .stored_schedules import Item, Schedules
 
 F = TypeVar('F', bound=Callable[..., Any])
 
@@ -58,21 +61,10 @@ def _members(function: F) -> F:
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the members of an entry for the given options."""
-    zone, solar = options.pop('timezone'), options.pop('solar')
-    schedule = {kind: options.pop(kind) for kind in ('every', 'crontab', 'at')}
-    schedule = {kind: value for kind, value in schedule.items() if value is not None}
-    if solar is not None:
-        try:
-            event, latitude, longitude = solar.split()
-            schedule |= {'solar': event, 'latitude': float(latitude), 'longitude': float(longitude)}
-        except ValueError as exc:
-            raise click.UsageError('--solar must be an event, a latitude and a longitude') from exc
-    if zone is not None:
-        if not schedule:
-            raise click.UsageError('--timezone needs --crontab or --at')
-        schedule['timezone'] = zone
-    members = {name: value for name, value in options.items() if value is not None}
-    return {**members, **({'schedule': schedule} if schedule else {})}
+    try:
+        return members_of(options)
+    except ValueError as exc:
+        raise click.UsageError(f'{exc}.') from exc
 
 
 def _schedules(ctx: click.Context) -> Schedules:
@@ -87,7 +79,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     schedules = _schedules(ctx)
     empty = 'There are none: add one, or start "celery beat -S couchdb" to store those in the code of the app.'
     items = schedules.list()
-    print_list(schedule_resource(schedules), items, as_json, empty=empty)
+    print_list(_resource(ctx, schedules), items, as_json, empty=empty)
     if items:
         _warn(schedules, as_json)
 
@@ -98,7 +90,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @click.pass_context
 def show_(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show an entry with its state and its next due dates."""
-    _show(_schedules(ctx), name, as_json)
+    _show(ctx, _schedules(ctx), name, as_json)
 
 
 @command.command('add')
@@ -114,7 +106,7 @@ def add_(ctx: click.Context, /, name: str, task: str, disabled: bool, **options:
         raise click.UsageError('give one of --every, --crontab, --at and --solar')
     schedules = _schedules(ctx)
     schedules.add(name, task, enabled=not disabled, **members)
-    _show(schedules, name, False)
+    _show(ctx, schedules, name, False)
 
 
 @command.command('edit')
@@ -132,7 +124,7 @@ def edit_(ctx: click.Context, /, name: str, **options: Any) -> None:
     if schedule.keys() & {'crontab', 'at'} and isinstance(former, dict) and 'timezone' in former:
         schedule.setdefault('timezone', former['timezone'])
     schedules.edit(name, **members)
-    _show(schedules, name, False)
+    _show(ctx, schedules, name, False)
 
 
 @command.command('enable')
@@ -181,8 +173,12 @@ def _for_each(names: Iterable[str], act: Callable[[str], Any], done: str) -> Non
         echo(f'{name}: {done}')
 
 
-def _show(schedules: Schedules, name: str, as_json: bool) -> None:
-    print_details(schedule_resource(schedules, SHOWN_DATES), [schedules.get(name)], as_json)
+def _resource(ctx: click.Context, schedules: Schedules, dates: int = LISTED_DATES) -> Resource[Item]:
+    return schedule_resource(schedules, dates, states=partial(stored_states, jobs_of(ctx)))
+
+
+def _show(ctx: click.Context, schedules: Schedules, name: str, as_json: bool) -> None:
+    print_details(_resource(ctx, schedules, SHOWN_DATES), [schedules.get(name)], as_json)
     _warn(schedules, as_json)
 
 

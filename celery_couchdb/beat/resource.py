@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+from celery.states import PROPAGATE_STATES, READY_STATES
 
 from kombu_couchdb.admin.status import leaders
 
@@ -18,14 +20,22 @@ LISTED_DATES, SHOWN_DATES = 3, 5
 
 _UNKNOWN = 'the app does not know this task: it is not imported here, or the name is wrong'
 
+#: A function that returns the states of results by the ids of their tasks.
+States = Callable[[Sequence[str]], Mapping[str, str]]
+
 #: The members of a document that are shown as they are.
 _MEMBERS = ('schedule', 'args', 'kwargs', 'options', 'missed', 'grace', 'start')
 
 _date = partial(format_date, zone=None, form='%Y-%m-%d %H:%M:%S %z')
 
 
-def schedule_resource(schedules: Schedules, dates: int = LISTED_DATES) -> Resource[Item]:
-    """Return the resource of entries, each with so many of its next due dates; the table has the first one."""
+def schedule_resource(
+    schedules: Schedules, dates: int = LISTED_DATES, *, states: States = lambda task_ids: {}
+) -> Resource[Item]:
+    """Return the resource of entries, each with so many of its next due dates; the summary has the first one.
+
+    `states` returns the states of the results of tasks by id, for the last task of each entry.
+    """
     now = schedules.client.clock.now()
     columns = [
         Column('NAME', 'name', min_width=10),
@@ -33,13 +43,14 @@ def schedule_resource(schedules: Schedules, dates: int = LISTED_DATES) -> Resour
         Column('RULE', 'rule', min_width=10),
         Column('NEXT', 'next', _dates),
         Column('LAST SENT', 'sent', _date),
+        Column('RESULT', 'result', _result_cell),
         Column('SENT', 'count', lambda count: f'{count:,}', right=True),
         Column('STATE', None, _state_cell, min_width=10),
     ]
     return Resource(
-        lambda items: [_described(schedules, item, now, dates) for item in items],
+        lambda items: _describe_all(schedules, items, now, dates, states),
         columns,
-        summarize=lambda items: [_described(schedules, item, now, 1) for item in items],
+        summarize=lambda items: _describe_all(schedules, items, now, 1, states),
         details=_details,
     )
 
@@ -54,7 +65,17 @@ def no_beat(schedules: Schedules) -> str | None:
     return f'No beat runs: start "celery -A your_app beat -S couchdb".{ran}'
 
 
-def _described(schedules: Schedules, item: Item, now: float, count: int) -> Row:
+def _describe_all(schedules: Schedules, items: Sequence[Item], now: float, count: int, states: States) -> list[Row]:
+    task_ids = [task_id for item in items if (task_id := _last_task(item))]
+    results = states(task_ids) if task_ids else {}
+    return [_described(schedules, item, now, count, results.get(_last_task(item) or '')) for item in items]
+
+
+def _last_task(item: Item) -> str | None:
+    return item.state['task_id'] if item.state else None
+
+
+def _described(schedules: Schedules, item: Item, now: float, count: int, result: str | None) -> Row:
     """Return an entry and its state as one dictionary. Dates are seconds since the epoch."""
     doc, state = item.entry.doc, item.state
     return {
@@ -69,7 +90,8 @@ def _described(schedules: Schedules, item: Item, now: float, count: int) -> Row:
         'next': item.upcoming(now, count),
         'last': state and state['last'],
         'sent': state and state['sent'],
-        'task_id': state and state['task_id'],
+        'task_id': _last_task(item),
+        'result': result,
         'count': state['count'] if state else 0,
         'skipped': state['skipped'] if state else 0,
     }
@@ -91,6 +113,12 @@ def _state_cell(entry: Row) -> Cell:
     if entry['state'] == 'active' and not entry['known']:
         return Cell(f'active, but {_UNKNOWN}', 'warning')
     return Cell(entry['state'], '' if entry['state'] == 'active' else 'dim')
+
+
+def _result_cell(state: str | None) -> Cell:
+    if state is None:
+        return Cell(NO_VALUE, 'dim')
+    return Cell(state, 'bad' if state in PROPAGATE_STATES else 'good' if state in READY_STATES else '')
 
 
 def _dates(dates: Iterable[Any]) -> str:

@@ -12,10 +12,10 @@ from kombu_couchdb.admin.edit import UNCHANGED
 from kombu_couchdb.admin.jobs import OPEN, STATES, resolve
 from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.values import date_of
 
 from ..jobs import Jobs, Unreadable
-from ..resources.jobs import job_resource
+from ..resources.inputs import due_date
+from ..resources.jobs import job_resource, removal_text
 from .clients import jobs_of
 from .resource_commands import (
     json_option,
@@ -130,14 +130,10 @@ def _change(ctx: click.Context, name: str, act: Callable[[Jobs, str], Document])
 
 
 def _date(text: str) -> datetime | None:
-    if text == 'now':
-        return None
     try:
-        return date_of(text)
+        return due_date(text)
     except ValueError as exc:
-        raise click.UsageError(
-            f'--eta must be a date such as 2026-01-31T08:00+01:00, or "now", not {text!r:.80}'
-        ) from exc
+        raise click.UsageError(f'--eta: {exc}.') from exc
 
 
 # -- remove
@@ -163,21 +159,8 @@ def remove_command(ctx: click.Context, names: tuple[str, ...], terminate: bool, 
         confirm(f'Remove {names[0]}?' if len(names) == 1 else f'Remove {len(names)} jobs?')
     left = 0
     for name in names:
-        removal = jobs.remove(name, terminate=terminate, signal=signal)
-        if removal.claimed:
-            echo(f'{name}: a worker holds it; it was told to {"terminate" if terminate else "revoke"} it')
-        elif removal.removed:
-            echo(f'{name}: removed')
-        elif removal.dead:
-            left += 1
-            echo(f'{name}: is a dead letter; see "failures drop"', err=True)
-        elif removal.done and not removal.revoked:
-            left += 1
-            echo(f'{name}: is done: there is nothing to remove', err=True)
-        else:
-            echo(
-                f'{name}: is not in a queue; the workers were told to {"terminate" if terminate else "revoke"} it, '
-                f'should one run it'
-            )
+        text, is_left = removal_text(jobs.remove(name, terminate=terminate, signal=signal), terminate)
+        echo(f'{name}: {text}', err=is_left)
+        left += is_left
     if left:
         ctx.exit(1)

@@ -1,4 +1,4 @@
-"""Input and output of the commands: durations, dates and JSON in options, tables on the terminal, and printing itself.
+"""Input and output of the commands: types of options, tables on the terminal, and printing itself.
 
 No other module prints. Names, ids and reasons in documents can contain any characters, and this module escapes those
 that control a terminal: in lines, tables and JSON.
@@ -6,20 +6,17 @@ that control a terminal: in lines, tables and JSON.
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timezone
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from kombu_couchdb.log import printable
-from kombu_couchdb.values import SECONDS_OF_UNIT, date_of
 
+from ..resources import inputs
 from ..resources.columns import Cell, Column, Row, Tone
 
 #: How the terminal shows the tones of cells, as keyword arguments for `click.style`.
@@ -53,57 +50,39 @@ def shorten(text: str, length: int) -> str:
 # -- values of options
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
-    """A duration such as `90s`, `15m`, `2h` or `7d`, in seconds; without a unit it is in seconds."""
+class _Typed(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
+    """A value that a function of `inputs` reads."""
 
-    name = 'duration'
-
-    def __init__(self, least: float = 0.0) -> None:
-        self._least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds of a text."""
-        match = re.fullmatch(r'(\d{1,9}(?:\.\d{1,9})?)([smhd]?)', str(value))
-        if match is None:
-            self.fail(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {value!r:.80}', param, ctx)
-        seconds = float(match[1]) * SECONDS_OF_UNIT[match[2] or 's']
-        if seconds < self._least:
-            self.fail(f'{value} is less than {self._least:g} s', param, ctx)
-        return seconds
-
-
-class Age(Duration):
-    """How long ago something was, in seconds: a duration with a unit, or a date, which is in UTC by default."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds of a text."""
-        if re.fullmatch(r'[\d.]+[smhd]', value):
-            return super().convert(value, param, ctx)
-        try:
-            date = date_of(value)
-        except ValueError:
-            self.fail(f'{value!r:.80} is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22).', param, ctx)
-        return time.time() - (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
-
-
-class Json(click.ParamType):  # type: ignore[type-arg]
-    """A list or an object in JSON."""
-
-    name = 'json'
-
-    def __init__(self, kind: type[Any]) -> None:
-        self._kind = kind
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name, self._read = name, read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the value of a text."""
         try:
-            found = json.loads(value)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, self._kind):
-            shape = 'a list' if self._kind is list else 'an object'
-            self.fail(f'it must be {shape} in JSON, not {value!r:.80}', param, ctx)
-        return found
+            return self._read(str(value))
+        except ValueError as exc:
+            self.fail(f'{exc}.', param, ctx)
+
+
+class Duration(_Typed):
+    """A duration such as `90s`, `15m`, `2h` or `7d`, in seconds; without a unit it is in seconds."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        super().__init__('duration', partial(inputs.duration, least=least))
+
+
+class Age(_Typed):
+    """How long ago something was, in seconds: a duration with a unit, or a date, which is in UTC by default."""
+
+    def __init__(self) -> None:
+        super().__init__('age', inputs.age)
+
+
+class Json(_Typed):
+    """A list or an object in JSON."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__('json', partial(inputs.json_value, kind=kind))
 
 
 # -- tables

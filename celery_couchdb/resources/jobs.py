@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from celery import states
 from celery.exceptions import ImproperlyConfigured
 
 from kombu_couchdb.admin.claimants import Claimants
+from kombu_couchdb.admin.jobs import Removal
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import concurrency, workitem
@@ -34,12 +35,13 @@ _NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'
 _TONES: Mapping[str, Tone] = {'running': 'good', 'scheduled': 'info', 'parked': 'warning', 'dead': 'bad', 'done': 'dim'}
 
 
-def job_resource(jobs: Jobs) -> Resource[Document]:
-    """Return the resource of jobs, which are given as items."""
+def job_resource(jobs: Jobs, *, arguments: bool = False) -> Resource[Document]:
+    """Return the resource of jobs, which are given as items; with a column for their `arguments` on wish."""
     now = jobs.client.clock.now()
     columns = [
         Column('ID', None, lambda job: job['id'] or job['document'], min_width=36),
         Column('TASK', 'task', min_width=8),
+        *([Column('ARGUMENTS', 'headers', _arguments, min_width=8)] if arguments else []),
         Column('QUEUE', 'queue', min_width=6),
         Column('STATE', None, _state),
         Column('WHEN', None, partial(_when, now=now), right=True),
@@ -54,21 +56,40 @@ def job_resource(jobs: Jobs) -> Resource[Document]:
     )
 
 
-def _describe_all(jobs: Jobs, docs: Sequence[Document], decode: Callable[[Document], Any]) -> Iterator[Row]:
-    """Yield all facts about jobs. Dates are seconds since the epoch."""
-    claimants = Claimants.of(jobs.client, docs)
-    workers, results, now = workers_of(claimants, docs), _results_of(jobs, docs), jobs.client.clock.now()
-    return (_describe(doc, claimants.state(doc, now), decode, workers, results) for doc in docs)
+def without_arguments(job: Row) -> Row:
+    """Return the description of a job without its arguments and its message, for those who may not see them."""
+    return {**job, **dict.fromkeys(('args', 'kwargs', 'body', 'headers'))}
 
 
-def _results_of(jobs: Jobs, docs: Sequence[Document]) -> dict[str, str]:
-    """Return the states of the results of the completed jobs among these, by task id: those that can be read."""
-    done = [task_id for doc in docs if workitem.is_done(doc) and (task_id := workitem.task_id(doc))]
+def removal_text(removal: Removal, terminate: bool) -> tuple[str, bool]:
+    """Return what came of the removal of a job in words, and whether the job was left as it is."""
+    told = f'told to {"terminate" if terminate else "revoke"} it'
+    if removal.claimed:
+        return f'a worker holds it; it was {told}', False
+    if removal.removed:
+        return 'removed', False
+    if removal.dead:
+        return 'is a dead letter; see "failures drop"', True
+    if removal.done and not removal.revoked:
+        return 'is done: there is nothing to remove', True
+    return f'is not in a queue; the workers were {told}, should one run it', False
+
+
+def stored_states(jobs: Jobs, task_ids: Collection[str]) -> dict[str, str]:
+    """Return the states of the results of these tasks by id: those that are stored, and can be read."""
     try:
-        return jobs.result_states(done) if done else {}
+        return jobs.result_states(task_ids) if task_ids else {}
     except (CouchDBError, ImproperlyConfigured) as exc:
         logger.warning('the states of the results are not shown: %s', exc)
         return {}
+
+
+def _describe_all(jobs: Jobs, docs: Sequence[Document], decode: Callable[[Document], Any]) -> Iterator[Row]:
+    """Yield all facts about jobs. Dates are seconds since the epoch."""
+    done = [task_id for doc in docs if workitem.is_done(doc) and (task_id := workitem.task_id(doc))]
+    claimants = Claimants.of(jobs.client, docs)
+    workers, results, now = workers_of(claimants, docs), stored_states(jobs, done), jobs.client.clock.now()
+    return (_describe(doc, claimants.state(doc, now), decode, workers, results) for doc in docs)
 
 
 def _describe(
@@ -140,6 +161,13 @@ def _dated(value: Any, now: float) -> str:
     if not isinstance(value, (int, float)):
         return date
     return f'{date} ({format_ago(value, now)} ago)' if value <= now else f'{date} (in {format_duration(value - now)})'
+
+
+def _arguments(headers: Any) -> str:
+    """Return the arguments as Celery writes them into the headers, without what says that there are none."""
+    headers = headers if isinstance(headers, dict) else {}
+    shown = (headers.get('argsrepr'), headers.get('kwargsrepr'))
+    return ' '.join(text for text in shown if isinstance(text, str) and text not in ('()', '{}'))
 
 
 def _state(job: Row) -> Cell:

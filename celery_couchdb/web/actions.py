@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from kombu_couchdb.errors import CouchDBError
 
 from .. import audit
 from ..resources.resource import counted
-from .view import Action, Outcome, Page, View
+from .view import Action, Outcome, Page, Refused, View
 
 #: The maximum number of targets that a question names.
 _MAX_NAMED = 5
@@ -27,28 +28,69 @@ def perform(view: View, page: Page) -> Response:
     check_token(view)
     if not view.may_act:
         raise HTTPException(403, 'You can look at everything here, but change nothing.')
-    action = next((action for action in page.actions if action.name == view.form.get('action')), None)
+    action = next((one for one in page.actions if one.name == view.form.get('action') and one.is_offered(view)), None)
     if action is None:
         raise HTTPException(400, 'This page has no such action.')
-    targets = page.targets(view)[:_MAX_TARGETS]
-    query = dict(parse_qsl(view.form.get('query', '')))
-    if not targets:
-        view.notice(f'Select a {page.noun} first.', 'warning')
-        return view.redirect(view.request.scope['path'].removeprefix(view.request.scope['root_path']), **query)
+    targets = [] if action.rows == 'none' else page.targets(view)[:_MAX_TARGETS]
+    if not targets and action.rows != 'none':
+        return _back(view, Outcome(f'Select a {page.noun} first.', 'warning'))
+    if action.rows == 'one' and len(targets) > 1:
+        return _back(view, Outcome(f'Select one {page.noun} only.', 'warning'))
     if action.question and 'confirmed' not in view.form:
-        return view.render(
-            'confirm.html',
-            action=action,
-            targets=targets,
-            question=action.question.format(described(page, targets)),
-            named=targets[:_MAX_NAMED],
-            query=view.form.get('query', ''),
-        )
-    outcome = _done(view, page, action, targets)
-    view.notice(outcome.text, outcome.tone)
+        return _ask(view, page, action, targets)
+    try:
+        outcome = _done(view, page, action, targets)
+    except Refused as exc:
+        return _ask(view, page, action, targets, sentence(str(exc)))
     with suppress(CouchDBError):
         view.account.live.reread()
-    return view.redirect(view.request.scope['path'].removeprefix(view.request.scope['root_path']), **query)
+    return _back(view, outcome)
+
+
+def each(view: View, targets: Sequence[str], act: Callable[[str], str]) -> Outcome:
+    """Call `act` with each target, and return one outcome: what it returns, and why it was refused to do it."""
+    done, refused = defaultdict[str, list[str]](list), list[str]()
+    for target in targets:
+        try:
+            done[act(target)].append(target)
+        except (CouchDBError, ValueError) as exc:
+            refused.append(str(exc))
+    parts = [f'{names[0] if len(names) == 1 else f"{len(names):,}"}: {text}' for text, names in done.items()]
+    more = [f'and {len(refused) - _MAX_NAMED:,} more were refused'] if len(refused) > _MAX_NAMED else []
+    return Outcome(sentence('; '.join([*parts, *refused[:_MAX_NAMED], *more])), 'bad' if refused else 'good')
+
+
+def sentence(text: str) -> str:
+    """Return the text of an error as a sentence."""
+    return f'{text[:1].upper()}{text[1:].rstrip(".")}.'
+
+
+def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem: str = '') -> Response:
+    """Return the form that asks before an action; with `problem`, once more, with what the user has typed."""
+    try:
+        fields = action.fields_for(view, targets)
+    except Refused as exc:
+        return _back(view, Outcome(sentence(str(exc)), 'warning'))
+    return view.render(
+        'confirm.html',
+        422 if problem else 200,
+        action=action,
+        targets=targets,
+        question=action.question.format(described(page, targets)),
+        named=targets[:_MAX_NAMED],
+        query=view.form.get('query', ''),
+        fields=[field.filled(view.form) for field in fields] if problem else fields,
+        problem=problem,
+        reason=view.form.get('reason', ''),
+    )
+
+
+def _back(view: View, outcome: Outcome) -> Response:
+    """Return to the page, which says what came of it."""
+    view.notice(outcome.text, outcome.tone)
+    path = view.request.scope['path'].removeprefix(view.request.scope['root_path'])
+    query = urlencode(parse_qsl(view.form.get('query', '')))
+    return RedirectResponse(view.link(path) + (f'?{query}' if query else ''), 303)
 
 
 def check_token(view: View) -> None:
@@ -59,6 +101,8 @@ def check_token(view: View) -> None:
 
 def described(page: Page, targets: Sequence[str]) -> str:
     """Return the targets as words: the name of one, or the number of several."""
+    if not targets:
+        return f'a {page.noun}'
     return f'the {page.noun} {targets[0]}' if len(targets) == 1 else f'these {counted(len(targets), page.noun)}'
 
 

@@ -1,7 +1,7 @@
 """The templates of pages, and the environment in which they are rendered.
 
 All values are shown as text: HTML in them is escaped, and so are control characters, line breaks and characters that
-change the direction of text. The filter `lines` keeps the line breaks of a long text.
+change the direction of text. The filter `lines` keeps the line breaks of a long text, and `exact` all characters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    found.filters |= {'lines': _lines, 'moment': _moment, 'points': points}
+    found.filters |= {'lines': _lines, 'moment': _moment, 'points': points, 'exact': _exact}
     found.filters |= {'title_of': title, 'duration': format_duration}
     found.tests |= {'no_value': no_value}
     return found
@@ -40,6 +40,11 @@ def environment() -> Environment:
 def _shown(value: Any) -> Any:
     """Return a value as templates show it: text without control characters."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _exact(text: str) -> Markup:
+    """Return a value of a form, which must come back as it is."""
+    return escape(text)
 
 
 def _lines(text: str) -> Markup:
@@ -51,5 +56,6 @@ def _lines(text: str) -> Markup:
 def _moment(seconds: float) -> Markup:
     """Return a date, which the script of the page shows in the time zone of the browser."""
     date = datetime.fromtimestamp(seconds, timezone.utc)
-    exact, short = date.isoformat(timespec='seconds'), date.strftime('%H:%M')
+    is_today = date.date() == datetime.now(timezone.utc).date()
+    exact, short = date.isoformat(timespec='seconds'), date.strftime('%H:%M' if is_today else '%Y-%m-%d %H:%M')
     return Markup('<time datetime="{}">{} UTC</time>').format(exact, short)

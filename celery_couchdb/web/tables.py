@@ -22,6 +22,8 @@ class TableCell:
     tip: str = ''
     link: str | None = None
     chart: Sequence[float] | None = None
+    #: Dates, in seconds since the epoch, that are shown in the time zone of the browser.
+    dates: Sequence[float] = ()
     #: Whether it is one word for a state.
     pill: bool = False
 
@@ -63,6 +65,8 @@ class Table:
     selectable: bool = False
     #: More than these rows exist.
     more: str = ''
+    #: Whether rows that are not there any more stay in the page of a browser that shows them, marked as gone.
+    keeps: bool = False
 
     @classmethod
     def of(
@@ -74,22 +78,24 @@ class Table:
         *,
         links: Mapping[str, Callable[[Row], str | None]] | None = None,
         charts: Mapping[str, Callable[[Row], Sequence[float] | None]] | None = None,
+        dates: Mapping[str, Callable[[Row], Sequence[float]]] | None = None,
         note: Callable[[Row], tuple[Tone, str]] = lambda row: ('', ''),
         **more: Any,
     ) -> Table:
         """Return the table of some rows.
 
-        `key` returns what is selected with a row, and `note` what the row means
-        and a few words why. `links` and `charts` have, by title of
-        a column, a function that returns where its cell leads to, or the numbers of its chart.
+        `key` returns what is selected with a row, and `note` what the row means and a few words why. `links`, `charts`
+        and `dates` have, by title of a column, a function that returns where its cell leads to, the numbers of its
+        chart, or its dates.
         """
-        links, charts = links or {}, charts or {}
+        links, charts, dates = links or {}, charts or {}, dates or {}
 
         def cell(column: Column, row: Row) -> TableCell:
             found = TableCell.of(column.cell(row))
             link = links[column.title](row) if column.title in links else None
             chart = charts[column.title](row) if column.title in charts else None
-            return replace(found, link=link, chart=chart, pill=column.title == 'STATE')
+            days = dates[column.title](row) if column.title in dates else ()
+            return replace(found, link=link, chart=chart, dates=days, pill=column.title == 'STATE')
 
         found = [TableRow(str(key(row)), [cell(column, row) for column in columns], *note(row)) for row in rows]
         return cls(caption, columns, found, **more)

@@ -7,8 +7,8 @@ add one, name its module in `pages.PAGES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
 from starlette.datastructures import ImmutableMultiDict
@@ -51,7 +51,10 @@ class View:
         return self.request.query_params.get(name, default)
 
     def link(self, path: str, **query: Any) -> str:
-        """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty."""
+        """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty.
+
+        A value of `query` may be a list.
+        """
         return link(self.request, path, **query)
 
     def asset(self, name: str) -> str:
@@ -91,6 +94,11 @@ class View:
         """Send the browser to a page of this application."""
         return redirect(self.request, path, **query)
 
+    def offered(self, *rows: str) -> list[Action]:
+        """Return the actions of the page for so many rows (`Action.rows`) that the user may see."""
+        actions = self.page.actions if self.page and self.may_act else ()
+        return [action for action in actions if action.rows in rows and action.is_offered(self)]
+
     def count(self, page: Page) -> int | None:
         """Return the number beside a page in the menu, of what was read last."""
         found = self.account.live.last
@@ -110,6 +118,10 @@ class Outcome(NamedTuple):
     tone: Tone = 'good'
 
 
+class Refused(Exception):
+    """An action cannot be done with what the user has typed; the text says why, in one sentence."""
+
+
 @dataclass(frozen=True)
 class Field:
     """A field of the form that asks before an action."""
@@ -118,6 +130,13 @@ class Field:
     label: str
     value: str = ''
     hint: str = ''
+    kind: Literal['text', 'area', 'select', 'check'] = 'text'
+    #: The values of a select, and suggestions for a text.
+    options: Sequence[str] = ()
+
+    def filled(self, form: Form) -> Field:
+        """Return the field with what the user has typed."""
+        return replace(self, value=form.get(self.name, ''))
 
 
 @dataclass(frozen=True)
@@ -128,7 +147,7 @@ class Action:
     name: str
     #: The text of the button.
     title: str
-    #: Does it to the targets, and says what came of it. May raise `CouchDBError`.
+    #: Does it to the targets, and says what came of it. May raise `CouchDBError`, and `Refused` to ask again.
     act: Callable[[View, Sequence[str]], Outcome]
     #: The question before it: `Purge {}?`, with the targets in the place of the braces; '' to ask nothing.
     question: str = ''
@@ -136,7 +155,16 @@ class Action:
     consequence: str = ''
     #: `bad` if it destroys something.
     tone: Tone = ''
-    fields: Sequence[Field] = ()
+    #: What else it asks, or a function of the view and the targets that returns that. It may raise `Refused`.
+    fields: Sequence[Field] | Callable[[View, Sequence[str]], Sequence[Field]] = ()
+    #: How many rows it is for: any number, one, or none, because it makes a new one.
+    rows: Literal['any', 'one', 'none'] = 'any'
+    #: Whether it is there for the user of a view.
+    is_offered: Callable[[View], bool] = lambda view: True
+
+    def fields_for(self, view: View, targets: Sequence[str]) -> Sequence[Field]:
+        """Return the fields of the form."""
+        return self.fields(view, targets) if callable(self.fields) else self.fields
 
 
 def selected(view: View) -> list[str]:
@@ -163,9 +191,9 @@ class Page:
 
 def link(request: Request, path: str, **query: Any) -> str:
     """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty."""
-    given = {name: value for name, value in query.items() if value not in (None, '')}
+    given = {name: value for name, value in query.items() if value not in (None, '', [])}
     root: str = request.scope.get('root_path', '').rstrip('/')
-    return root + quote(path, safe="/~:@!$&'()*+,;=") + (f'?{urlencode(given)}' if given else '')
+    return root + quote(path, safe="/~:@!$&'()*+,;=") + (f'?{urlencode(given, doseq=True)}' if given else '')
 
 
 def redirect(request: Request, path: str, **query: Any) -> Response:

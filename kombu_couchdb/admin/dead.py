@@ -21,7 +21,7 @@ from .jobs import needs_jobs_view, paged
 _BATCH_DOCS = 200
 
 #: The shapes of the rows of the view `dead`, and of its reduction.
-_LETTER, _COUNT = members(key=items(lambda part: True)), members(value=number)
+LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
 
 #: The shape of the rows of the views `failures`, reduced to groups.
 GROUP = members(
@@ -50,7 +50,7 @@ class Group:
 
 def count(client: Client, queue: str | None = None) -> int:
     """Return the number of dead letters in a queue, or in all queues."""
-    rows = client.view(design.NAME, 'dead', _COUNT, **_range_of(queue))
+    rows = client.view(design.NAME, 'dead', _COUNT, **range_of(queue))
     return int(rows[0]['value']) if rows else 0
 
 
@@ -59,7 +59,7 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
 
     You may delete or replay the letters while you iterate.
     """
-    for row in paged(client, design.NAME, 'dead', _LETTER, **_range_of(queue), include_docs=True, reduce=False):
+    for row in paged(client, design.NAME, 'dead', LETTER, **range_of(queue), include_docs=True, reduce=False):
         if doc := row.get('doc'):
             yield as_letter(doc)
 
@@ -85,7 +85,7 @@ def latest(
         start = ['date'] if task is None else ['task', task] if kind is None else ['group', task, kind]
     where = {'startkey': [*start, LAST], 'endkey': [*start, *after], 'descending': True}
     with needs_jobs_view(client):
-        for row in paged(client, name, view, _LETTER, **where, include_docs=True, reduce=False):
+        for row in paged(client, name, view, LETTER, **where, include_docs=True, reduce=False):
             if (doc := row.get('doc')) and is_letter(doc):
                 letter = as_letter(doc)
                 if (task is None or workitem.task_name(letter) == task) and kind in (None, dead_letter.kind_of(letter)):
@@ -131,7 +131,8 @@ def as_letter(doc: Document) -> Document:
     )
 
 
-def _range_of(queue: str | None) -> dict[str, Any]:
+def range_of(queue: str | None) -> dict[str, Any]:
+    """Return `startkey` and `endkey` for the dead letters of a queue, or of all queues."""
     return {} if queue is None else design.rows_of(queue)
 
 

@@ -49,7 +49,7 @@ _MIN_CHARACTERS = 4
 _MAX_LISTED = 10
 
 #: The types of the documents of jobs.
-_TYPES = ('WorkItem', 'DoneItem')
+TYPES = ('WorkItem', 'DoneItem')
 
 #: How many tasks, and how many documents, `complete` reads at most.
 _MAX_CANDIDATES = 200
@@ -96,7 +96,7 @@ def find_all(client: Client, names: Collection[str]) -> dict[str, list[Document]
     _read_items(client, list(found), found)
     others = _without_items(found)
     for name, doc in zip(others, client.find(others) if others else (), strict=True):
-        if doc and doc.get('type') in _TYPES:
+        if doc and doc.get('type') in TYPES:
             found[name].append(doc)
     _read_items(client, _without_items(found), found)
     return found
@@ -134,11 +134,15 @@ def needs_jobs_view(client: Client) -> Iterator[None]:
         ) from exc
 
 
-def paged(client: Client, name: str, view: str, row: Shape, **where: Any) -> Iterator[Row]:
+def paged(client: Client, name: str, view: str, row: Shape, *, after: Any = None, **where: Any) -> Iterator[Row]:
     """Yield the rows of the view of the design document `name`, each document once.
 
-    You may change or delete the documents while you iterate."""
+    `after` is the key and the id of a row: only those after it. You may change or delete the documents while you
+    iterate.
+    """
     seen = set[str]()
+    if after is not None:
+        where, seen = {**where, 'startkey': after[0], 'startkey_docid': after[1]}, {after[1]}
     while rows := client.view(name, view, row, **where, limit=BATCH_ROWS + 1):
         new = [row for row in rows if row['id'] not in seen]
         seen.update(row['id'] for row in new)
@@ -162,7 +166,7 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
     names = {
         name if (name := workitem.task_id(item) or '').startswith(start) else item['_id']
         for doc in docs
-        if doc.get('type') in _TYPES and (workitem.is_dead(doc) or not dead)
+        if doc.get('type') in TYPES and (workitem.is_dead(doc) or not dead)
         for item in items_in(doc, now)
     }
     return sorted(name for name in names if name.startswith(start))

@@ -62,7 +62,7 @@ def test_waiting_job_is_moved_and_edited_by_commands(site: Site) -> None:
     succeeded(couchdb(site, 'jobs', 'edit', result.id[:8], '--args', '[3, 4]'))
     assert 'priority   7' in succeeded(couchdb(site, 'jobs', 'move', result.id, '--eta', 'now', '--priority', '7'))
     assert "'--args': it must be a list in JSON" in couchdb(site, 'jobs', 'edit', result.id, '--args', '{}').stderr
-    assert '--eta must be a date' in couchdb(site, 'jobs', 'move', result.id, '--eta', 'soon').stderr
+    assert '--eta: it must be a date' in couchdb(site, 'jobs', 'move', result.id, '--eta', 'soon').stderr
     assert "there is no queue 'typo'" in sentence(couchdb(site, 'jobs', 'move', result.id, '--queue', 'typo'))
     site.worker()
     assert result.get(timeout=PATIENCE) == 7

@@ -243,9 +243,9 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     fails('give one of --every, --crontab, --at and --solar', 'add', 'x', 'y')
     fails('give a number and a unit, such as 90s', 'add', 'x', 'y', '--every', 'soon')
     fails('it must be a list in JSON', 'add', 'x', 'y', '--every', '5', '--args', '{}')
-    fails('--timezone needs --crontab or --at', 'edit', 'books', '--timezone', 'UTC')
+    fails('a time zone needs a crontab or a date', 'edit', 'books', '--timezone', 'UTC')
     fails('nothing to change', 'edit', 'books')
-    fails('--solar must be an event', 'add', 'x', 'y', '--solar', 'sunset')
+    fails('solar must be an event', 'add', 'x', 'y', '--solar', 'sunset')
 
 
 def test_list_tells_whether_a_beat_runs(run: Callable[..., Result], beat: Beat, client: Client) -> None:

@@ -40,8 +40,8 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
     'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources'},
     'celery_couchdb.regions': {'parcels', 'cli', 'resources'},
-    'celery_couchdb.beat': {'cli', 'resources'},
-    'celery_couchdb.web': {'cli', 'resources', 'audit'},
+    'celery_couchdb.beat': {'cli', 'resources', 'jobs', 'web'},
+    'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs'},
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
@@ -63,7 +63,7 @@ OPERATORS = (
     'kombu_couchdb.regions.region_status',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
     *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'regions.cli')),
-    *(f'celery_couchdb.beat.{name}' for name in ('cli', 'resource', 'words')),
+    *(f'celery_couchdb.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
 )
 
 #: Modules for input and output.

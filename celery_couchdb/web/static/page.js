@@ -47,6 +47,7 @@ function isBlank(node) {
 }
 
 function updateChildren(old, fresh) {
+  const keeps = 'keep' in old.dataset; // rows that are not there any more stay in their places, marked
   const byId = new Map(Array.from(old.children).filter(keyOf).map(node => [node.id, node]));
   const rest = Array.from(old.childNodes).filter(node => !isBlank(node) && !byId.has(keyOf(node)));
   let last = null; // the last node that is in its place
@@ -56,12 +57,15 @@ function updateChildren(old, fresh) {
     const known = byId.get(keyOf(wanted)) || (at >= 0 ? rest.splice(0, at + 1)[at] : null);
     const place = last ? last.nextSibling : old.firstChild;
     if (known) update(known, wanted);
-    if (!known || known !== nextSolid(place)) old.insertBefore(known || wanted, place);
+    if (!known || (!keeps && known !== nextSolid(place))) old.insertBefore(known || wanted, place);
     last = known || wanted;
     last.isKept = true;
   }
   for (const node of Array.from(old.childNodes)) {
-    if (!node.isKept && !isBlank(node)) node.remove();
+    if (!node.isKept && !isBlank(node)) {
+      if (keeps) node.classList.add('gone');
+      else node.remove();
+    }
     delete node.isKept;
   }
 }
