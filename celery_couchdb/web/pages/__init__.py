@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from . import activity, queues, workers
+from ...rooms import web_pages
+from . import activity, queues, system, workers
 
-PAGES = (queues.page, workers.page, activity.page)
+PAGES = (queues.page, workers.page, *web_pages(), system.page, activity.page)
