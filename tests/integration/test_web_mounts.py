@@ -12,7 +12,7 @@ from kombu import Connection
 
 from celery_couchdb.testing import Server
 from celery_couchdb.web import create_app
-from celery_couchdb.web.command import Prefixed
+from celery_couchdb.web.cli import Prefixed
 from kombu_couchdb.admin.queues import paused
 from kombu_couchdb.couchdb.client import Client
 from tests.support import publish, run_python
@@ -90,7 +90,7 @@ def test_page_stays_below_its_path(browser: Browser, server: Server, connection:
     publish(connection, 'job', 'mails')
     assert browser.get('').url == f'{browser.url}/login'
     assert browser.log_in(server.user, server.password).url == f'{browser.url}/queues'
-    [cookie] = browser.session.cookies
+    [cookie] = list[Any](browser.session.cookies)
     assert (cookie.path, cookie.secure) == ('/celery', False)
     assert 'mails' in browser.text
 
