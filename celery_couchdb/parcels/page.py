@@ -113,7 +113,7 @@ def show(view: View) -> Response:
         tables=[parcel_table(view, docs, now, 'Parcels', empty)],
         choices=[
             ('Waiting and refused', view.link(page.path), len(states) > 1),
-            *((state.capitalize(), view.link(page.path, state=state), state == chosen) for state in STATES),
+            *((state.capitalize(), view.link(page.path, state=state), state == chosen) for state in STATES[1:]),
         ],
     )
 

@@ -87,7 +87,7 @@ def test_limits_in_use(open_page: Open, app: Celery, connect: Connect, client: C
 
 
 def test_server_databases_and_duties(open_page: Open, app: Celery, client: Client, apache_couchdb: bool) -> None:
-    client.put({'_id': 'broker:leader:beat:shop', 'type': 'Leader', 'holder': 'vm:7', 'date': time.time()})
+    client.put({'_id': 'broker:leader:beat:shop', 'type': 'Leader', 'holder': 'vm:7:c0ffee', 'date': time.time()})
     client.bulk([{'_id': f'doc-{number}'} for number in range(3)])
     browser = open_page(app)
     browser.get('/system')
