@@ -35,7 +35,7 @@ KINDS: tuple[Kind, ...] = ('failed', 'dead')
 #: The failures that are completed by one request.
 _BATCH = 200
 
-#: Up to this number, failures of both kinds are read to count them.
+#: Up to this number, failures are read to count them if a task may have both kinds.
 _MAX_COUNTED = 1000
 
 _CHANGED = 'it was changed by somebody else just now'
@@ -229,13 +229,13 @@ class Failures:
         """Return the number of failures that `listing` yields.
 
         It is taken from the groups if they tell it, which takes two requests. The failures are read if there are other
-        conditions, or if there are up to 1,000 of both kinds; among more, a task with both kinds counts twice.
+        conditions, or if there are up to 1,000 with failed results; among more, a task with both kinds counts twice.
         """
         conditions = (wanted.queue, wanted.since, wanted.args)
         if not any(given is not None for given in conditions) and wanted.error == wanted.error_type:
             groups = self.groups(wanted)
             total = sum(group.count for group in groups)
-            if total > _MAX_COUNTED or len({group.kind for group in groups}) < 2:
+            if total > _MAX_COUNTED or self.jobs is None or all(group.kind == 'dead' for group in groups):
                 return total
         return sum(1 for _ in self.listing(wanted))
 

@@ -1,14 +1,17 @@
 """The optional rooms of results, workers and commands, and how the core finds them. See also `kombu_couchdb.rooms`.
 
 To remove a room, delete its folder and its lines here. The core imports no room by name, and asks all rooms that are
-there (`hooks`, `command_hooks`). These are the functions that it asks for:
+there (`hooks`, `command_hooks`, `web_pages`). These are the functions that it asks for:
 
 * of results and publishers: `members_of_result(app, request, task_id)` returns members that a result document gets;
   `pass_on(headers)` adds the headers that a task passes on to the body of a chord; `check_headers(app, tasks, options)`
   raises `ConfigurationError` if tasks cannot be in the header of a chord.
 * of workers: `prepare_worker()`, when a worker starts; `start_in_worker(worker)`, when a worker is ready whose app has
   made its result backend only now.
-* of commands: `setup_plans(…)`, see `cli.setup`, and `vacuum_part(…)`, see `cli.vacuum`.
+* of commands: `setup_plans(…)`, see `cli.setup`, `vacuum_part(…)`, see `cli.vacuum`, and `exposition(status, seconds)`,
+  which returns the metrics of a status in Prometheus' text format.
+
+The room `web` asks the others for their pages; each is an object `page`, see `web.view.Page`.
 """
 
 from __future__ import annotations
@@ -20,21 +23,25 @@ from typing import Any
 
 #: By room: the package with the functions for results, publishers and workers.
 HOOKS = {
+    'metrics': 'celery_couchdb.metrics',
     'parcels': 'celery_couchdb.parcels',
     'regions': 'celery_couchdb.regions',
 }
 
 #: By name of the command: the module with the object `command`, and with functions for other commands.
 COMMANDS = {
+    'metrics': 'celery_couchdb.metrics.command',
     'parcels': 'celery_couchdb.parcels.cli',
     'regions': 'celery_couchdb.regions.cli',
     'schedule': 'celery_couchdb.beat.cli',
     'web': 'celery_couchdb.web.cli',
 }
 
-#: By room: the module with the object `page`, for the page of operators; see `web.view`.
-PAGES = {
+#: By room: the module with the object `page`. It needs the packages of the room `web`, which alone imports it.
+WEB_PAGES = {
     'schedules': 'celery_couchdb.beat.page',
+    'parcels': 'celery_couchdb.parcels.page',
+    'regions': 'celery_couchdb.regions.page',
 }
 
 
@@ -48,3 +55,9 @@ def hooks(name: str) -> list[Callable[..., Any]]:
 def command_hooks(name: str) -> list[Callable[..., Any]]:
     """Return the functions of this name for commands."""
     return [getattr(module, name) for module in map(import_module, COMMANDS.values()) if hasattr(module, name)]
+
+
+@cache
+def web_pages() -> list[Any]:
+    """Return the pages of the rooms for the room `web`."""
+    return [import_module(name).page for name in WEB_PAGES.values()]

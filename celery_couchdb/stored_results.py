@@ -7,6 +7,7 @@ first read after many new results takes long.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,11 +17,12 @@ from kombu.exceptions import KombuError
 from kombu_couchdb.admin.dead import GROUP, MAX_GROUPS, Group, groups_in
 from kombu_couchdb.admin.jobs import paged
 from kombu_couchdb.couchdb.bulk import deletion
-from kombu_couchdb.couchdb.client import LAST, Client, Document, chunks
+from kombu_couchdb.couchdb.client import LAST, Client, Document, Row, chunks
 from kombu_couchdb.couchdb.shapes import items, members
 from kombu_couchdb.documents.idempotency import copy_id, fixed_id, idempotent
 from kombu_couchdb.documents.ids import QUEUE
-from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError
+from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError, DatabaseMissing
+from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import CollectingProducer
 from kombu_couchdb.values import is_number
 
@@ -29,6 +31,8 @@ from .backend import CouchDBBackend
 from .chords.counter import is_sound, size_of
 from .jobs import backend_of, client_of, has_our_broker
 from .results.documents import error_text, is_expired, pack, unpack
+
+logger = get_logger(__name__)
 
 #: How long a request may take. Reading a view first brings its index up to date, which may take long.
 _REQUEST_SECONDS = 120.0
@@ -83,7 +87,10 @@ class StoredResult:
 
 
 class StoredResults:
-    """The results of an app. *Every* method raises the errors of `kombu_couchdb.errors`."""
+    """The results of an app. *Every* method raises the errors of `kombu_couchdb.errors`.
+
+    If the database does not exist yet, there are no results.
+    """
 
     def __init__(self, app: Any, client: Client | None = None) -> None:
         """Use `client`, or create one for the app's database of results.
@@ -118,7 +125,8 @@ class StoredResults:
         else:
             view, key = ('by_state', [state]) if task is None else ('by_task', [task, state])
         where = {'startkey': [*key, LAST], 'endkey': [*key, *([] if since is None else [since])], 'descending': True}
-        for row in paged(self.client, design.NAME, view, _ROW, **where, reduce=False, include_docs=True):
+        rows = paged(self.client, design.NAME, view, _ROW, **where, reduce=False, include_docs=True)
+        for row in self._if_exists(rows):
             doc = row['doc']
             if not doc or doc.get('status') != state or is_expired(doc, self.client.clock.now()):
                 continue
@@ -130,7 +138,9 @@ class StoredResults:
 
         Results that have expired and are not deleted yet count, too.
         """
-        return groups_in(self.client.view(design.NAME, 'failures', GROUP, group_level=2, limit=MAX_GROUPS))
+        with self._existing():
+            return groups_in(self.client.view(design.NAME, 'failures', GROUP, group_level=2, limit=MAX_GROUPS))
+        return []
 
     def get(self, task_id: str) -> StoredResult | None:
         """Return the result of a task, or None if none is stored; one request."""
@@ -139,13 +149,29 @@ class StoredResults:
     def get_many(self, task_ids: Collection[str]) -> dict[str, StoredResult]:
         """Return the stored results of these tasks, by id; one request for each 200."""
         keys = [self.backend.get_key_for_task(task_id) for task_id in task_ids if task_id]
-        docs = [doc for part in chunks(keys, _BATCH_DOCS) for doc in self.client.find(part)]
-        return {result.id: result for result in self._valid(docs)}
+        with self._existing():
+            docs = [doc for part in chunks(keys, _BATCH_DOCS) for doc in self.client.find(part)]
+            return {result.id: result for result in self._valid(docs)}
+        return {}
 
     def complete(self, start: str) -> list[StoredResult]:
         """Return up to 200 results of tasks whose ids begin with `start`, by id; one request."""
         prefix = self.backend.get_key_for_task(start)
-        return list(self._valid(row['doc'] for row in self.client.id_range(prefix, docs=True, limit=_BATCH_DOCS)))
+        with self._existing():
+            return list(self._valid(row['doc'] for row in self.client.id_range(prefix, docs=True, limit=_BATCH_DOCS)))
+        return []
+
+    @contextmanager
+    def _existing(self) -> Iterator[None]:
+        """Leave the context if the database does not exist: then nothing is stored yet."""
+        try:
+            yield
+        except DatabaseMissing as exc:
+            logger.info('there are no results: %s', exc)
+
+    def _if_exists(self, rows: Iterator[Row]) -> Iterator[Row]:
+        with self._existing():
+            yield from rows
 
     def _valid(self, docs: Iterable[Document | None]) -> Iterator[StoredResult]:
         now = self.client.clock.now()

@@ -190,6 +190,8 @@ class Options:
     regions: Mapping[str, str] | None = of_room('regions', 'check_regions', repr=False)
     #: How long a task with the region `any` waits at home before it may be lent to a region that has nothing to do.
     lend_after: float = seconds(1.0)
+    #: Keep the numbers of tasks and queues of the last day, minute by minute. One of the workers does that.
+    task_history: bool = switch(True)
     #: The name of the schedule that `celery beat -S couchdb` runs. Apps that share a database need different ones.
     schedule_name: str | None = text()
 

@@ -16,9 +16,9 @@ from tests.conftest import PATIENCE, wait_for
 
 
 @contextmanager
-def served(page: Any) -> Iterator[str]:
-    """Serve an ASGI application in a thread of this process, and yield its URL."""
-    config = uvicorn.Config(page, port=0, log_level='critical', lifespan='off', timeout_graceful_shutdown=1)
+def served(page: Any, lifespan: Any = 'off') -> Iterator[str]:
+    """Serve an ASGI application in a thread of this process, and yield its URL. With `lifespan` on, it must start."""
+    config = uvicorn.Config(page, port=0, log_level='critical', lifespan=lifespan, timeout_graceful_shutdown=1)
     server, socket = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
     thread.start()

@@ -23,7 +23,6 @@ _COMMANDS = {
     'setup': 'setup',
     'status': 'status',
     'check': 'status',
-    'metrics': 'metrics',
     'queues': 'queues',
     'jobs': 'jobs',
     'show': 'failures',

@@ -163,3 +163,13 @@ def result_of(future: Future[T], seconds: float) -> T:
     if not future.done():
         raise ServerUnavailable(f'CouchDB has not responded within {seconds:g} s')
     return future.result()
+
+
+def parse_address(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    """Return host and port of `host:port`, `[::1]:port`, `:port` (every interface) or `port` (127.0.0.1)."""
+    if text is None:
+        return None
+    host, colon, port = text.rpartition(':')
+    if not (port.isascii() and port.isdecimal() and int(port) <= 65535) or (':' in host and host[0] + host[-1] != '[]'):
+        raise click.BadParameter(f'{text!r} is not an address; write host:port, for example 127.0.0.1:9808')
+    return (host.strip('[]') if colon else '127.0.0.1'), int(port)

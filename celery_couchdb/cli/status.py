@@ -15,17 +15,19 @@ import click
 from celery.utils.nodenames import default_nodename, gethostname, host_format, nodesplit
 
 import kombu_couchdb.design
-from kombu_couchdb.admin.queues import internal, paused
-from kombu_couchdb.admin.status import DatabaseStatus, Status, backlog, consumers, status
+from kombu_couchdb.admin.queues import paused
+from kombu_couchdb.admin.status import Status, consumers, status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import equal, exactly, maybe, members, revision
 from kombu_couchdb.documents.ids import QUEUE
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing, ServerUnavailable
 from kombu_couchdb.log import printable
+from kombu_couchdb.queues.backlog import backlog, internal
 from kombu_couchdb.queues.databases import broadcasts_of
 
 from .. import design
-from ..resources.columns import Column, count_cell, format_size, json_line
+from ..resources.columns import json_line
+from ..resources.databases import DATABASES, NO_BROADCASTS, databases, server_title
 from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
 from ..resources.resource import counted
 from ..resources.workers import CONSUMERS, LEADERS, running_tasks, task_columns
@@ -98,9 +100,8 @@ def _text(broker: Client, results: Client | None, as_json: bool, temporary: bool
 
 
 def _format(found: Status, now: float) -> str:
-    server, queues = found['server'], queue_rows(found)
-    title = f'{"PouchDB (embedded)" if server["embedded"] else "CouchDB"} {server["version"]} at {server["url"]}'
-    parts = [printable(title), format_table(queue_columns(queues, now), queues) if queues else NO_QUEUES]
+    queues = queue_rows(found)
+    parts = [printable(server_title(found)), format_table(queue_columns(queues, now), queues) if queues else NO_QUEUES]
     if found['malformed']:
         parts.append(
             click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb failures"', fg='red')
@@ -115,29 +116,10 @@ def _format(found: Status, now: float) -> str:
         parts.append(click.style('No consumers: no worker is running.', fg='yellow'))
     if found['leaders']:
         parts.append(format_table(LEADERS, found['leaders']))
-    parts.append(format_table(_DATABASES, _databases(found)))
+    parts.append(format_table(DATABASES, databases(found)))
     if not found['broadcasts']:
-        parts.append(
-            click.style('No database of broadcasts, or none that you may read: run "couchdb setup".', fg='yellow')
-        )
+        parts.append(click.style(NO_BROADCASTS, fg='yellow'))
     return '\n\n'.join(parts)
-
-
-def _databases(found: Status) -> list[DatabaseStatus]:
-    results = found['results']
-    shown = [found['database'], found['broadcasts'], results]
-    if results and results['name'] == found['database']['name']:
-        shown.pop()
-    return [database for database in shown if database]
-
-
-_DATABASES = [
-    Column('DATABASE', 'name', min_width=10),
-    Column('DOCUMENTS', 'documents', count_cell, right=True),
-    Column('TOMBSTONES', 'tombstones', count_cell, right=True),
-    Column('SIZE', 'size', format_size, right=True),
-    Column('ACTIVE', 'active', format_size, right=True),
-]
 
 
 # -- check

@@ -68,7 +68,7 @@ def list_(ctx: click.Context, states: tuple[str, ...], limit: int, as_json: bool
     """List parcels that wait, refused ones with the reason, and receipts with what the tasks returned."""
     parcels = _parcels(ctx)
     print_list(
-        _resource(parcels.client.clock.now()),
+        parcel_resource(parcels.client.clock.now()),
         parcels.listing(*(states or STATES)),
         as_json,
         limit=limit,
@@ -86,7 +86,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     ID is the id of the document, or its first characters.
     """
     parcels = _parcels(ctx)
-    print_details(_resource(parcels.client.clock.now()), [_find(parcels, name)], as_json)
+    print_details(parcel_resource(parcels.client.clock.now()), [_find(parcels, name)], as_json)
 
 
 #: The options that select parcels.
@@ -118,9 +118,15 @@ def drop(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> 
     change(ctx, 'Drop', selected, lambda docs: (parcels.drop(docs), {}), 'dropped', yes=yes)
 
 
+def database_of(app: Any) -> str | None:
+    """Return the name of the app's database of parcels; None if it has none."""
+    name: str | None = (app.conf.broker_transport_options or {}).get('parcels')
+    return name
+
+
 def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
     """Return a client for the database of parcels; None if the app has none. Its broker must be CouchDB."""
-    name = (app.conf.broker_transport_options or {}).get('parcels')
+    name = database_of(app)
     return broker_of(app, admin, database=name) if name else None
 
 
@@ -156,7 +162,8 @@ def _find(parcels: Parcels, name: str) -> Document:
     return found[0]
 
 
-def _resource(now: float) -> Resource[Document]:
+def parcel_resource(now: float) -> Resource[Document]:
+    """Return the resource of parcels and receipts; `now` is in seconds since the epoch."""
     columns = [
         Column('ID', 'document', lambda doc: doc['_id'], min_width=12),
         Column('TASK', 'document', _task, min_width=10),

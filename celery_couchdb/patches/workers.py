@@ -1,8 +1,13 @@
-"""Workers: signals of their start and end, and messages that would end them.
+"""Workers: signals of their start and end and of those of tasks, and messages that would end them.
 
 Celery sends `worker_ready` and `worker_shutdown` in the `celery` program and for `app.Worker()`, but not for the
 fixture `celery_worker` of `celery.contrib.pytest` (seen up to 5.7). Celery could send them in `Consumer.on_ready` and
 `Consumer.shutdown`; this module wraps these methods so that the signals are sent.
+
+Only with task events enabled (`-E`) does the main process of a worker tell anybody that a task has ended, and Celery's
+signals of tasks are sent in the children of a prefork pool. Celery could send signals from `Request`. The function
+`create_request_cls` of `celery.worker.strategy` makes the class of the requests of each task. This module wraps it, so
+that its classes send `TASK_STARTED` and `TASK_ENDED` in the main process, whatever class of requests a task has.
 
 Celery (up to 5.7) catches only some of the errors of reading a message: any other ends the worker, which gives its
 messages back, and the next worker fails in the same way. With this module such a message becomes a dead letter, and the
@@ -22,8 +27,9 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
+from billiard.einfo import ExceptionWithTraceback
 from celery import signals
-from celery.exceptions import BackendError
+from celery.exceptions import BackendError, Ignore, Reject, Retry, Terminated
 from celery.utils.dispatch import Signal
 from kombu.exceptions import OperationalError
 
@@ -38,6 +44,15 @@ _stopped = Signal(name='worker_stopped', providing_args=set())
 #: The signals of which every worker sends one when it has begun to consume, and of those when it has stopped. The
 #: sender has the attribute `app`.
 READY, SHUTDOWN = (signals.worker_ready, _started), (signals.worker_shutdown, _stopped)
+
+#: A task has begun to run, or a request has ended: once for each, with the request as the sender. `outcome` is one of
+#: `OUTCOMES`, and `seconds` how long the task ran; None if it did not run.
+TASK_STARTED = Signal(name='couchdb_task_started', providing_args=set())
+TASK_ENDED = Signal(name='couchdb_task_ended', providing_args={'outcome', 'seconds'})
+
+#: How a request ends. A task that rejects its message, or whose process is lost, may be delivered again (`rejected`);
+#: one that raises `Ignore` or is replaced by another task is `ignored`.
+OUTCOMES = ('succeeded', 'failed', 'retried', 'rejected', 'revoked', 'ignored')
 
 #: The connection or the result backend fails, or the worker is out of memory, files or threads. (A `RecursionError` is
 #: a `RuntimeError`, too, but it is caused by a message.)
@@ -61,6 +76,8 @@ def _install(**_: Any) -> None:
         consumer.shutdown = _reporting(consumer.shutdown, _stopped)
         consumer.create_task_handler = _guarding_messages(consumer.create_task_handler)
         controller._process_task = _guarding_tasks(controller._process_task)
+        strategy: Any = import_module('celery.worker.strategy')
+        strategy.create_request_cls = _reporting_tasks(strategy.create_request_cls)
 
 
 def _reporting(method: Callable[[Any], None], signal: Signal) -> Callable[[Any], None]:
@@ -74,6 +91,80 @@ def _reporting(method: Callable[[Any], None], signal: Signal) -> Callable[[Any],
             signal.send(sender=consumer)
 
     return report
+
+
+# -- the start and the end of tasks
+
+
+def _reporting_tasks(function: Callable[..., type[Any]]) -> Callable[..., type[Any]]:
+    @wraps(function)
+    def create_request_cls(*args: Any, **kwargs: Any) -> type[Any]:
+        return _reporting_class(function(*args, **kwargs))
+
+    return create_request_cls
+
+
+def _reporting_class(base: type[Any]) -> type[Any]:
+    class Request(base):
+        couchdb_has_ended = False
+
+        def on_accepted(self, pid: int, time_accepted: float) -> None:
+            super().on_accepted(pid, time_accepted)
+            TASK_STARTED.send(sender=self)
+
+        def on_success(self, failed__retval__runtime: tuple[bool, Any, float], **kwargs: Any) -> Any:
+            failed, _, seconds = failed__retval__runtime
+            found = super().on_success(failed__retval__runtime, **kwargs)  # calls on_failure if it has failed
+            if not failed:
+                self.couchdb_end('succeeded', seconds)
+            return found
+
+        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().on_failure(exc_info, *args, **kwargs)
+            finally:
+                self.couchdb_end(_outcome_of(exc_info.exception))
+
+        def on_retry(self, exc_info: Any) -> Any:
+            self.couchdb_end('retried')
+            return super().on_retry(exc_info)
+
+        def on_timeout(self, soft: bool, timeout: float) -> Any:
+            try:
+                return super().on_timeout(soft, timeout)
+            finally:
+                if not soft:
+                    self.couchdb_end('failed')
+
+        def reject(self, requeue: bool = False) -> Any:
+            if requeue:
+                self.couchdb_end('rejected')
+            return super().reject(requeue=requeue)
+
+        def _announce_revoked(self, *args: Any) -> Any:
+            self.couchdb_end('revoked')
+            return super()._announce_revoked(*args)
+
+        def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any:
+            self.couchdb_end('retried')
+            return super()._announce_cancelled(*args, **kwargs)
+
+        def couchdb_end(self, outcome: str, seconds: float | None = None) -> None:
+            if not self.couchdb_has_ended:  # the first call knows best
+                self.couchdb_has_ended = True
+                if seconds is None and self.time_start is not None:
+                    seconds = max(0.0, time.time() - self.time_start)
+                TASK_ENDED.send(sender=self, outcome=outcome, seconds=seconds)
+
+    return Request
+
+
+def _outcome_of(exc: BaseException) -> str:
+    exc = getattr(exc, 'exc', exc) if isinstance(exc, ExceptionWithTraceback) else exc
+    for kind, outcome in ((Ignore, 'ignored'), (Reject, 'rejected'), (Retry, 'retried'), (Terminated, 'revoked')):
+        if isinstance(exc, kind):
+            return outcome
+    return 'failed'
 
 
 # -- messages that cause an error

@@ -29,6 +29,9 @@ from ..cli.vacuum import VacuumPart
 from ..resources.columns import Cell, Column, Row, count_cell, format_duration
 from ..resources.resource import Resource
 
+#: Shown in place of a table of regions.
+NO_REGIONS = 'There are no other regions.'
+
 #: The longest wait for another region, in seconds: for one request, and for all together and its parcels.
 _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
 
@@ -49,7 +52,7 @@ def regions_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
 
 
 @dataclass(frozen=True)
-class _Own:
+class OwnRegion:
     """The region of the app."""
 
     name: str
@@ -59,7 +62,7 @@ class _Own:
     addresses: Mapping[str, Address]
 
     @classmethod
-    def of(cls, app: Any, admin: Admin = None) -> _Own:
+    def of(cls, app: Any, admin: Admin = None) -> OwnRegion:
         client, options = regions_of(app, admin), options_of(app)
         assert options.region, 'regions_of checks that'
         return cls(options.region, client, region_status.addresses(options, app.conf.broker_use_ssl))
@@ -101,7 +104,7 @@ def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry
     Passwords of other regions are stored in CouchDB's database _replicator, which only administrators can read.
     """
     app = app_of(ctx)
-    own = _Own.of(app, admin)
+    own = OwnRegion.of(app, admin)
     app_user, (peer, _) = broker_of(app).user, user_and_password(own.addresses[own.name]) or (None, None)
     peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
     results = wanted_results(app, peers, admin)
@@ -117,7 +120,7 @@ def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry
     )
 
 
-def _server_plan(app: Any, own: _Own, server: Client, trusted: str | None) -> list[Step]:
+def _server_plan(app: Any, own: OwnRegion, server: Client, trusted: str | None) -> list[Step]:
     """Return the steps that change settings of the server and its replications."""
     replicator = Replicator(server)
     verify = any(own.addresses[name].tls and own.addresses[name].verify is not False for name in own.others)
@@ -154,7 +157,7 @@ def nudge(ctx: click.Context, names: tuple[str, ...], admin: Admin) -> None:
     one is chosen that responds to this machine. It needs an administrator of CouchDB.
     """
     app = app_of(ctx)
-    own = _Own.of(app, admin)
+    own = OwnRegion.of(app, admin)
     chosen = {name: own.addresses[name] for name in own.chosen(names)}
     found = replications.nudge(own.client, own.name, chosen)
     for doc_id, url in found.items():
@@ -185,55 +188,69 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     --check does not include the replications.
     """
     app = app_of(ctx)
-    own = _Own.of(app, admin)
+    own = OwnRegion.of(app, admin)
     found = _look(app, own)
-    resource = Resource(_described, _COLUMNS, summarize=list)
-    print_list(resource, found, as_json, empty='There are no other regions.')
-    for line in () if as_json else _remarks(found):
+    resource = Resource(described, _COLUMNS, summarize=list)
+    print_list(resource, found, as_json, empty=NO_REGIONS)
+    for line in () if as_json else remarks(found):
         echo(line)
+    if not as_json and hides_states(found):
+        echo('the states of replications can be read by administrators of CouchDB only: name one with --admin')
     bad = [one['name'] for one in found if _is_bad(one)]
     if check and bad:
         raise click.ClickException(f'not connected: {", ".join(bad)}')
 
 
-class _Found(TypedDict):
+class OtherRegion(TypedDict):
     """The state of another region."""
 
     name: str
     #: As the own server knows it.
     local: RegionStatus
-    #: As the other region's server knows it; None if that does not respond.
+    #: As the other region's server knows it; None if that does not respond, or was not asked.
     remote: Remote | None
-    #: The reason for which it does not respond.
+    #: The reason for which it does not respond; None if it does, or was not asked.
     error: str | None
     #: True if the node from which CouchDB pulls responds; None if that is unknown, or the region has one URL.
     source_responds: bool | None
 
 
-def _look(app: Any, own: _Own) -> list[_Found]:
-    kinds = _kinds(app)
+def look_here(app: Any, own: OwnRegion) -> list[OtherRegion]:
+    """Return the other regions as the own server knows them; *raises* `DatabaseMissing` without the own database."""
+    kinds, reached = _kinds(app), replications.reached(Client(own.client.address.root), own.name)
+    return [
+        {
+            'name': name,
+            'local': region_status.region(own.client, own.name, name, kinds, reached),
+            'remote': None,
+            'error': None,
+            'source_responds': None,
+        }
+        for name in own.others
+    ]
+
+
+def _look(app: Any, own: OwnRegion) -> list[OtherRegion]:
     try:
-        reached = replications.reached(Client(own.client.address.root), own.name)
-        local = {name: region_status.region(own.client, own.name, name, kinds, reached) for name in own.others}
+        found = look_here(app, own)
     except DatabaseMissing as exc:
         raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
     calls, asked = {}, {}
-    for name, region in local.items():
+    for one in found:
+        name, region = one['name'], one['local']
         address = own.addresses[name]
         remote = partial(region_status.remote, _remote_client(address), own.client, own.name, name, region['through'])
         calls[name] = start(remote)
         if address.others and (node := replications.named(address, replications.server_in(_source_of(region)))):
             asked[name] = start(partial(replications.responds, node))
-    found: list[_Found] = []
-    for name, call in calls.items():
-        one: _Found = {'name': name, 'local': local[name], 'remote': None, 'error': None, 'source_responds': None}
+    for one in found:
+        name = one['name']
         try:
             if name in asked:
                 one['source_responds'] = result_of(asked[name], _REMOTE_SECONDS)
-            one['remote'] = result_of(call, _REMOTE_SECONDS)
+            one['remote'] = result_of(calls[name], _REMOTE_SECONDS)
         except CouchDBError as exc:
             one['error'] = str(exc)
-        found.append(one)
     return found
 
 
@@ -254,7 +271,7 @@ def _source_of(region: RegionStatus) -> str | None:
     return region['replications']['regions']['source']
 
 
-def _is_bad(one: _Found) -> bool:
+def _is_bad(one: OtherRegion) -> bool:
     """Tell whether a region or its node does not respond, a replication is not running, or a parcel is missing."""
     remote = one['remote']
     return remote is None or remote['missing'] > 0 or one['source_responds'] is False or _is_broken(one['local'])
@@ -264,7 +281,7 @@ def _is_broken(region: RegionStatus) -> bool:
     return any(one['state'] not in (None, 'running') for one in region['replications'].values())
 
 
-def _described(found: Sequence[_Found]) -> list[Row]:
+def described(found: Sequence[OtherRegion]) -> list[Row]:
     """Return the states of regions without `through`, which is long and opaque."""
     return [{**one, 'local': {k: v for k, v in one['local'].items() if k != 'through'}} for one in found]
 
@@ -278,15 +295,21 @@ def _arriving(one: Row) -> Any:
     return one['remote']['leaving'] if one['remote'] else one['local']['arrived']
 
 
-_COLUMNS = [
+#: What the own server knows alone.
+LOCAL_COLUMNS = [
     Column('REGION', 'name', min_width=6),
     Column('PULLS', 'local', lambda local: Cell(_pulls(local), 'bad' if _is_broken(local) else '')),
-    Column('LAG', 'remote', lambda remote: count_cell(remote and remote['pending']), right=True),
     Column('TO', 'local', lambda local: count_cell(local['leaving']['count']), right=True),
     Column('OLDEST', 'local', lambda local: format_duration(local['leaving']['oldest']), right=True),
     Column('FROM', None, lambda one: count_cell(_arriving(one)['count']), right=True),
     Column('OLDEST', None, lambda one: format_duration(_arriving(one)['oldest']), right=True),
     Column('REFUSED', 'local', lambda local: count_cell(local['refused']['count'], 'bad'), right=True),
+]
+
+_COLUMNS = [
+    *LOCAL_COLUMNS[:2],
+    Column('LAG', 'remote', lambda remote: count_cell(remote and remote['pending']), right=True),
+    *LOCAL_COLUMNS[2:],
     Column('RESPONDS', 'remote', _responds, right=True),
 ]
 
@@ -296,8 +319,8 @@ def _pulls(region: RegionStatus) -> str:
     return states[0] if len(set(states)) == 1 else ', '.join(states)
 
 
-def _remarks(found: Sequence[_Found]) -> list[str]:
-    """Return sentences about what is wrong, and about what cannot be read."""
+def remarks(found: Sequence[OtherRegion]) -> list[str]:
+    """Return sentences about what is wrong."""
     lines = []
     for one in found:
         lines += [
@@ -316,9 +339,12 @@ def _remarks(found: Sequence[_Found]) -> list[str]:
     states = [state['state'] for one in found for state in one['local']['replications'].values()]
     if 'missing' in states:
         lines.append('a replication is missing: run "celery -A your_app couchdb regions setup"')
-    if None in states:
-        lines.append('the states of replications can be read by administrators of CouchDB only: name one with --admin')
     return lines
+
+
+def hides_states(found: Sequence[OtherRegion]) -> bool:
+    """Tell whether CouchDB does not show the states of replications: only administrators see them."""
+    return any(state['state'] is None for one in found for state in one['local']['replications'].values())
 
 
 # -- other commands

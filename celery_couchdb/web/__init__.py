@@ -46,6 +46,6 @@ def create_app(
             login=login and trust_header is None,
             trust_header=trust_header,
             reader_role=reader_role,
-            pages=PAGES,
+            pages=[page for page in PAGES if page.applies(app)],
         )
     )

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
+from .. import rooms
 from .access import form_of, log_out, login, session_of, set_cookie
 from .actions import perform
 from .events import events
@@ -122,17 +123,12 @@ def _own_path(request: Request) -> str:
 
 
 def _metrics(view: View) -> Response:
-    from prometheus_client import generate_latest
     from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-    from ..cli.metrics import Exporter, Scrape
-
-    def read() -> Scrape:
-        found = view.snapshot()
-        return Scrape(found.status, found.seconds)
-
-    exporter = Exporter(read, (), timeout=8.0, keep=0.0)
-    return Response(generate_latest(exporter.registry), media_type=CONTENT_TYPE_LATEST)
+    found = view.snapshot()
+    for exposition in rooms.command_hooks('exposition'):
+        return Response(exposition(found.status, found.seconds), media_type=CONTENT_TYPE_LATEST)
+    raise HTTPException(404)
 
 
 def _health(site: Site) -> Callable[[Request], Any]:

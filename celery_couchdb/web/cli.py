@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..cli.clients import app_of
-from ..cli.metrics import parse_address
+from ..cli.clients import app_of, parse_address
 from ..cli.tables import echo
 
 if TYPE_CHECKING:

@@ -187,6 +187,8 @@ class Page:
     #: Whether it is in the menu, and which number stands beside it there, if any.
     in_menu: bool = True
     count: Callable[[Snapshot], int | None] = lambda snapshot: None
+    #: Tells whether a Celery app has what the page shows. Otherwise it has no such page.
+    applies: Callable[[Any], bool] = lambda app: True
 
 
 def link(request: Request, path: str, **query: Any) -> str:

@@ -9,6 +9,8 @@ from celery.exceptions import TimeoutError
 from fastapi import FastAPI, Query
 from pydantic import BaseModel
 
+from celery_couchdb.web import create_app
+
 app = Celery(
     'shop',
     broker='couchdb://user:password@localhost:5984/celery',
@@ -21,6 +23,8 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
 )
 web = FastAPI()
+# The page of Celery's queues is at /celery/. You log in as a CouchDB user.
+web.mount('/celery', create_app(app))
 
 Seconds = Annotated[float, Query(ge=0, le=30)]
 

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from ..couchdb.client import Client, Document
-from ..couchdb.shapes import members, number, text
 from ..documents import workitem
 from ..documents.ids import CONSUMER
-from ..documents.shared_documents import ReportedTask
 from ..leases.lease import ends_at
-
-#: The most tasks that a heartbeat can report: what a document says may be any number.
-_MAX_COUNT = 10**6
-
-_TASK = members(id=text, task=text, queue=text, since=number)
+from ..leases.work import reported
 
 
 class Claimants:
@@ -68,26 +61,3 @@ def name_of(doc: Document) -> str:
 def host_and_process(consumer: str) -> str:
     """Return what the id of a consumer, or the holder of a lead, says: host and process id."""
     return consumer.removeprefix(CONSUMER).rpartition(':')[0] or consumer
-
-
-def reported(doc: Document) -> list[ReportedTask]:
-    """Return the tasks that a heartbeat names as running, the longest running first."""
-    running = doc.get('running')
-    tasks = running.get('tasks') if isinstance(running, dict) else None
-    found: list[Any] = [task for task in tasks if _TASK(task)] if isinstance(tasks, list) else []
-    return [{'id': task['id'], 'task': task['task'], 'queue': task['queue'], 'since': task['since']} for task in found]
-
-
-def reported_counts(doc: Document) -> dict[str, tuple[int, int]]:
-    """Return how many tasks a heartbeat reports as running, by queue, and how many of those are still claimed."""
-    running = doc.get('running')
-    queues = running.get('queues') if isinstance(running, dict) else None
-    return {
-        name: (_count(counts[0]), _count(counts[1]))
-        for name, counts in (queues.items() if isinstance(queues, dict) else ())
-        if isinstance(counts, list) and len(counts) == 2 and all(map(number, counts))
-    }
-
-
-def _count(found: float) -> int:
-    return int(max(0, min(found, _MAX_COUNT)))

@@ -16,10 +16,10 @@ from ..design.rows import Row, WaitingRow
 from ..documents import workitem
 from ..documents.task_message import HIGHEST
 from ..queues import waiting
+from ..queues.backlog import internal
 from .claimants import Claimants
 from .dead import LETTER, as_letter, range_of
 from .jobs import BATCH_ROWS, TYPES, items_in, needs_jobs_view, paged
-from .queues import internal
 
 #: The most documents that one page reads; the first requests for a queue count as so many documents.
 MAX_EXAMINED, _QUEUE_COST = 1000, 20
@@ -133,7 +133,7 @@ def published_since(client: Client, wanted: JobFilter, since: float, limit: int)
     It is read from the primary index. Unique jobs are not counted: their ids say nothing about the time.
     """
     now, first = client.clock.now(), workitem.new_id(since)
-    rows = client.id_range(first[:1], after=first, docs=True, limit=limit)
+    rows = client.id_range(first, to=first[:1], docs=True, limit=limit)
     docs = [row['doc'] for row in rows if row['doc'].get('type') in TYPES]
     claimants = Claimants.of(client, docs)
     return sum(wanted.matches(doc, claimants, now) for doc in docs)

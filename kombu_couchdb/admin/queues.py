@@ -7,7 +7,6 @@ or conflicts with it. It ends when the queue is resumed, or deleted by `delete`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import closing
 from typing import TypedDict
 
@@ -50,21 +49,6 @@ def names(client: Client) -> dict[str, bool]:
         **dict.fromkeys(paused(client), False),
         **{doc['_id'].removeprefix(QUEUE): bool(doc.get('auto_delete')) for doc in docs},
     }
-
-
-def is_internal(doc: Document) -> bool:
-    """Tell whether a Queue document is that of a queue for replies, events or remote control.
-
-    Celery declares these with `auto_delete` and a lifetime.
-    """
-    arguments = doc.get('arguments')
-    return bool(doc.get('auto_delete') and isinstance(arguments, dict) and 'x-expires' in arguments)
-
-
-def internal(client: Client, queues: Collection[str]) -> set[str]:
-    """Return those of these queues that are for replies, events or remote control; one request, or none."""
-    docs = client.find([QUEUE + queue for queue in queues]) if queues else ()
-    return {doc['_id'].removeprefix(QUEUE) for doc in docs if doc and is_internal(doc)}
 
 
 def paused(client: Client) -> dict[str, Paused]:

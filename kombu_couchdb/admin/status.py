@@ -6,47 +6,31 @@ after the other, while workers run, so they may not add up exactly.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypedDict
 
 from .. import design
-from ..couchdb.client import LAST, Client, Document
-from ..couchdb.shapes import exactly, maybe, members, number, text
-from ..design.rows import ClaimCount, QueueCount
+from ..couchdb.client import Client, Document
+from ..couchdb.shapes import exactly, maybe, members, number
+from ..design.rows import QueueCount
 from ..documents.ids import CONSUMER, LEADER, QUEUE
 from ..documents.shared_documents import ReportedTask
 from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
 from ..leases.lease import ends_at, queues_of
-from ..queues import waiting
+from ..leases.work import Work, claims, reported
+from ..queues.backlog import EMPTY, Backlog, backlog, is_internal
 from ..queues.databases import broadcasts_of
-from .claimants import host_and_process, name_of, reported, reported_counts
-from .queues import Paused, is_internal, paused
+from .claimants import host_and_process, name_of
+from .queues import Paused, paused
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
-_COUNT = members(value=number)
-_COUNTED = members(key=exactly(lambda queue: True, number), value=number)
 _DEAD = members(key=exactly(lambda queue: True), value=number)
-_CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
-_WAITING = members(key=exactly(text, number, number))
 #: The shape of the response about a database.
 _INFO = members(
     doc_count=number, doc_del_count=maybe(number), sizes=maybe(members(file=maybe(number), active=maybe(number)))
 )
-
-
-class Backlog(TypedDict):
-    """The messages in one queue that no consumer has claimed."""
-
-    #: Messages that can be claimed now.
-    ready: int
-    #: Messages with a due date in the future.
-    scheduled: int
-    #: Messages that wait for a slot of their concurrency key or a start of their rate key.
-    parked: int
-    #: How long the oldest ready message has been due, in seconds; None without ready messages.
-    oldest: float | None
 
 
 class QueueStatus(Backlog):
@@ -66,10 +50,6 @@ class QueueStatus(Backlog):
     temporary: bool
 
 
-#: The backlog of a queue without unclaimed messages.
-_EMPTY: Backlog = {'ready': 0, 'scheduled': 0, 'parked': 0, 'oldest': None}
-
-
 class Heartbeat(TypedDict):
     """One consumer, from its heartbeat document."""
 
@@ -87,6 +67,8 @@ class Heartbeat(TypedDict):
     alive: bool
     #: The tasks that it reports as running, the longest running first; at most 100.
     running: list[ReportedTask]
+    #: What the optional room `metrics` counts of its tasks, as the document has it; empty without it.
+    tasks: dict[str, Any]
 
 
 class ConsumerStatus(Heartbeat):
@@ -167,7 +149,7 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
         auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
         hidden = set() if temporary else auto_delete
         pauses = paused(client)
-        work = _Work(_claims(client), heartbeats, client.clock.now())
+        work = Work(claims(client), heartbeats, client.clock.now())
         queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete, pauses, work)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
@@ -205,56 +187,8 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
 # -- queues
 
 
-def backlog(client: Client) -> dict[str, Backlog]:
-    """Return the messages that no consumer has claimed, by queue, for queues that have any; at most three requests."""
-    found, parked = Counter[str](), Counter[str]()
-    ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks of its messages that are not parked
-    for row in map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
-        if row.queue is not None and row.rank == design.PARKED:
-            parked[row.queue] = row.total
-        elif row.queue is not None:
-            found[row.queue] += row.total
-            ranks[row.queue].append(row.rank)
-    now = client.clock.now()
-    scheduled = _scheduled(client, [name for name, known in ranks.items() if design.PLANNED in known], now)
-    oldest = _oldest(client, ranks, now)
-    return {
-        name: {
-            'ready': max(0, found[name] - scheduled.get(name, 0)),
-            'scheduled': scheduled.get(name, 0),
-            'parked': parked[name],
-            'oldest': oldest.get(name),
-        }
-        for name in {*found, *parked}
-    }
-
-
-class _Work:
-    """What consumers have claimed, and what they report as running."""
-
-    def __init__(self, claims: Iterable[ClaimCount], heartbeats: Iterable[Document], now: float) -> None:
-        #: The number of claimed messages that are not reported as running, by queue, and by id of the consumer.
-        self.prefetched, self.of_consumers = Counter[str](), Counter[str]()
-        #: The number of tasks that are reported as running, by queue.
-        self.running = Counter[str]()
-        reported = {doc['_id']: reported_counts(doc) for doc in heartbeats if ends_at(doc) > now}
-        for counts in reported.values():
-            self.running.update({queue: running for queue, (running, _) in counts.items()})
-        for claim in claims:
-            if claim.queue is not None:
-                _, claimed = reported.get(claim.consumer, {}).get(claim.queue, (0, 0))
-                prefetched = max(0, claim.total - claimed)
-                self.prefetched[claim.queue] += prefetched
-                self.of_consumers[claim.consumer] += prefetched
-
-
-def _claims(client: Client) -> list[ClaimCount]:
-    where = {'group_level': 3, 'startkey': ['claim'], 'endkey': ['claim', LAST]}
-    return [ClaimCount.of(row) for row in client.view(design.NAME, 'leases', _CLAIMED, **where)]
-
-
 def _queues(
-    client: Client, declared: Iterable[str], auto_delete: Collection[str], pauses: Mapping[str, Paused], work: _Work
+    client: Client, declared: Iterable[str], auto_delete: Collection[str], pauses: Mapping[str, Paused], work: Work
 ) -> tuple[dict[str, QueueStatus], int]:
     """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
     found = backlog(client)
@@ -267,7 +201,7 @@ def _queues(
             malformed += row.total
     return {
         name: {
-            **found.get(name, _EMPTY),
+            **found.get(name, EMPTY),
             'prefetched': work.prefetched[name],
             'running': work.running[name],
             'dead': dead[name],
@@ -277,31 +211,6 @@ def _queues(
         }
         for name in sorted({*declared, *found, *dead, *work.prefetched, *work.running})
     }, malformed
-
-
-def _scheduled(client: Client, names: list[str], now: float) -> dict[str, int]:
-    """Return the number of messages with a due date after `now`, by queue."""
-    responses = waiting.query(client, [design.planned_rows(name, now) for name in names], _COUNT)
-    return {name: rows[0]['value'] for name, rows in zip(names, responses, strict=True) if rows}
-
-
-def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str, float]:
-    """Return for each queue with ready messages how long the oldest one has been due, in seconds."""
-    pairs = [(name, rank) for name, known in ranks.items() for rank in known]
-    # From date 1 on: the date of a malformed message is 0 in the view.
-    responses = waiting.query(
-        client,
-        [
-            {'startkey': [key, rank, 1], 'endkey': [key, rank, now], 'limit': 1, 'reduce': False}
-            for key, rank in ((design.key_of(name), rank) for name, rank in pairs)
-        ],
-        _WAITING,
-    )
-    oldest: dict[str, float] = {}
-    for (name, _), rows in zip(pairs, responses, strict=True):
-        for row in rows:
-            oldest[name] = max(round(now - row['key'][2], 3), oldest.get(name, 0.0))
-    return oldest
 
 
 # -- consumers
@@ -326,6 +235,7 @@ def _heartbeat(doc: Document, now: float) -> Heartbeat:
         'rate': round(sum(_rates(doc).values()), 3),
         'alive': ends_at(doc) > now,
         'running': reported(doc),
+        'tasks': doc['tasks'] if isinstance(doc.get('tasks'), dict) else {},
     }
 
 

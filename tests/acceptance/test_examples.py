@@ -86,7 +86,7 @@ def test_django(site: Site) -> None:
     example = Example(site, 'django')
     assert 'No changes detected' in example.run('manage.py', 'makemigrations', '--check', '--dry-run')
     example.worker()
-    assert 'Ran 2 tests' in example.run('manage.py', 'test', '--noinput')
+    assert 'Ran 3 tests' in example.run('manage.py', 'test', '--noinput')
 
 
 def test_periodic(site: Site) -> None:

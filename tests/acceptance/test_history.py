@@ -28,7 +28,7 @@ def test_completed_tasks_are_kept_and_listed(site: Site) -> None:
     assert job['expires'] == job['finished'] + 3600
     selected = listed(site, 'jobs', 'list', '--state', 'done', '--args', '42', '--since', '1h')
     assert [job['id'] for job in selected] == [result.id]
-    shown = succeeded(couchdb(site, 'jobs', 'show', result.id[:8]))
+    shown = succeeded(couchdb(site, 'show', result.id[:8]))
     assert f'worker     {worker.hostname()}' in shown
     assert 'finished' in shown
     table = succeeded(couchdb(site, 'jobs', 'list', '--state', 'done', COLUMNS='200')).splitlines()
@@ -54,7 +54,7 @@ def test_waiting_retry_carries_the_error_of_its_last_attempt(site: Site) -> None
     wait_for(lambda: len(items(site.client)) == 1, 'the acknowledgement of the first attempt')
     [job] = listed(site, 'jobs', 'list', '--state', 'scheduled')
     assert job['error'].startswith('ValueError: no customer')
-    assert 'ValueError: no customer' in succeeded(couchdb(site, 'jobs', 'show', result.id))
+    assert 'ValueError: no customer' in succeeded(couchdb(site, 'show', result.id))
 
 
 def test_waiting_job_is_moved_and_edited_by_commands(site: Site) -> None:

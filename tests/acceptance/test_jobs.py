@@ -28,10 +28,10 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
     assert [line.split()[3] for line in table] == ['STATE', 'running', 'ready', 'scheduled']
     [job] = listed(site, 'jobs', 'list', '--state', 'scheduled', '--queue', 'celery')
     assert (job['id'], job['task'], job['args'], job['kwargs'], job['queue']) == (later.id, 'add', [3, 4], {}, 'celery')
-    shown = succeeded(couchdb(site, 'jobs', 'show', running.id))
-    assert 'state      running' in shown
+    shown = succeeded(couchdb(site, 'show', running.id))
+    assert 'state      prefetched' in shown
     assert 'late_nap' in shown
-    assert 'is not in a queue and with no worker' in sentence(couchdb(site, 'jobs', 'show', 'unknown'))
+    assert "nothing is known of a task 'unknown'" in sentence(couchdb(site, 'show', 'unknown'))
 
 
 def test_running_jobs_are_terminated_on_request(site: Site) -> None:

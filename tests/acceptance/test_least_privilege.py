@@ -11,25 +11,25 @@ import pytest
 
 from .conftest import Site
 from .test_canvas import test_canvas
-from .test_dead_letters import (
-    test_refused_tasks_are_listed_shown_replayed_and_dropped,
+from .test_events import test_events
+from .test_failures import (
+    test_failed_tasks_are_listed_and_retried,
+    test_refused_tasks_are_listed_shown_retried_and_dropped,
     test_task_that_kills_its_worker_becomes_a_dead_letter,
 )
-from .test_events import test_events
 from .test_jobs import test_running_jobs_are_terminated_on_request
 from .test_paused_queues import test_purge_and_delete, test_running_tasks_finish_and_others_wait
 from .test_remote_control import test_inspect_and_control
-from .test_results_command import test_failed_tasks_are_listed_and_sent_again
 from .test_unique import test_job_sent_while_it_runs_and_its_retries_are_one_job
 
 __all__ = [
     'test_canvas',
     'test_events',
-    'test_failed_tasks_are_listed_and_sent_again',
+    'test_failed_tasks_are_listed_and_retried',
     'test_inspect_and_control',
     'test_job_sent_while_it_runs_and_its_retries_are_one_job',
     'test_purge_and_delete',
-    'test_refused_tasks_are_listed_shown_replayed_and_dropped',
+    'test_refused_tasks_are_listed_shown_retried_and_dropped',
     'test_running_jobs_are_terminated_on_request',
     'test_running_tasks_finish_and_others_wait',
     'test_task_that_kills_its_worker_becomes_a_dead_letter',

@@ -82,8 +82,9 @@ def test_no_output_of_a_site_contains_a_secret(
             couchdb(site, *words.split()).output
             for words in (
                 'vacuum --yes',
-                f'dead show {refused.id} {unknown.id} --json',
-                'dead replay --all --yes',
+                f'failures show {refused.id} --json',
+                f'show {unknown.id} --json',
+                'failures retry --all --yes',
             )
         ]
         told += processes('cmdline').values()

@@ -126,7 +126,7 @@ def test_job_that_does_not_wait_is_refused(app: Celery, connect: Connect, client
     by_id[names['done']].ack()
     by_id[names['dead']].reject()
     wait_for(lambda: [known.state(names[state]) for state in names] == list(names), 'the states')
-    refusals = {'prefetched': 'a worker holds it', 'done': 'it is done', 'dead': 'it is a dead letter.*dead replay'}
+    refusals = {'prefetched': 'a worker holds it', 'done': 'it is done', 'dead': 'it is a dead letter.*failures retry'}
     for state, why in refusals.items():
         with pytest.raises(NotChangeable, match=f'cannot be changed: {why}'):
             known.move(names[state], priority=1)

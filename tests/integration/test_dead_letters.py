@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.transport import channel
 from tests.conftest import wait_for
-from tests.support import Inbox, command_of, items, publish
+from tests.support import Inbox, items, publish
 
 from .conftest import Connect, kill_all
 
@@ -50,7 +49,7 @@ def test_dead_letters_of_one_queue(connect: Connect, client: Client) -> None:
     kill_all(Inbox(connect(), 'q', 'q2', ack=False), client, 4)
     assert dead.count(client, 'q') == 3
     assert {doc['message']['body'] for doc in dead.letters(client, 'q')} == {'0', '1', '2'}
-    assert dead.drop(client, list(dead.letters(client, 'q'))) == 3
+    assert len(dead.drop(client, list(dead.letters(client, 'q')))) == 3
     assert [doc['message']['body'] for doc in items(client)] == ['"other"']
 
 
@@ -65,7 +64,7 @@ def test_many_dead_letters_are_read_in_pages(client: Client, connection: Connect
     client.bulk([letter(number) for number in range(250)])
     wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 250, 'all dead letters to be listed')
     letters = dead.letters(client, 'q')
-    assert sum(dead.drop(client, [doc]) for doc in letters) == 250
+    assert sum(len(dead.drop(client, [doc])) for doc in letters) == 250
 
 
 def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> None:
@@ -89,23 +88,6 @@ def test_second_replay_does_not_forget_the_result_of_the_first(app: Celery, conn
     app.backend.store_result(result.id, 'done', 'SUCCESS')
     assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
     assert result.state == 'SUCCESS'
-
-
-def test_message_that_fails_again_during_a_replay_is_replayed_only_once(
-    app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.bulk([letter(number, 'a') for number in range(250)] + [letter(number, 'b') for number in range(10)])
-    replayed: list[str] = []
-
-    def replay(jobs: Jobs, docs: Any) -> Any:
-        replayed.extend(doc['_id'] for doc in docs)
-        client.bulk([{**doc, 'failed': time.time() + 1} for doc in docs])
-        return docs, {}
-
-    monkeypatch.setattr(Jobs, 'replay', replay)
-    done = command_of(app)('dead', 'replay', '--all', '--yes')
-    assert (done.exit_code, done.stdout) == (0, '260 replayed.\n')
-    assert len(replayed) == len(set(replayed)) == 260
 
 
 def test_dead_unique_job_is_replayed_while_another_runs(

@@ -48,11 +48,11 @@ def test_consumer_replaces_a_document(
     assert sorted(Inbox(connection).wait(2)) == ['after', 'before']
     [line] = [message for message in caplog.messages if message.endswith(TOO_DEEP)]
     assert doc_id in line
-    letters = run('dead', 'list').output
+    letters = run('failures', 'list').output
     if doc_id == '0000':
         assert 'malformed: it is nested too deeply' in letters
-        assert 'message is missing' in run('dead', 'replay', '0000', '--yes').output
-        assert run('dead', 'drop', '0000', '--yes').exit_code == 0
+        assert 'message is missing' in run('failures', 'retry', '0000', '--yes').output
+        assert run('failures', 'drop', '0000', '--yes').exit_code == 0
     assert client.get_or_none(doc_id) is None
 
 

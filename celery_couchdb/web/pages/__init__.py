@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from ...rooms import web_pages
+from . import activity, jobs, queues, system, workers
 
-from ... import rooms
-from . import activity, jobs, queues, workers
-
-PAGES = (
-    queues.page,
-    jobs.page,
-    workers.page,
-    *(import_module(name).page for name in rooms.PAGES.values()),
-    activity.page,
-)
+PAGES = (queues.page, jobs.page, workers.page, *web_pages(), system.page, activity.page)

@@ -9,8 +9,12 @@ from typing import Any
 
 from celery.result import AsyncResult
 from celery.signals import before_task_publish
-from django.test import TransactionTestCase
+from django.test import SimpleTestCase, TransactionTestCase
+from kombu.utils.url import parse_url
+from starlette.testclient import TestClient
 
+from .asgi import application
+from .celery import app
 from .models import Order
 
 
@@ -39,3 +43,18 @@ class OrderTest(TransactionTestCase):
         assert answer.status_code == 400
         assert not Order.objects.exists()
         assert not sent
+
+
+class PageTest(SimpleTestCase):
+    """The page of queues, which an ASGI server serves beside the shop."""
+
+    def test_page_of_queues(self) -> None:
+        """The page asks for a CouchDB user, and shows the queue of the worker."""
+        admin = TestClient(application, base_url='http://localhost')
+        assert admin.get('/celery').url.path == '/celery/login'
+        login = parse_url(app.conf.broker_url)
+        form = {'user': login['userid'], 'password': login['password']}
+        assert admin.post('/celery/login', data=form).status_code == 200
+        queues = admin.get('/celery/queues', params={'format': 'json'}).json()
+        assert 'celery' in [queue['name'] for queue in queues]
+        assert admin.get('/orders/').status_code == 405  # the shop is beside it

@@ -1,32 +1,32 @@
-"""The command `celery couchdb metrics`: the status in Prometheus' text format, once or over HTTP.
+"""The metrics of a status in Prometheus' text format: of queues, consumers and databases, and of tasks.
 
-The package prometheus_client is optional, so it is imported only when the command runs.
+The package prometheus_client is optional, so it is imported only when metrics are exported.
 """
 
 from __future__ import annotations
 
-import math
-import signal
-import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from importlib.util import find_spec
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import click
-
-from kombu_couchdb.admin.status import Status, status
+from kombu_couchdb.admin.status import ConsumerStatus, Status
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import printable
 
-from .clients import app_of, broker_of, result_of, results_of, seconds_option, start
-from .tables import echo, echo_styled
+from ..cli.clients import result_of, start
+from ..cli.tables import echo
+from .counters import BOUNDS, HISTOGRAMS, counts_in
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
+
+#: How the names of all metrics begin.
+PREFIX = 'celery_couchdb_'
 
 #: The states of messages, which are members of a queue.
 _STATES = ('ready', 'scheduled', 'parked', 'prefetched', 'running', 'dead')
@@ -37,82 +37,6 @@ class Scrape(NamedTuple):
 
     status: Status
     seconds: float
-
-
-def parse_address(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, int] | None:
-    """Return host and port of `host:port`, `[::1]:port`, `:port` (every interface) or `port` (127.0.0.1)."""
-    if text is None:
-        return None
-    host, colon, port = text.rpartition(':')
-    if not (port.isascii() and port.isdecimal() and int(port) <= 65535) or (':' in host and host[0] + host[-1] != '[]'):
-        raise click.BadParameter(f'{text!r} is not an address; write host:port, for example 127.0.0.1:9808')
-    return (host.strip('[]') if colon else '127.0.0.1'), int(port)
-
-
-@click.command('metrics')
-@click.option(
-    '--listen',
-    'address',
-    metavar='HOST:PORT',
-    callback=parse_address,
-    help='Serve the metrics over HTTP, for example on 127.0.0.1:9808, instead of printing them once.',
-)
-@click.option(
-    '--queue', '-Q', 'queues', metavar='NAME', multiple=True, help='Only this queue. Can be given several times.'
-)
-@seconds_option('--timeout', 8.0, 'How long a reading may take. Prometheus waits 10 seconds by default.')
-@seconds_option('--keep', 5.0, 'With --listen: use a reading again for this time.', least=0.0)
-@click.pass_context
-def command(
-    ctx: click.Context, address: tuple[str, int] | None, queues: tuple[str, ...], timeout: float, keep: float
-) -> None:
-    """Print metrics of queues, consumers and databases in Prometheus' text format.
-
-    This needs the package prometheus_client: pip install 'celery-couchdb[metrics]'. One reading takes about ten
-    requests for any number of queues. With --listen, readings are made only for scrapes, one at a time. While CouchDB
-    does not respond, the only metric is celery_couchdb_up, with the value 0.
-    """
-    if find_spec('prometheus_client') is None:
-        raise click.ClickException(
-            "this command needs the package prometheus_client: pip install 'celery-couchdb[metrics]'"
-        )
-    from prometheus_client import generate_latest
-
-    app = app_of(ctx)
-    broker, results = broker_of(app, seconds=timeout), results_of(app, seconds=timeout)
-    if results and results.address.url == broker.address.url:
-        results = None  # the metrics of the broker's database have its size
-
-    def read() -> Scrape:
-        begun = time.monotonic()
-        return Scrape(status(broker, results), time.monotonic() - begun)
-
-    exporter = Exporter(read, queues, timeout, keep if address else math.inf)
-    if address:
-        _serve(exporter, *address)
-    else:
-        exporter.read()  # an error ends the command with one sentence
-        echo_styled(generate_latest(exporter.registry).decode().rstrip('\n'))
-
-
-def _serve(exporter: Exporter, host: str, port: int) -> None:
-    from prometheus_client import start_http_server
-
-    try:
-        server, thread = start_http_server(port, host or '0.0.0.0', exporter.registry)
-    except OSError as exc:
-        raise click.ClickException(f'cannot listen on {host}:{port}: {exc.strerror or exc}') from exc
-    # As process 1 of a container, Python would ignore the signal.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    host, own_port = map(str, server.server_address[:2])
-    echo(f'Serving metrics on http://{f"[{host}]" if ":" in host else host}:{own_port}/metrics', err=True)
-    try:
-        thread.join()
-    except KeyboardInterrupt:
-        pass
-
-
-# -- the metrics
 
 
 def families(reading: Scrape, queues: Collection[str] = ()) -> Iterator[Metric]:
@@ -141,6 +65,7 @@ def families(reading: Scrape, queues: Collection[str] = ()) -> Iterator[Metric]:
         [([leader['duty']], leader['renewed']) for leader in found['leaders']],
     )
     yield from _databases(found)
+    yield from _tasks(consumers, queues)
 
 
 def gauge(name: str, text: str, value: float, **labels: str) -> Metric:
@@ -157,7 +82,7 @@ def _gauges(
     """
     from prometheus_client.core import GaugeMetricFamily
 
-    family = GaugeMetricFamily(f'celery_couchdb_{name}', text, labels=labels)
+    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
     for values, number in samples:
         if number is not None:
             family.add_metric([*map(printable, values)], number)
@@ -204,6 +129,39 @@ def _databases(found: Status) -> Iterator[Metric]:
     ):
         samples = [([database['name'], role], database[member]) for role, database in databases.items()]
         yield _gauges(f'database_{name}', text, ['database', 'role'], samples)
+
+
+def _tasks(consumers: Iterable[ConsumerStatus], queues: Collection[str]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    # A worker that was killed and started again may have two consumers for a while.
+    workers = {one['name']: one for one in sorted(consumers, key=lambda one: -(one['heartbeat'] or 0)) if one['alive']}
+    running = Counter((task['queue'], name) for name, one in workers.items() for task in one['running'])
+    yield _gauges(
+        'running_tasks',
+        'Tasks that the worker reports as running, at most 100.',
+        ['queue', 'worker'],
+        [(labels, count) for labels, count in running.items() if not queues or labels[0] in queues],
+    )
+    total = CounterMetricFamily(
+        f'{PREFIX}tasks', 'Tasks that ended, by outcome, since the worker started.', labels=['task', 'state', 'worker']
+    )
+    texts = {'run': 'How long tasks ran.', 'waited': 'How long messages waited from their publishing or due date on.'}
+    names = {'run': 'task_run_seconds', 'waited': 'task_queue_seconds'}
+    histograms = {
+        name: HistogramMetricFamily(PREFIX + names[name], texts[name], labels=['task', 'worker']) for name in HISTOGRAMS
+    }
+    for worker, one in workers.items():
+        for task, counts in counts_in(one['tasks']).items():
+            labels = [printable(task), printable(worker)]
+            for outcome, count in counts.outcomes.items():
+                total.add_metric([labels[0], outcome, labels[1]], count)
+            for name, family in histograms.items():
+                histogram = counts.histograms[name]
+                if any(histogram.counts):
+                    buckets = list(zip(BOUNDS, accumulate(histogram.counts), strict=True))
+                    family.add_metric(labels, buckets, histogram.sum)
+    yield from (total, *histograms.values())
 
 
 class Exporter:

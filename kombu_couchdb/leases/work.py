@@ -1,0 +1,70 @@
+"""What consumers have claimed, and which tasks they report as running with their heartbeats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from .. import design
+from ..couchdb.client import LAST, Client, Document
+from ..couchdb.shapes import exactly, members, number, text
+from ..design.rows import ClaimCount
+from ..documents.shared_documents import ReportedTask
+from .lease import ends_at
+
+#: The most tasks that a heartbeat can report: what a document says may be any number.
+_MAX_COUNT = 10**6
+
+_TASK = members(id=text, task=text, queue=text, since=number)
+
+#: The shape of a row of claims. The key of a malformed item can be anything.
+_CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
+
+
+def claims(client: Client) -> list[ClaimCount]:
+    """Return how many messages each consumer has claimed, by queue; one request."""
+    where = {'group_level': 3, 'startkey': ['claim'], 'endkey': ['claim', LAST]}
+    return [ClaimCount.of(row) for row in client.view(design.NAME, 'leases', _CLAIMED, **where)]
+
+
+class Work:
+    """What consumers have claimed, and what they report as running."""
+
+    def __init__(self, claims: Iterable[ClaimCount], heartbeats: Iterable[Document], now: float) -> None:
+        #: The number of claimed messages that are not reported as running, by queue, and by id of the consumer.
+        self.prefetched, self.of_consumers = Counter[str](), Counter[str]()
+        #: The number of tasks that are reported as running, by queue.
+        self.running = Counter[str]()
+        reported = {doc['_id']: reported_counts(doc) for doc in heartbeats if ends_at(doc) > now}
+        for counts in reported.values():
+            self.running.update({queue: running for queue, (running, _) in counts.items()})
+        for claim in claims:
+            if claim.queue is not None:
+                _, claimed = reported.get(claim.consumer, {}).get(claim.queue, (0, 0))
+                prefetched = max(0, claim.total - claimed)
+                self.prefetched[claim.queue] += prefetched
+                self.of_consumers[claim.consumer] += prefetched
+
+
+def reported(doc: Document) -> list[ReportedTask]:
+    """Return the tasks that a heartbeat names as running, the longest running first."""
+    running = doc.get('running')
+    tasks = running.get('tasks') if isinstance(running, dict) else None
+    found: list[Any] = [task for task in tasks if _TASK(task)] if isinstance(tasks, list) else []
+    return [{'id': task['id'], 'task': task['task'], 'queue': task['queue'], 'since': task['since']} for task in found]
+
+
+def reported_counts(doc: Document) -> dict[str, tuple[int, int]]:
+    """Return how many tasks a heartbeat reports as running, by queue, and how many of those are still claimed."""
+    running = doc.get('running')
+    queues = running.get('queues') if isinstance(running, dict) else None
+    return {
+        name: (_count(counts[0]), _count(counts[1]))
+        for name, counts in (queues.items() if isinstance(queues, dict) else ())
+        if isinstance(counts, list) and len(counts) == 2 and all(map(number, counts))
+    }
+
+
+def _count(found: float) -> int:
+    return int(max(0, min(found, _MAX_COUNT)))
