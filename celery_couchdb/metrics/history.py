@@ -284,7 +284,7 @@ def _sum(old: Any, new: HistoryMinute) -> HistoryMinute:
 
 def _without_zeros(numbers: Mapping[str, float]) -> HistoryTask:
     rounded = {name: round(value, 3) for name, value in numbers.items() if value}
-    return {name: int(value) if value == int(value) else value for name, value in rounded.items()}  # type: ignore[misc,return-value]
+    return {name: int(value) if value == int(value) else value for name, value in rounded.items()}  # type: ignore[return-value]
 
 
 # -- the thread of a worker
