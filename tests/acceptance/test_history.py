@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_couchdb.jobs import Jobs
 from tests.conftest import PATIENCE, wait_for
 from tests.support import items
