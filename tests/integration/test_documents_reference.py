@@ -240,6 +240,7 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
         backend = made(**conf).backend
         backend.store_result(f'of {conf}', 1, 'SUCCESS')
         backend.save_group(f'of {conf}', backend.app.GroupResult('c', []))
+    backend.store_result('of a failure', ValueError('no'), 'FAILURE')
     backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
     parcel = {'x-parcel': ['order-17', 'of a parcel']}
     backend.store_result('of a parcel', 1, 'SUCCESS', request=Context(id='of a parcel', **parcel))
