@@ -216,7 +216,7 @@ class History(Duty):
         if rev := self._revs.get(doc['_id']):
             doc['_rev'] = rev
         docs: list[Mapping[str, Any]] = [doc]
-        if self._newest and not before:
+        if self._newest and self._newest['_id'] != doc['_id']:
             docs.append({key: value for key, value in self._newest.items() if key != 'totals'})
         self.check_term()
         for each, result in zip(docs, self._client.bulk(docs), strict=True):
