@@ -133,7 +133,7 @@ def published_since(client: Client, wanted: JobFilter, since: float, limit: int)
     It is read from the primary index. Unique jobs are not counted: their ids say nothing about the time.
     """
     now, first = client.clock.now(), workitem.new_id(since)
-    rows = client.id_range(first[:1], after=first, docs=True, limit=limit)
+    rows = client.id_range(first, to=first[:1], docs=True, limit=limit)
     docs = [row['doc'] for row in rows if row['doc'].get('type') in TYPES]
     claimants = Claimants.of(client, docs)
     return sum(wanted.matches(doc, claimants, now) for doc in docs)
