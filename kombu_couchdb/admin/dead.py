@@ -71,19 +71,20 @@ def latest(
     task: str | None = None,
     kind: str | None = None,
     since: float | None = None,
+    until: float | None = None,
 ) -> Iterator[Document]:
     """Yield dead letters, the latest first, in batches that are read when they are needed: two requests for 200.
 
-    None stands for all; `kind` is that of the reason, `since` in seconds since the epoch. You may delete or replay the
-    letters while you iterate.
+    None stands for all; `kind` is that of the reason, `since` and `until` are in seconds since the epoch. You may
+    delete or replay the letters while you iterate.
     """
-    after = [] if since is None else [since]
+    after, last = [] if since is None else [since], LAST if until is None else until
     if queue is not None:
         name, view, start = design.NAME, 'dead', [design.key_of(queue)]
     else:
         name, view = design.JOBS, 'failures'
         start = ['date'] if task is None else ['task', task] if kind is None else ['group', task, kind]
-    where = {'startkey': [*start, LAST], 'endkey': [*start, *after], 'descending': True}
+    where = {'startkey': [*start, last], 'endkey': [*start, *after], 'descending': True}
     with needs_jobs_view(client):
         for row in paged(client, name, view, LETTER, **where, include_docs=True, reduce=False):
             if (doc := row.get('doc')) and is_letter(doc):
