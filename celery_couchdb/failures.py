@@ -34,6 +34,9 @@ from .stored_results import StoredResult, StoredResults
 Kind = Literal['failed', 'dead']
 KINDS: tuple[Kind, ...] = ('failed', 'dead')
 
+#: The type of the failure that Celery stores when a task rejects its message.
+_REJECTED = 'Reject'
+
 #: Up to this number, failures are read to count them if a task may have both kinds.
 _MAX_COUNTED = 1000
 
@@ -222,8 +225,8 @@ class Failures:
         """Return failures in groups by kind, task and error, the group with the newest failure first.
 
         Only `kind`, `task` and the type of the error of `wanted` count. One request for each database, however many
-        failures there are; up to 1,000 groups of each. A task with both kinds counts twice, and so do results that have
-        expired and are not deleted yet.
+        failures there are; up to 1,000 groups of each. The results of rejected messages are left out beside their dead
+        letters. Other tasks with both kinds count twice, and results count that have expired and are not deleted yet.
         """
         sources: list[tuple[Kind, Callable[[], list[dead.Group]]]] = []
         if self.jobs and wanted.kind in (None, 'dead'):
@@ -232,6 +235,8 @@ class Failures:
         if self.results and wanted.kind in (None, 'failed'):
             sources.append(('failed', self.results.groups))
         found = [FailureGroup(kind, **vars(group)) for kind, read in sources for group in read()]
+        if len(sources) > 1:
+            found = [group for group in found if (group.kind, group.error) != ('failed', _REJECTED)]
         return sorted(
             (
                 group
