@@ -18,7 +18,7 @@ from celery import states
 from celery.utils.saferepr import saferepr
 
 from kombu_couchdb.admin import dead
-from kombu_couchdb.admin.jobs import choose, complete, find_all
+from kombu_couchdb.admin.jobs import BATCH_ROWS, FIRST_ROWS, choose, complete, find_all
 from kombu_couchdb.admin.listing import mentions
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter, workitem
@@ -34,8 +34,8 @@ from .stored_results import StoredResult, StoredResults
 Kind = Literal['failed', 'dead']
 KINDS: tuple[Kind, ...] = ('failed', 'dead')
 
-#: The failures that are completed by one request.
-_BATCH = 200
+#: The type of the failure that Celery stores when a task rejects its message.
+_REJECTED = 'Reject'
 
 #: Up to this number, failures are read to count them if a task may have both kinds.
 _MAX_COUNTED = 1000
@@ -209,8 +209,9 @@ class Failures:
     def listing(self, wanted: FailureFilter = EVERY) -> Iterator[Failure]:
         """Yield failures, the newest first, in batches that are read when they are needed.
 
-        For 200 failures of a kind there are three requests: rows, documents, and the other kind of the same tasks. You
-        may retry and drop failures while you iterate. What fails again meanwhile is newer, and not in the list.
+        For the first 50 failures of a kind, and then for 200 each, there are three requests: rows, documents, and the
+        other kind of the same tasks. You may retry and drop failures while you iterate. What fails again meanwhile is
+        newer, and not in the list.
         """
         found: list[Iterator[Failure]] = []
         kinds = (None, *dead_letter.KINDS, dead_letter.OTHER)
@@ -224,8 +225,8 @@ class Failures:
         """Return failures in groups by kind, task and error, the group with the newest failure first.
 
         Only `kind`, `task` and the type of the error of `wanted` count. One request for each database, however many
-        failures there are; up to 1,000 groups of each. A task with both kinds counts twice, and so do results that have
-        expired and are not deleted yet.
+        failures there are; up to 1,000 groups of each. The results of rejected messages are left out beside their dead
+        letters. Other tasks with both kinds count twice, and results count that have expired and are not deleted yet.
         """
         sources: list[tuple[Kind, Callable[[], list[dead.Group]]]] = []
         if self.jobs and wanted.kind in (None, 'dead'):
@@ -234,6 +235,8 @@ class Failures:
         if self.results and wanted.kind in (None, 'failed'):
             sources.append(('failed', self.results.groups))
         found = [FailureGroup(kind, **vars(group)) for kind, read in sources for group in read()]
+        if len(sources) > 1:
+            found = [group for group in found if (group.kind, group.error) != ('failed', _REJECTED)]
         return sorted(
             (
                 group
@@ -353,5 +356,8 @@ def _divided(failures: Sequence[Failure], letters: set[str], results: set[str]) 
 
 
 def _parts(found: Iterator[T]) -> Iterator[list[T]]:
-    while part := list(islice(found, _BATCH)):
+    """Yield what is found in the batches in which it is read: with one row more than the next request needs."""
+    size = FIRST_ROWS + 1
+    while part := list(islice(found, size)):
         yield part
+        size = BATCH_ROWS
