@@ -163,7 +163,7 @@ def test_running_job_is_revoked_by_its_task_id_and_not_removed(
     Inbox(connect(), 'celery', ack=False).wait(1)
     [item] = items(client)
     revoked: list[str] = []
-    monkeypatch.setattr(app.control, 'revoke', lambda task_id, **kwargs: revoked.append(task_id))
+    monkeypatch.setattr(Mailbox, 'abcast', lambda mailbox, command, asked: revoked.extend(asked['task_id']))
     removal = Jobs(app).remove(item['_id'])
     assert removal.removed == []
     assert [workitem.task_id(doc) for doc in removal.claimed] == [result.id]
