@@ -15,12 +15,14 @@ from itertools import compress, islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from celery import states
+from celery.utils.saferepr import saferepr
 
 from kombu_couchdb.admin import dead
-from kombu_couchdb.admin.jobs import choose, complete, find_all
+from kombu_couchdb.admin.jobs import BATCH_ROWS, FIRST_ROWS, choose, complete, find_all
 from kombu_couchdb.admin.listing import mentions
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter, workitem
+from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
@@ -33,11 +35,11 @@ from .stored_results import StoredResult, StoredResults
 Kind = Literal['failed', 'dead']
 KINDS: tuple[Kind, ...] = ('failed', 'dead')
 
-#: The failures that are completed by one request.
-_BATCH = 200
-
 #: Up to this number, failures are read to count them if a task may have both kinds.
 _MAX_COUNTED = 1000
+
+#: The maximum length of the arguments as text, in characters, as Celery cuts them.
+_MAX_REPR = 1024
 
 _CHANGED = 'it was changed by somebody else just now'
 
@@ -55,8 +57,9 @@ class FailureFilter(NamedTuple):
     #: The type of the exception (`ValueError`) or the kind of the reason of a dead letter (`rejected`), as in groups;
     #: or with a colon the beginning of the error from its type on: `ValueError: no such`.
     error: str | None = None
-    #: When the task failed, at the earliest, in seconds since the epoch.
+    #: When the task failed, at the earliest and at the latest, in seconds since the epoch.
     since: float | None = None
+    until: float | None = None
     #: Text that the arguments, as Python shows them, must contain.
     args: str | None = None
 
@@ -64,6 +67,11 @@ class FailureFilter(NamedTuple):
     def error_type(self) -> str | None:
         """The type of the exception or the kind of the reason."""
         return None if self.error is None else self.error.partition(':')[0]
+
+    @property
+    def dates(self) -> dict[str, Any]:
+        """The dates, as arguments of the lists of both kinds."""
+        return {'since': self.since, 'until': self.until}
 
     def matches(self, failure: Failure) -> bool:
         """Tell whether a failure is one of these, apart from its date."""
@@ -141,10 +149,17 @@ class Failure:
 
     def mentions(self, text: str) -> bool:
         """Tell whether the arguments contain a text."""
-        if self.letter is not None:
-            return mentions(self.letter, text)
-        assert self.result is not None
-        return any(text in repr(value) for value in (self.result.args, self.result.kwargs) if value is not None)
+        return mentions(self.letter, text) if self.letter is not None else text in self.arguments
+
+    @property
+    def arguments(self) -> str:
+        """The arguments as Python shows them, in one short line; '' if they are unknown."""
+        headers = headers_of(self.letter) if self.letter is not None else {}
+        shown: list[Any] = [headers.get('argsrepr'), headers.get('kwargsrepr')]
+        if self.result is not None and self.letter is None:
+            values = (self.result.args, self.result.kwargs)
+            shown = [None if value is None else saferepr(value, _MAX_REPR) for value in values]
+        return ' '.join(text for text in shown if isinstance(text, str) and text not in ('()', '[]', '{}'))
 
 
 @dataclass(frozen=True)
@@ -192,8 +207,9 @@ class Failures:
     def listing(self, wanted: FailureFilter = EVERY) -> Iterator[Failure]:
         """Yield failures, the newest first, in batches that are read when they are needed.
 
-        For 200 failures of a kind there are three requests: rows, documents, and the other kind of the same tasks. You
-        may retry and drop failures while you iterate. What fails again meanwhile is newer, and not in the list.
+        For the first 50 failures of a kind, and then for 200 each, there are three requests: rows, documents, and the
+        other kind of the same tasks. You may retry and drop failures while you iterate. What fails again meanwhile is
+        newer, and not in the list.
         """
         found: list[Iterator[Failure]] = []
         kinds = (None, *dead_letter.KINDS, dead_letter.OTHER)
@@ -232,7 +248,7 @@ class Failures:
         It is taken from the groups if they tell it, which takes two requests. The failures are read if there are other
         conditions, or if there are up to 1,000 with failed results; among more, a task with both kinds counts twice.
         """
-        conditions = (wanted.queue, wanted.since, wanted.args)
+        conditions = (wanted.queue, wanted.since, wanted.until, wanted.args)
         if not any(given is not None for given in conditions) and wanted.error == wanted.error_type:
             groups = self.groups(wanted)
             total = sum(group.count for group in groups)
@@ -271,15 +287,14 @@ class Failures:
         return found | {result.id for result in results if result.state == states.FAILURE}
 
     def _dead(self, jobs: Jobs, wanted: FailureFilter) -> Iterator[Failure]:
-        letters = dead.latest(
-            jobs.client, queue=wanted.queue, task=wanted.task, kind=wanted.error_type, since=wanted.since
-        )
+        where = {'queue': wanted.queue, 'task': wanted.task, 'kind': wanted.error_type, **wanted.dates}
+        letters = dead.latest(jobs.client, **where)
         for part in _parts(letters):
             results = self._failed_among({task_id for doc in part if (task_id := workitem.task_id(doc))})
             yield from (Failure(doc, results.get(workitem.task_id(doc) or '')) for doc in part)
 
     def _failed(self, results: StoredResults, wanted: FailureFilter) -> Iterator[Failure]:
-        for part in _parts(results.listing(task=wanted.task, error=wanted.error_type, since=wanted.since)):
+        for part in _parts(results.listing(task=wanted.task, error=wanted.error_type, **wanted.dates)):
             dead_ids = dead.among(self.jobs.client, [result.id for result in part]) if self.jobs else set()
             yield from (Failure(None, result) for result in part if result.id not in dead_ids)
 
@@ -337,5 +352,8 @@ def _divided(failures: Sequence[Failure], letters: set[str], results: set[str]) 
 
 
 def _parts(found: Iterator[T]) -> Iterator[list[T]]:
-    while part := list(islice(found, _BATCH)):
+    """Yield what is found in the batches in which it is read: with one row more than the next request needs."""
+    size = FIRST_ROWS + 1
+    while part := list(islice(found, size)):
         yield part
+        size = BATCH_ROWS

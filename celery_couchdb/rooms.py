@@ -30,7 +30,7 @@ HOOKS = {
 
 #: By name of the command: the module with the object `command`, and with functions for other commands.
 COMMANDS = {
-    'metrics': 'celery_couchdb.metrics.command',
+    'metrics': 'celery_couchdb.metrics.cli',
     'parcels': 'celery_couchdb.parcels.cli',
     'regions': 'celery_couchdb.regions.cli',
     'schedule': 'celery_couchdb.beat.cli',

@@ -15,7 +15,7 @@ from celery import states
 from kombu.exceptions import KombuError
 
 from kombu_couchdb.admin.dead import GROUP, MAX_GROUPS, Group, groups_in
-from kombu_couchdb.admin.jobs import paged
+from kombu_couchdb.admin.jobs import FIRST_ROWS, paged
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import LAST, Client, Document, Row, chunks
 from kombu_couchdb.couchdb.shapes import items, members
@@ -114,18 +114,22 @@ class StoredResults:
         task: str | None = None,
         error: str | None = None,
         since: float | None = None,
+        until: float | None = None,
     ) -> Iterator[StoredResult]:
         """Yield the results with this state, the newest first, in batches that are read when they are needed.
 
-        `task` is the name of a task, `error` the type of the exception of a failed one, `since` a date in seconds since
-        the epoch. Two requests for 200 results. You may retry or drop results while you iterate.
+        `task` is the name of a task, `error` the type of the exception of a failed one, `since` and `until` are dates
+        in seconds since the epoch. Two requests for the first 50 results, then for 200 each. You may retry or drop
+        results while you iterate.
         """
         if state == states.FAILURE and task is not None and error is not None:
             view, key = 'failures', [task, error]
         else:
             view, key = ('by_state', [state]) if task is None else ('by_task', [task, state])
-        where = {'startkey': [*key, LAST], 'endkey': [*key, *([] if since is None else [since])], 'descending': True}
-        rows = paged(self.client, design.NAME, view, _ROW, **where, reduce=False, include_docs=True)
+        first, last = [] if since is None else [since], LAST if until is None else until
+        where = {'startkey': [*key, last], 'endkey': [*key, *first], 'descending': True}
+        where |= {'reduce': False, 'include_docs': True}
+        rows = paged(self.client, design.NAME, view, _ROW, first=FIRST_ROWS, **where)
         for row in self._if_exists(rows):
             doc = row['doc']
             if not doc or doc.get('status') != state or is_expired(doc, self.client.clock.now()):

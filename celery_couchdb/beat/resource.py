@@ -43,7 +43,7 @@ def schedule_resource(
         Column('RULE', 'rule', min_width=10),
         Column('NEXT', 'next', _dates),
         Column('LAST SENT', 'sent', _date),
-        Column('RESULT', 'result', _result_cell),
+        Column('RESULT', 'result', _result_cell, min_width=8),
         Column('SENT', 'count', lambda count: f'{count:,}', right=True),
         Column('STATE', None, _state_cell, min_width=10),
     ]

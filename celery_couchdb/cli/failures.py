@@ -55,7 +55,7 @@ def _filter_options(function: Command) -> Command:
 def _filter(failures: Failures, options: Mapping[str, Any], args: str | None = None) -> FailureFilter:
     kind: Kind | None = options['kind']
     since = None if options['age'] is None else failures.now() - options['age']
-    return FailureFilter(kind, options['queue'], options['task'], options['error'], since, args)
+    return FailureFilter(kind, options['queue'], options['task'], options['error'], since, args=args)
 
 
 @command.command('list')

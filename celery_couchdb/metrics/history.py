@@ -216,7 +216,7 @@ class History(Duty):
         if rev := self._revs.get(doc['_id']):
             doc['_rev'] = rev
         docs: list[Mapping[str, Any]] = [doc]
-        if self._newest and not before:
+        if self._newest and self._newest['_id'] != doc['_id']:
             docs.append({key: value for key, value in self._newest.items() if key != 'totals'})
         self.check_term()
         for each, result in zip(docs, self._client.bulk(docs), strict=True):
@@ -284,7 +284,7 @@ def _sum(old: Any, new: HistoryMinute) -> HistoryMinute:
 
 def _without_zeros(numbers: Mapping[str, float]) -> HistoryTask:
     rounded = {name: round(value, 3) for name, value in numbers.items() if value}
-    return {name: int(value) if value == int(value) else value for name, value in rounded.items()}  # type: ignore[misc,return-value]
+    return {name: int(value) if value == int(value) else value for name, value in rounded.items()}  # type: ignore[return-value]
 
 
 # -- the thread of a worker

@@ -22,6 +22,11 @@ from .cli import database_of, parcel_resource
 #: The maximum number of parcels that are shown, and of reasons why some were not changed.
 _LIMIT, _MAX_REASONS = 200, 5
 
+#: The members of a document that are shown if arguments and results are not.
+_WITHOUT_ARGUMENTS = frozenset(
+    ('_id', 'type', 'task', 'id', 'status', 'state', 'reason', 'error', 'published', 'failed', 'moved', 'done')
+)
+
 #: A function that opens a database with parcels as the user of a request.
 Opening = Callable[[View], AbstractContextManager[Parcels]]
 
@@ -40,9 +45,12 @@ def parcel_table(view: View, docs: Sequence[Document], now: float, caption: str,
     )
 
 
-def first(parcels: Parcels, *states: str) -> list[Document]:
+def first(view: View, parcels: Parcels, *states: str) -> list[Document]:
     """Return the first parcels in these states: one more than a page shows."""
-    return list(islice(parcels.listing(*states), _LIMIT + 1))
+    docs = list(islice(parcels.listing(*states), _LIMIT + 1))
+    if view.site.mask_args:
+        return [{name: value for name, value in doc.items() if name in _WITHOUT_ARGUMENTS} for doc in docs]
+    return docs
 
 
 def actions(opening: Opening) -> tuple[Action, ...]:
@@ -97,7 +105,7 @@ def show(view: View) -> Response:
     chosen = view.param('state')
     states = (chosen,) if chosen in STATES else STATES if view.wants_json else STATES[:2]
     with _opening(view) as parcels:
-        docs, now = first(parcels, *states), parcels.client.clock.now()
+        docs, now = first(view, parcels, *states), parcels.client.clock.now()
         if view.wants_json:
             return view.json(list(parcel_resource(now).describe(docs[:_LIMIT])))
         waiting, refused = parcels.count('waiting'), parcels.count('refused')

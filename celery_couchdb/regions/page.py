@@ -42,7 +42,7 @@ def show(view: View) -> Response:
         found = look_here(app, replace(OwnRegion.of(app), client=parcels.client))
         if view.wants_json:
             return view.json(described(found))
-        docs, now = first(parcels, *STATES[:2]), parcels.client.clock.now()
+        docs, now = first(view, parcels, *STATES[:2]), parcels.client.clock.now()
     hint = 'The servers of other regions are not asked here: run "couchdb regions status".'
     if hides_states(found):
         hint = f'Only administrators of CouchDB can read the states of replications. {hint}'

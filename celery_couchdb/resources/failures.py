@@ -22,11 +22,12 @@ from .resource import Resource
 _ATTACHED = 'the body is an attachment, which "show" reads'
 
 
-def failure_resource(failures: Failures, now: float) -> Resource[Failure]:
-    """Return the resource of failures; `now` is in seconds since the epoch."""
+def failure_resource(failures: Failures, now: float, *, arguments: bool = False) -> Resource[Failure]:
+    """Return the resource of failures, with a column for their `arguments` on wish; `now` is the server's time."""
     columns = [
         Column('ID', 'id', min_width=36),
         Column('TASK', 'task', min_width=8),
+        *([Column('ARGUMENTS', 'arguments', min_width=8)] if arguments else []),
         Column('QUEUE', 'queue', min_width=6),
         Column('KIND', 'kind', _kind),
         Column('WHEN', 'date', partial(_when, now=now), right=True),
@@ -50,10 +51,16 @@ def group_resource() -> Resource[FailureGroup]:
     return Resource(lambda part: [asdict(group) for group in part], columns)
 
 
+def without_arguments(failure: Row) -> Row:
+    """Return the description of a failure without its arguments, for those who may not see them."""
+    return {**failure, **dict.fromkeys(('arguments', 'args', 'kwargs', 'body'))}
+
+
 def _summary(failure: Failure) -> Row:
     return {
         'id': failure.id,
         'task': failure.task,
+        'arguments': failure.arguments,
         'queue': failure.queue,
         'kind': failure.kind,
         'date': failure.date or None,

@@ -52,6 +52,14 @@ def task_resource(sources: Failures, now: float) -> Resource[FoundTask]:
     return Resource(lambda found: [_describe(sources, task, now) for task in found], details=partial(_details, now=now))
 
 
+def without_arguments(task: Row) -> Row:
+    """Return the description of a task without its arguments, result value and documents, for those who may not see."""
+    hidden = dict.fromkeys(('args', 'kwargs', 'body', 'documents'))
+    messages = [{**message, **dict.fromkeys(('args', 'kwargs', 'body', 'headers'))} for message in task['messages']]
+    result = task['result'] and {**task['result'], **dict.fromkeys(('args', 'kwargs', 'result'))}
+    return {**task, **hidden, 'messages': messages, 'result': result}
+
+
 def find_task(sources: Failures, name: str) -> FoundTask:
     """Return the task with the id `name`, or the task whose message has this document id, or whose id begins with it.
 

@@ -43,8 +43,8 @@ def _shown(value: Any) -> Any:
 
 
 def _exact(text: str) -> Markup:
-    """Return a value of a form, which must come back as it is."""
-    return escape(text)
+    """Return a value of a form, which must come back as it is: unprintable characters as references."""
+    return Markup('').join(char if char.isprintable() else Markup(f'&#{ord(char)};') for char in text)
 
 
 def _lines(text: str) -> Markup:

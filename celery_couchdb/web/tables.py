@@ -12,6 +12,9 @@ from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone
 #: The maximum length of a text in a cell. The rest is cut, and the tip of the cell has more of it.
 _MAX_CHARACTERS, _MAX_TIP_CHARACTERS = 160, 1000
 
+#: The maximum length of a word for a state, and of a text that needs no line of its own.
+_PILL_CHARACTERS, _WIDE_CHARACTERS = 24, 28
+
 
 @dataclass(frozen=True)
 class TableCell:
@@ -26,6 +29,11 @@ class TableCell:
     dates: Sequence[float] = ()
     #: Whether it is one word for a state.
     pill: bool = False
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it needs a line of its own on a small screen."""
+        return len(self.text) > _WIDE_CHARACTERS or len(self.dates) > 1
 
     @classmethod
     def of(cls, cell: Cell) -> TableCell:
@@ -94,8 +102,9 @@ class Table:
             found = TableCell.of(column.cell(row))
             link = links[column.title](row) if column.title in links else None
             chart = charts[column.title](row) if column.title in charts else None
+            is_pill = column.title == 'STATE' and len(found.text) <= _PILL_CHARACTERS
             days = dates[column.title](row) if column.title in dates else ()
-            return replace(found, link=link, chart=chart, dates=days, pill=column.title == 'STATE')
+            return replace(found, link=link, chart=chart, dates=days, pill=is_pill)
 
         found = [TableRow(str(key(row)), [cell(column, row) for column in columns], *note(row)) for row in rows]
         return cls(caption, columns, found, **more)

@@ -15,7 +15,7 @@ from ..documents.ids import job_id
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
-from .jobs import needs_jobs_view, paged
+from .jobs import FIRST_ROWS, needs_jobs_view, paged
 
 #: The maximum number of documents that are read or written in one request.
 _BATCH_DOCS = 200
@@ -71,21 +71,22 @@ def latest(
     task: str | None = None,
     kind: str | None = None,
     since: float | None = None,
+    until: float | None = None,
 ) -> Iterator[Document]:
-    """Yield dead letters, the latest first, in batches that are read when they are needed: two requests for 200.
+    """Yield dead letters, the latest first, in batches that are read when they are needed.
 
-    None stands for all; `kind` is that of the reason, `since` in seconds since the epoch. You may delete or replay the
-    letters while you iterate.
+    Two requests for the first 50, then for 200 each. None stands for all; `kind` is that of the reason, `since` and
+    `until` are in seconds since the epoch. You may delete or replay the letters while you iterate.
     """
-    after = [] if since is None else [since]
+    after, last = [] if since is None else [since], LAST if until is None else until
     if queue is not None:
         name, view, start = design.NAME, 'dead', [design.key_of(queue)]
     else:
         name, view = design.JOBS, 'failures'
         start = ['date'] if task is None else ['task', task] if kind is None else ['group', task, kind]
-    where = {'startkey': [*start, LAST], 'endkey': [*start, *after], 'descending': True}
+    where = {'startkey': [*start, last], 'endkey': [*start, *after], 'descending': True, 'include_docs': True}
     with needs_jobs_view(client):
-        for row in paged(client, name, view, LETTER, **where, include_docs=True, reduce=False):
+        for row in paged(client, name, view, LETTER, first=FIRST_ROWS, **where, reduce=False):
             if (doc := row.get('doc')) and is_letter(doc):
                 letter = as_letter(doc)
                 if (task is None or workitem.task_name(letter) == task) and kind in (None, dead_letter.kind_of(letter)):

@@ -39,8 +39,8 @@ OPEN = STATES[:5]
 #: The states that do not change any more, unless the same task is sent again.
 ENDED = ('done', 'gone')
 
-#: The rows that one request of `paged` reads.
-BATCH_ROWS = 200
+#: The rows that one request of `paged` reads, and those of the first request of lists that people see the beginning of.
+BATCH_ROWS, FIRST_ROWS = 200, 50
 
 #: The minimum length of an abbreviated id, in characters.
 _MIN_CHARACTERS = 4
@@ -134,25 +134,28 @@ def needs_jobs_view(client: Client) -> Iterator[None]:
         ) from exc
 
 
-def paged(client: Client, name: str, view: str, row: Shape, *, after: Any = None, **where: Any) -> Iterator[Row]:
+def paged(
+    client: Client, name: str, view: str, row: Shape, *, after: Any = None, first: int | None = None, **where: Any
+) -> Iterator[Row]:
     """Yield the rows of the view of the design document `name`, each document once.
 
-    `after` is the key and the id of a row: only those after it. You may change or delete the documents while you
-    iterate.
+    `after` is the key and the id of a row: only those after it. `first` is how many rows the first request reads, if
+    not as many as the others. You may change or delete the documents while you iterate.
     """
+    size = first or BATCH_ROWS
     seen = set[str]()
     if after is not None:
         where, seen = {**where, 'startkey': after[0], 'startkey_docid': after[1]}, {after[1]}
-    while rows := client.view(name, view, row, **where, limit=BATCH_ROWS + 1):
+    while rows := client.view(name, view, row, **where, limit=size + 1):
         new = [row for row in rows if row['id'] not in seen]
         seen.update(row['id'] for row in new)
         yield from new
-        if len(rows) <= BATCH_ROWS or not new:
+        if len(rows) <= size or not new:
             # `new` is empty if more rows than a page have the same key: the embedded server ignores startkey_docid.
             return
         # After the last row that was read, not from the next one: the embedded server returns some fractions in keys a
         # little larger than they are, and would leave out the row with such a key.
-        where = {**where, 'startkey': rows[-1]['key'], 'startkey_docid': rows[-1]['id']}
+        where, size = {**where, 'startkey': rows[-1]['key'], 'startkey_docid': rows[-1]['id']}, BATCH_ROWS
 
 
 def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:

@@ -7,6 +7,7 @@ for parcels that wait, and with 1 for refused ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from ..admin.jobs import paged
 from ..couchdb.client import Client, Document, chunks
@@ -50,7 +51,12 @@ class Parcels:
         """
         for state, rank in _RANKS.items():
             if state in states:
-                where = {'startkey': [rank], 'endkey': [rank, {}], 'reduce': False, 'include_docs': True}
+                where: dict[str, Any] = {
+                    'startkey': [rank],
+                    'endkey': [rank, {}],
+                    'reduce': False,
+                    'include_docs': True,
+                }
                 for row in paged(self.client, self._name, self._view, _ROW, **where):
                     if doc := row.get('doc'):
                         yield doc
@@ -62,7 +68,7 @@ class Parcels:
 
     def waiting(self) -> Iterator[str]:
         """Yield the ids of parcels that wait; none if the database, or its view, does not exist."""
-        where = {'startkey': [_RANKS['waiting']], 'endkey': [_RANKS['waiting'], {}], 'reduce': False}
+        where: dict[str, Any] = {'startkey': [_RANKS['waiting']], 'endkey': [_RANKS['waiting'], {}], 'reduce': False}
         try:
             for row in paged(self.client, self._name, self._view, _ROW, **where):
                 yield row['id']

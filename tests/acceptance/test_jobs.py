@@ -29,7 +29,7 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
     [job] = listed(site, 'jobs', 'list', '--state', 'scheduled', '--queue', 'celery')
     assert (job['id'], job['task'], job['args'], job['kwargs'], job['queue']) == (later.id, 'add', [3, 4], {}, 'celery')
     shown = succeeded(couchdb(site, 'show', running.id))
-    assert 'state      prefetched' in shown
+    assert 'state      running' in shown
     assert 'late_nap' in shown
     assert "nothing is known of a task 'unknown'" in sentence(couchdb(site, 'show', 'unknown'))
 

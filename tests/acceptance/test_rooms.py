@@ -18,7 +18,7 @@ from tests.support import ROOT
 #: What is removed: the folders. The room `testing` stays, because the tests use its server.
 FOLDERS = (
     *(f'kombu_couchdb/{name}' for name in ('limits', 'parcels', 'regions')),
-    *(f'celery_couchdb/{name}' for name in ('parcels', 'regions', 'beat', 'web')),
+    *(f'celery_couchdb/{name}' for name in ('parcels', 'regions', 'beat', 'web', 'metrics')),
 )
 
 #: Tests of consumers, the result backend, jobs and commands, which run without the rooms.

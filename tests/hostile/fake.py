@@ -27,6 +27,7 @@ VIEWS: dict[str, tuple[Any, Any]] = {
     'leases': (['claim', 'broker:consumer:gone', 'q'], {'sum': 1, 'count': 1, 'min': 1, 'max': 1, 'sumsqr': 1}),
     'by_task': ('task-1', 1),
     'history': (['', NOW], 1),
+    'failures': (['group', 'add', 'rejected', NOW], {'sum': 1, 'count': 1, 'min': 1, 'max': 1, 'sumsqr': 1}),
     'due': (NOW, 1),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from tests.support import Inbox, Request, command_of, end, record_requests, rele
 if TYPE_CHECKING:  # the optional rooms are imported by their fixtures: tests/acceptance/test_rooms.py removes them
     from celery_couchdb.beat import CouchDBScheduler, Schedules
     from celery_couchdb.parcels.mover import Mover
+    from tests.web import Browser
 
 Run = Callable[..., Result]
 
@@ -89,6 +91,36 @@ def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
 def run(app: Celery) -> Run:
     """A function that runs a command like `celery -A app couchdb`."""
     return command_of(app)
+
+
+#: A function that serves the page of the app, and returns a browser for it; its arguments are those of `create_app`.
+Open = Callable[..., 'Browser']
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def open_page(app: Celery, stack: ExitStack) -> Open:
+    """See `Open`."""
+    from celery_couchdb.web import create_app
+    from tests.web import Browser, served
+
+    def open_page(**settings: Any) -> Browser:
+        return Browser(stack.enter_context(served(create_app(app, **settings))))
+
+    return open_page
+
+
+@pytest.fixture
+def admin(open_page: Open, server: Server) -> Browser:
+    """A browser whose user has logged in as the administrator."""
+    browser = open_page()
+    browser.log_in(server.user, server.password)
+    return browser
 
 
 def kill_all(inbox: Inbox, client: Client, count: int) -> None:

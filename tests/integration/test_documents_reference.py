@@ -7,14 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from celery import Celery, chord
 from celery.app.task import Context
-from kombu import Exchange, Queue
+from kombu import Connection, Exchange, Queue
 
 from celery_couchdb import design as results_design
 from celery_couchdb.beat import CouchDBScheduler, Schedules
+from celery_couchdb.metrics.history import History
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
 from kombu_couchdb.consumer import worker_hooks
@@ -76,7 +78,7 @@ def compare(kind: str, docs: Sequence[Mapping[str, Any]]) -> None:
 
 def test_all_types_of_documents_are_documented() -> None:
     types = 'WorkItem DoneItem LentItem Consumer Queue Pause Binding Exchange Broadcast Notice Bell Leader Schedule '
-    types += 'ScheduleState Rate Slot Parcel Region Receipt Result Group Value Chord Part'
+    types += 'History ScheduleState Rate Slot Parcel Region Receipt Result Group Value Chord Part'
     assert set(SECTIONS) == set(types.split())
 
 
@@ -152,6 +154,7 @@ def test_other_documents_of_the_broker(
     monkeypatch.setattr(lease._Process, 'worker', 'worker@host')
     running = RunningTask('1', 'report', 'of direct', 0.0, True)
     monkeypatch.setattr(worker_hooks, '_hooks', {'running': lambda queues: [running]})
+    monkeypatch.setattr(worker_hooks, '_members', {'tasks': lambda: {'since': 1.0, 'counts': {}}})
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
     connection.transport.broadcaster.send('to fanout', '', {'body': 'x'}, reply={'exchange': 'replies'})
     bells = BroadcastsDatabase(client)
@@ -171,6 +174,18 @@ def test_documents_of_a_pause_and_of_a_leader(client: Client, sent: list[Request
     one.release()
     for kind in ('Pause', 'Leader'):
         compare(kind, written(sent)[kind])
+
+
+def test_documents_of_the_history(client: Client, connection: Connection, sent: list[Request]) -> None:
+    for name in ('one', 'two'):
+        publish(connection, name, name)
+        history = History(client)
+        history.step()
+        before = client.clock.now()
+        with mock.patch.object(client.clock, 'now', lambda before=before: before + 600):
+            history.work(stale=True)
+        history.close()
+    compare('History', written(sent)['History'])
 
 
 def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: list[Request]) -> None:
@@ -240,6 +255,7 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
         backend = made(**conf).backend
         backend.store_result(f'of {conf}', 1, 'SUCCESS')
         backend.save_group(f'of {conf}', backend.app.GroupResult('c', []))
+    backend.store_result('of a failure', ValueError('no'), 'FAILURE')
     backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
     parcel = {'x-parcel': ['order-17', 'of a parcel']}
     backend.store_result('of a parcel', 1, 'SUCCESS', request=Context(id='of a parcel', **parcel))

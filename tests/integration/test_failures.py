@@ -83,6 +83,10 @@ def test_failures_are_listed_newest_first_and_selected(failures: Failures, lette
     assert (both.kind, both.reason, both.error) == ('dead', 'rejected: ValueError: no card', 'ValueError: no, money')
     assert both.result is not None
     assert both.result.traceback == 'lines'
+    assert [failure.arguments for failure in failures.listing(FailureFilter(until=200.0))] == [
+        "['failed1']",
+        "['dead1']",
+    ]
     selections: list[tuple[dict[str, Any], list[str]]] = [
         ({'kind': 'failed'}, ['failed2', 'failed1']),
         ({'kind': 'dead'}, ['both', 'dead2', 'dead1']),
@@ -98,6 +102,8 @@ def test_failures_are_listed_newest_first_and_selected(failures: Failures, lette
         ({'since': 300.0}, ['both', 'failed2', 'dead2']),
         ({'since': 250.0, 'task': 'pay', 'error': 'rejected'}, ['both']),
         ({'args': 'dead'}, ['dead2', 'dead1']),
+        ({'until': 300.0, 'since': 200.0}, ['dead2', 'failed1']),
+        ({'until': 400.0, 'task': 'mail', 'kind': 'failed'}, ['failed2']),
     ]
     for wanted, expected in selections:
         assert ids(failures, **wanted) == expected, wanted

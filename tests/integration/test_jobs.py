@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
+from kombu.pidbox import Mailbox
 
 from celery_couchdb.jobs import Jobs, Unreadable
 from kombu_couchdb import design

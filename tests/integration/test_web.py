@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,37 +30,10 @@ from tests.conftest import PATIENCE, Users, wait_for
 from tests.support import Request, publish
 from tests.web import Browser, served
 
-from .conftest import Connect, Run
+from .conftest import Connect, Open, Run
 
 #: Names that are HTML, commands to a terminal, or change the direction of text.
 HOSTILE = ('<script>alert(1)</script>', '"><img src=x>', 'line\nbreak \x1b[31m', 'ab\u202ecd', "it's {{ 7 * 7 }}")
-
-#: A function that serves the page of the app, and returns a browser for it; its arguments are those of `create_app`.
-Open = Callable[..., Browser]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def open_page(app: Celery, stack: ExitStack) -> Open:
-    """See `Open`."""
-
-    def open_page(**settings: Any) -> Browser:
-        return Browser(stack.enter_context(served(create_app(app, **settings))))
-
-    return open_page
-
-
-@pytest.fixture
-def admin(open_page: Open, server: Server) -> Browser:
-    """A browser whose user has logged in as the administrator."""
-    browser = open_page()
-    browser.log_in(server.user, server.password)
-    return browser
 
 
 def allow(client: Client, user: str) -> None:

@@ -153,8 +153,15 @@ def test_parcels(open_page: Open, mover_app: Celery, parcels: Client, moved: Non
 
 
 def test_parcels_of_a_reader(open_page: Open, mover_app: Celery, moved: None) -> None:
-    browser = open_page(mover_app, read_only=True)
+    """Who may change nothing, and see no arguments."""
+    browser = open_page(mover_app, read_only=True, mask_args=True)
     assert len(rows_of(browser, '/parcels')) == 3
+    assert [('args' in one['document'], one['document'].get('reason')) for one in read(browser, '/parcels')] == [
+        (False, None),
+        (False, f'task {HOSTILE!r} is not in parcels_accept'),
+        (False, 'args must be a list and kwargs an object'),
+        (False, None),
+    ]
     assert browser.post('/parcels', action='drop', select='waiting', confirmed='1').status_code == 403
     assert states(browser)['waiting'] == 'waiting'
 

@@ -37,9 +37,10 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
     'celery_couchdb.worker': {'results', 'chords', 'patches'},
     'celery_couchdb.patches': set(),
+    'celery_couchdb.metrics': {'worker', 'patches', 'cli'},
     'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
-    'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources'},
-    'celery_couchdb.regions': {'parcels', 'cli', 'resources'},
+    'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources', 'web'},
+    'celery_couchdb.regions': {'parcels', 'cli', 'resources', 'web'},
     'celery_couchdb.beat': {'cli', 'connections', 'resources', 'jobs', 'web'},
     'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs'},
     'celery_couchdb.testing': set(),
@@ -53,7 +54,7 @@ SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'room
 #: The folders that can be removed; see `kombu_couchdb.rooms`.
 ROOMS = {
     *(f'kombu_couchdb.{name}' for name in ('limits', 'parcels', 'regions', 'embedded')),
-    *(f'celery_couchdb.{name}' for name in ('parcels', 'regions', 'beat', 'testing', 'web')),
+    *(f'celery_couchdb.{name}' for name in ('parcels', 'regions', 'beat', 'testing', 'web', 'metrics')),
 }
 
 #: What operators use, and no worker: folders, and modules of rooms.
@@ -62,8 +63,9 @@ OPERATORS = (
     *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'devices', 'replications')),
     'kombu_couchdb.regions.region_status',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
-    *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'regions.cli')),
+    *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'parcels.page', 'regions.cli', 'regions.page')),
     *(f'celery_couchdb.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
+    *(f'celery_couchdb.metrics.{name}' for name in ('cli', 'exporter')),
 )
 
 #: Modules for input and output.

@@ -41,7 +41,22 @@ STATUS: Status = {
         }
     },
     'malformed': 0,
-    'consumers': [],
+    'consumers': [
+        {
+            'id': 'a',
+            'name': 'w1@host',
+            'host': 'host',
+            'pid': 1,
+            'queues': ['celery'],
+            'heartbeat': 1.0,
+            'rate': 1.0,
+            'alive': True,
+            'running': [{'id': '1', 'task': 'pay', 'queue': 'celery', 'since': 1.0}],
+            'tasks': {'since': 1.0, 'counts': {'pay': {'failed': 1, 'run': {'0.5': 1}, 'waited': {'0.5': 1}}}},
+            'prefetched': 0,
+            'leads': [],
+        }
+    ],
     'leaders': [{'duty': 'beat:default', 'name': 'beat@host', 'holder': 'host', 'renewed': 1.0, 'alive': True}],
     'database': {'name': '', 'documents': 1, 'tombstones': 1, 'size': 1, 'active': 1},
     'broadcasts': None,
@@ -97,8 +112,8 @@ def test_query_selects_something(place: str, query: str) -> None:
         assert all(label in labels for name, _ in selectors[:1] for labels in exported()[name])
 
 
-#: For each alert, series with a value at which it fires, and one at which it does not.
-FIRING: dict[str, dict[str, tuple[float, float]]] = {
+#: For each alert, series with a value, or a number that is added each minute, at which it fires, and one at which not.
+FIRING: dict[str, dict[str, tuple[float | str, float | str]]] = {
     'CeleryCouchDBDown': {'celery_couchdb_up': (0, 1)},
     'CeleryMessagesWait': {'celery_couchdb_queue_oldest_seconds{queue="q"}': (301, 299)},
     'CeleryNoConsumer': {
@@ -110,6 +125,10 @@ FIRING: dict[str, dict[str, tuple[float, float]]] = {
         'celery_couchdb_queue_acknowledged_per_second{queue="q"}': (0, 0.1),
     },
     'CeleryDeadLetters': {'celery_couchdb_queue_messages{queue="q", state="dead"}': (1, 0)},
+    'CeleryTasksFail': {
+        'celery_couchdb_tasks_total{task="pay", state="failed", worker="w"}': ('0+6', '0+4'),
+        'celery_couchdb_tasks_total{task="pay", state="succeeded", worker="w"}': ('0+94', '0+96'),
+    },
     'CeleryMalformedMessages': {'celery_couchdb_malformed_messages': (1, 0)},
     'CeleryConsumersOverdue': {'celery_couchdb_consumers{state="overdue"}': (1, 0)},
     'CeleryNoLeader': {'celery_couchdb_leader_renewed_seconds{duty="beat"}': (61, 20)},
@@ -144,6 +163,8 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     ]
     for alert, series in FIRING.items():
         labels = dict(re.findall(r'(\w+)="(\w+)"', next(iter(series))))
+        if alert == 'CeleryTasksFail':
+            labels = {'task': labels['task']}
         tests.append(test(alert, {name: f'{bad}x600' for name, (bad, _) in series.items()}, labels))
         tests.append(test(alert, {name: f'{good}x600' for name, (_, good) in series.items()}))
     assert {one['alert_rule_test'][0]['alertname'] for one in tests} == severity.keys()

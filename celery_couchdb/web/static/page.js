@@ -21,6 +21,7 @@ function updateAttributes(old, fresh) {
 }
 
 function mark(node) {
+  if (/\d [smhd]( ago)?$/.test(node.nodeValue)) return; // ages change all the time
   const cell = node.parentElement && node.parentElement.closest('td, dd');
   if (!cell) return;
   cell.classList.remove('changed');
@@ -94,7 +95,7 @@ function localize(part) {
   for (const time of part.querySelectorAll('time[datetime]')) {
     const date = new Date(time.dateTime);
     const isToday = date.toDateString() === new Date().toDateString();
-    const text = isToday ? date.toLocaleTimeString([], {timeStyle: 'short'}) : date.toLocaleString([], {dateStyle: 'short', timeStyle: 'short'});
+    const text = isToday ? date.toLocaleTimeString([], {timeStyle: time.closest('.date') ? 'medium' : 'short'}) : date.toLocaleString([], {dateStyle: 'short', timeStyle: 'short'});
     if (time.textContent !== text) time.textContent = text;
     time.title = date.toLocaleString();
   }

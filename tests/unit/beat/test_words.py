@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, schedules
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_couchdb.beat.schedules import LATEST, Asked, Fields, Malformed, rule_of
@@ -119,6 +119,7 @@ SCHEDULE = st.one_of(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEDULE)
 def test_any_accepted_rule_has_words(schedule: dict[str, Any]) -> None:
     app = Celery('shop', set_as_current=False, broker='memory://', timezone='Australia/Lord_Howe')
