@@ -27,7 +27,8 @@ from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
 from .backend import CouchDBBackend
-from .jobs import Jobs, backend_of, has_our_broker
+from .connections import backend_of, has_our_broker
+from .jobs import Jobs
 from .stored_results import StoredResult, StoredResults
 
 #: What failed: the task, or the delivery of its message.
@@ -186,12 +187,12 @@ class Failures:
     """
 
     def __init__(self, app: Any, broker: Client | None = None, results: Client | None = None) -> None:
-        """Use the clients for the broker's database and that of results, or create them.
+        """Use the clients for the broker's database and that of results, or create them; their users do everything.
 
         *Raises* `ConfigurationError` if neither is CouchDB, or if one of them cannot be loaded.
         """
-        self.jobs = Jobs(app, broker) if has_our_broker(app) else None
-        self.results = StoredResults(app, results) if isinstance(backend_of(app), CouchDBBackend) else None
+        self.jobs = Jobs(app, broker, results) if has_our_broker(app) else None
+        self.results = StoredResults(app, results, broker) if isinstance(backend_of(app), CouchDBBackend) else None
         if self.jobs is None and self.results is None:
             raise ConfigurationError(
                 'neither the broker nor the result backend of this app is CouchDB: set broker_url or result_backend to '
