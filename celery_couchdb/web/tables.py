@@ -13,8 +13,8 @@ from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone
 #: The maximum length of a text in a cell. The rest is cut, and the tip of the cell has more of it.
 _MAX_CHARACTERS, _MAX_TIP_CHARACTERS = 160, 1000
 
-#: The maximum length of a word for a state, and of a text that needs no line of its own.
-_PILL_CHARACTERS, _WIDE_CHARACTERS = 24, 28
+#: The maximum length of a word for a state, of a text that needs no line of its own, and of one for a quarter of it.
+_PILL_CHARACTERS, _WIDE_CHARACTERS, _NARROW_CHARACTERS = 24, 28, 10
 
 #: The maximum length of an id in a table, and of a word that is not broken into two lines.
 _ID_CHARACTERS, _WORD_CHARACTERS = 16, 26
@@ -40,6 +40,11 @@ class TableCell:
     def is_wide(self) -> bool:
         """Whether it needs a line of its own on a small screen."""
         return len(self.text) > _WIDE_CHARACTERS or len(self.dates) > 1
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it needs half a line on a small screen."""
+        return not self.is_wide and (len(self.text) > _NARROW_CHARACTERS or bool(self.dates))
 
     @property
     def is_word(self) -> bool:

@@ -71,6 +71,8 @@ def show(view: View) -> Response:
     return view.render(
         'task.html',
         row=row,
+        now=failures.now(),
+        where='' if row['state'] == 'gone' and _result_state(row) in states.READY_STATES else row['where'],
         remark=remark,
         tone=STATE_TONES.get(row['state'], ''),
         result_tone=_result_tone(row),
