@@ -247,11 +247,12 @@ class Failures:
             key=lambda group: -group.last,
         )
 
-    def count(self, wanted: FailureFilter = EVERY) -> int:
+    def count(self, wanted: FailureFilter = EVERY, most: int | None = None) -> int:
         """Return the number of failures that `listing` yields.
 
         It is taken from the groups if they tell it, which takes two requests. The failures are read if there are other
-        conditions, or if there are up to 1,000 with failed results; among more, a task with both kinds counts twice.
+        conditions (then at most `most`), or if there are up to 1,000 with failed results; among more, a task with both
+        kinds counts twice.
         """
         conditions = (wanted.queue, wanted.since, wanted.until, wanted.args)
         if not any(given is not None for given in conditions) and wanted.error == wanted.error_type:
@@ -259,7 +260,7 @@ class Failures:
             total = sum(group.count for group in groups)
             if total > _MAX_COUNTED or self.jobs is None or all(group.kind == 'dead' for group in groups):
                 return total
-        return sum(1 for _ in self.listing(wanted))
+        return sum(1 for _ in islice(self.listing(wanted), most))
 
     def find(self, names: Sequence[str]) -> list[Failure]:
         """Return the failures with these ids: of tasks, of documents of dead letters, or the beginning of one.

@@ -42,7 +42,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources', 'web'},
     'celery_couchdb.regions': {'parcels', 'cli', 'resources', 'web'},
     'celery_couchdb.beat': {'cli', 'connections', 'resources', 'jobs', 'web'},
-    'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs', 'remote_control'},
+    'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs', 'failures', 'remote_control'},
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
