@@ -12,7 +12,7 @@ function isSame(old, fresh) {
 
 function updateAttributes(old, fresh) {
   for (const {name} of Array.from(old.attributes)) {
-    if (!fresh.hasAttribute(name) && !['hidden', 'disabled', 'class'].includes(name)) old.removeAttribute(name);
+    if (!fresh.hasAttribute(name) && !['hidden', 'disabled', 'class', 'open'].includes(name)) old.removeAttribute(name);
   }
   for (const {name, value} of Array.from(fresh.attributes)) {
     // What the script has shown or hidden stays so; what the user has checked or typed is a property.
