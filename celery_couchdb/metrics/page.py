@@ -116,9 +116,13 @@ def _columns(period: str) -> list[Column]:
         column('RETRIED', 'retried', partial(count_cell, tone='warning')),
         column('FAILURE RATE', 'failure_rate', share_cell),
         column('MEAN TIME', 'mean', _seconds),
-        column('RUNS OVER TIME', 'runs', lambda count: f'{count:,} runs', 'chart'),
-        column('FAILURES OVER TIME', 'failed', lambda count: f'{count:,} failures' if count else NO_VALUE, 'chart'),
+        column('RUNS OVER TIME', 'runs', _in_words('runs'), 'chart'),
+        column('FAILURES OVER TIME', 'failed', _in_words('failures'), 'chart'),
     ]
+
+
+def _in_words(noun: str) -> Callable[[int], str]:
+    return lambda count: f'{count:,} {noun}' if count else NO_VALUE
 
 
 def share_cell(share: float | None) -> Cell:

@@ -126,7 +126,7 @@ def test_pause_and_resume_by_keyboard(site: Site, page: Page) -> None:
 @pytest.mark.parametrize('dark', [False, True], ids=['light', 'dark'])
 def test_looks(site: Site, page: Page, dark: bool) -> None:
     queues.pause(site.client, 'x' * 200, by='ann', reason='a reason ' * 30)
-    for path in ('/queues', '/workers', '/activity', '/nothing', '/login'):
+    for path in ('/queues', '/workers', '/tasks', '/activity', '/nothing', '/login'):
         for width in (390, 860, 1280, 1600):
             page.show(width, dark=dark)
             page.visit(page.run('location.origin') + path)

@@ -12,14 +12,11 @@ from kombu_couchdb.admin.status import Status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 
-from ...resources.columns import Column, Row, Tone, count_cell, rate_cell
+from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_cell
 from ...resources.queues import LATE_SECONDS, NO_QUEUES, queue_columns, queue_rows
 from ...resources.resource import counted
 from ..tables import Table
 from ..view import Action, Outcome, Page, View
-
-#: A chart of ready messages; the text is for those who do not see it.
-_LAST_HOUR = Column('LAST HOUR', 'ready', lambda count: f'{count:,} ready messages now')
 
 
 def show(view: View) -> Response:
@@ -29,12 +26,20 @@ def show(view: View) -> Response:
     if view.wants_json:
         return view.json(rows)
     ready = view.history().ready()
+
+    def last_hour(row: Row) -> list[float] | None:
+        return [*ready[row['name']], row['ready']] if row['name'] in ready else None
+
+    def in_words(row: Row) -> str:
+        numbers = last_hour(row)
+        return f'{row["ready"]:,} ready now, {max(numbers):,.0f} at most' if numbers else NO_VALUE
+
     table = Table.of(
         'Queues',
-        [*queue_columns(rows, found.date), *([_LAST_HOUR] if ready else [])],
+        [*queue_columns(rows, found.date), *([Column('LAST HOUR', None, in_words)] if ready else [])],
         rows,
         lambda row: row['name'],
-        charts={_LAST_HOUR.title: lambda row: [*ready[row['name']], row['ready']] if row['name'] in ready else None},
+        charts={'LAST HOUR': last_hour},
         note=_note,
         selectable=view.may_act,
         empty=NO_QUEUES,
