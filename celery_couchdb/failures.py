@@ -27,7 +27,8 @@ from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
 from .backend import CouchDBBackend
-from .jobs import Jobs, backend_of, has_our_broker
+from .connections import backend_of, has_our_broker
+from .jobs import Jobs
 from .stored_results import StoredResult, StoredResults
 
 #: What failed: the task, or the delivery of its message.
@@ -186,12 +187,12 @@ class Failures:
     """
 
     def __init__(self, app: Any, broker: Client | None = None, results: Client | None = None) -> None:
-        """Use the clients for the broker's database and that of results, or create them.
+        """Use the clients for the broker's database and that of results, or create them; their users do everything.
 
         *Raises* `ConfigurationError` if neither is CouchDB, or if one of them cannot be loaded.
         """
-        self.jobs = Jobs(app, broker) if has_our_broker(app) else None
-        self.results = StoredResults(app, results) if isinstance(backend_of(app), CouchDBBackend) else None
+        self.jobs = Jobs(app, broker, results) if has_our_broker(app) else None
+        self.results = StoredResults(app, results, broker) if isinstance(backend_of(app), CouchDBBackend) else None
         if self.jobs is None and self.results is None:
             raise ConfigurationError(
                 'neither the broker nor the result backend of this app is CouchDB: set broker_url or result_backend to '
@@ -246,11 +247,12 @@ class Failures:
             key=lambda group: -group.last,
         )
 
-    def count(self, wanted: FailureFilter = EVERY) -> int:
+    def count(self, wanted: FailureFilter = EVERY, most: int | None = None) -> int:
         """Return the number of failures that `listing` yields.
 
         It is taken from the groups if they tell it, which takes two requests. The failures are read if there are other
-        conditions, or if there are up to 1,000 with failed results; among more, a task with both kinds counts twice.
+        conditions (then at most `most`), or if there are up to 1,000 with failed results; among more, a task with both
+        kinds counts twice.
         """
         conditions = (wanted.queue, wanted.since, wanted.until, wanted.args)
         if not any(given is not None for given in conditions) and wanted.error == wanted.error_type:
@@ -258,7 +260,7 @@ class Failures:
             total = sum(group.count for group in groups)
             if total > _MAX_COUNTED or self.jobs is None or all(group.kind == 'dead' for group in groups):
                 return total
-        return sum(1 for _ in self.listing(wanted))
+        return sum(1 for _ in islice(self.listing(wanted), most))
 
     def find(self, names: Sequence[str]) -> list[Failure]:
         """Return the failures with these ids: of tasks, of documents of dead letters, or the beginning of one.

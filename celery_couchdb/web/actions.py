@@ -70,6 +70,7 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
     """Return the form that asks before an action; with `problem`, once more, with what the user has typed."""
     try:
         fields = action.fields_for(view, targets)
+        what = action.describe(view, targets) if action.describe else described(page, targets)
     except Refused as exc:
         return _back(view, Outcome(sentence(str(exc)), 'warning'))
     return view.render(
@@ -77,8 +78,8 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
         422 if problem else 200,
         action=action,
         targets=targets,
-        question=action.question.format(described(page, targets)),
-        named=targets[:_MAX_NAMED],
+        question=action.question.format(what),
+        named=() if action.describe else targets[:_MAX_NAMED],
         query=view.form.get('query', ''),
         fields=[field.filled(view.form) for field in fields] if problem else fields,
         problem=problem,

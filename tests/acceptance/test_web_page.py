@@ -129,7 +129,8 @@ def test_looks(site: Site, page: Page, dark: bool) -> None:
     queues.pause(site.client, 'x' * 200, by='ann', reason='a reason ' * 30)
     site.send('x' * 200, HOSTILE, 'y' * 2000, queue='elsewhere')
     Schedules(site.app).add(HOSTILE + 'x' * 150, 'x' * 200, {'crontab': '0 4 1-7 * mon'})
-    for path in ('/queues', '/jobs', '/jobs?since=soon', '/schedules', '/workers', '/activity', '/nothing', '/login'):
+    paths = ('/queues', '/jobs', '/jobs?since=soon', '/failures', '/schedules', '/workers', '/tasks', '/system')
+    for path in (*paths, '/activity', '/nothing', '/login'):
         for width in (390, 860, 1280, 1600):
             page.show(width, dark=dark)
             page.visit(page.run('location.origin') + path)
