@@ -116,8 +116,8 @@ def _columns(period: str) -> list[Column]:
         column('RETRIED', 'retried', partial(count_cell, tone='warning')),
         column('FAILURE RATE', 'failure_rate', share_cell),
         column('MEAN TIME', 'mean', _seconds),
-        column('RUNS OVER TIME', 'runs', _in_words('runs'), 'chart'),
-        column('FAILURES OVER TIME', 'failed', _in_words('failures'), 'chart'),
+        column('TREND', 'runs', _in_words('runs'), 'chart'),
+        column('FAILURE TREND', 'failed', _in_words('failures'), 'chart'),
     ]
 
 
@@ -158,7 +158,7 @@ def _table(view: View, recent: Recent, rows: Sequence[Row], period: str, left_ou
         rows,
         lambda row: row['task'],
         links={'TASK': lambda row: view.link('/jobs', task=row['task'])},
-        charts={'RUNS OVER TIME': partial(chart, 0), 'FAILURES OVER TIME': partial(chart, 1)},
+        charts={'TREND': partial(chart, 0), 'FAILURE TREND': partial(chart, 1)},
         empty=_EMPTY,
         more=f'These are the first {_LIMIT}; there are {left_out:,} more.' if left_out > 0 else '',
     )

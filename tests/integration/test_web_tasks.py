@@ -72,7 +72,6 @@ def test_tasks_of_the_last_hour_and_day(history: None, admin: Browser) -> None:
 
 
 def test_chart_and_its_numbers(history: None, admin: Browser) -> None:
-    """The bars are for ten minutes of the clock, so one has what was 40 or 50 minutes ago, or two have it."""
     page = admin.get('/tasks').text
     titles = re.findall(r'<title>From (\d\d:\d0) UTC: ([\d,]+) succeeded, (\d+) failed</title>', page)
     assert len(titles) == 36
@@ -92,7 +91,8 @@ def test_last_hour_of_a_queue(history: None, admin: Browser, app: Celery) -> Non
     assert text == '1 ready now, 40 at most'
     heights = [19 - float(point.partition(',')[2]) for point in points.split()]
     assert len(heights) == 61
-    assert (max(heights), sorted(heights)[-2], round(heights[-1], 1)) == (18, 4.5, 0.5)
+    assert (max(heights), sorted(heights)[-2]) == (18, 4.5)
+    assert 0 < heights[-1] < 1  # the last point is what is ready now
     assert re.findall(r'Select calm.*?data-title="Last hour"[^>]*>([^<]*)', page, re.DOTALL) == ['-']
 
 
