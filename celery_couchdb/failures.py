@@ -35,6 +35,9 @@ from .stored_results import StoredResult, StoredResults
 Kind = Literal['failed', 'dead']
 KINDS: tuple[Kind, ...] = ('failed', 'dead')
 
+#: The type of the failure that Celery stores when a task rejects its message.
+_REJECTED = 'Reject'
+
 #: Up to this number, failures are read to count them if a task may have both kinds.
 _MAX_COUNTED = 1000
 
@@ -223,8 +226,8 @@ class Failures:
         """Return failures in groups by kind, task and error, the group with the newest failure first.
 
         Only `kind`, `task` and the type of the error of `wanted` count. One request for each database, however many
-        failures there are; up to 1,000 groups of each. A task with both kinds counts twice, and so do results that have
-        expired and are not deleted yet.
+        failures there are; up to 1,000 groups of each. The results of rejected messages are left out beside their dead
+        letters. Other tasks with both kinds count twice, and results count that have expired and are not deleted yet.
         """
         sources: list[tuple[Kind, Callable[[], list[dead.Group]]]] = []
         if self.jobs and wanted.kind in (None, 'dead'):
@@ -233,6 +236,8 @@ class Failures:
         if self.results and wanted.kind in (None, 'failed'):
             sources.append(('failed', self.results.groups))
         found = [FailureGroup(kind, **vars(group)) for kind, read in sources for group in read()]
+        if len(sources) > 1:
+            found = [group for group in found if (group.kind, group.error) != ('failed', _REJECTED)]
         return sorted(
             (
                 group
@@ -242,11 +247,12 @@ class Failures:
             key=lambda group: -group.last,
         )
 
-    def count(self, wanted: FailureFilter = EVERY) -> int:
+    def count(self, wanted: FailureFilter = EVERY, most: int | None = None) -> int:
         """Return the number of failures that `listing` yields.
 
         It is taken from the groups if they tell it, which takes two requests. The failures are read if there are other
-        conditions, or if there are up to 1,000 with failed results; among more, a task with both kinds counts twice.
+        conditions (then at most `most`), or if there are up to 1,000 with failed results; among more, a task with both
+        kinds counts twice.
         """
         conditions = (wanted.queue, wanted.since, wanted.until, wanted.args)
         if not any(given is not None for given in conditions) and wanted.error == wanted.error_type:
@@ -254,7 +260,7 @@ class Failures:
             total = sum(group.count for group in groups)
             if total > _MAX_COUNTED or self.jobs is None or all(group.kind == 'dead' for group in groups):
                 return total
-        return sum(1 for _ in self.listing(wanted))
+        return sum(1 for _ in islice(self.listing(wanted), most))
 
     def find(self, names: Sequence[str]) -> list[Failure]:
         """Return the failures with these ids: of tasks, of documents of dead letters, or the beginning of one.

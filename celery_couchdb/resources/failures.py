@@ -12,6 +12,7 @@ from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.body import stub
+from kombu_couchdb.values import is_number
 
 from ..failures import Failure, FailureGroup, Failures
 from ..jobs import Jobs, Unreadable
@@ -22,16 +23,24 @@ from .resource import Resource
 _ATTACHED = 'the body is an attachment, which "show" reads'
 
 
-def failure_resource(failures: Failures, now: float, *, arguments: bool = False) -> Resource[Failure]:
-    """Return the resource of failures, with a column for their `arguments` on wish; `now` is the server's time."""
+def failure_resource(
+    failures: Failures, now: float, *, arguments: bool = False, tries: bool = False
+) -> Resource[Failure]:
+    """Return the resource of failures, with columns for their `arguments`, and for worker and `tries`, on wish.
+
+    A summary does not know worker and tries. `now` is the server's time.
+    """
+    error = Column('ERROR', None, _error, min_width=15)
     columns = [
         Column('ID', 'id', min_width=36),
         Column('TASK', 'task', min_width=8),
         *([Column('ARGUMENTS', 'arguments', min_width=8)] if arguments else []),
+        *([error] if tries else []),
         Column('QUEUE', 'queue', min_width=6),
         Column('KIND', 'kind', _kind),
+        *([Column('WORKER', 'worker', min_width=6), Column('TRY', None, _try, right=True)] if tries else []),
         Column('WHEN', 'date', partial(_when, now=now), right=True),
-        Column('ERROR', None, _error, min_width=15),
+        *([] if tries else [error]),
     ]
     return Resource(
         partial(_describe_all, failures.jobs), columns, summarize=lambda part: [_summary(failure) for failure in part]
@@ -107,6 +116,12 @@ def _arguments(jobs: Jobs, letter: Document) -> Row:
 def _kind(kind: str) -> Cell:
     tone: Tone = 'bad' if kind == 'dead' else 'warning'
     return Cell(kind, tone)
+
+
+def _try(failure: Row) -> str:
+    retries = failure['retries']
+    number = failure['attempts'] if retries is None else retries + 1
+    return f'{number:,}' if is_number(number) else NO_VALUE
 
 
 def _when(date: Any, now: float) -> str:

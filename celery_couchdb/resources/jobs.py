@@ -32,7 +32,14 @@ _HIDDEN = ('behind', 'headers')
 
 _NOTES = {'behind': ' (waits behind one that runs)', 'gone': ' (it has expired)'}
 
-_TONES: Mapping[str, Tone] = {'running': 'good', 'scheduled': 'info', 'parked': 'warning', 'dead': 'bad', 'done': 'dim'}
+#: What the states mean to their readers.
+STATE_TONES: Mapping[str, Tone] = {
+    'running': 'good',
+    'scheduled': 'info',
+    'parked': 'warning',
+    'dead': 'bad',
+    'done': 'dim',
+}
 
 
 def job_resource(jobs: Jobs, *, arguments: bool = False) -> Resource[Document]:
@@ -172,7 +179,7 @@ def _arguments(headers: Any) -> str:
 
 def _state(job: Row) -> Cell:
     state, result = job['state'], job['result']
-    tone: Tone = 'bad' if result in states.PROPAGATE_STATES else _TONES.get(state, '')
+    tone: Tone = 'bad' if result in states.PROPAGATE_STATES else STATE_TONES.get(state, '')
     return Cell(state if result is None else f'{state} ({result})', tone)
 
 

@@ -57,7 +57,8 @@ def each(view: View, targets: Sequence[str], act: Callable[[str], str]) -> Outco
             refused.append(str(exc))
     parts = [f'{names[0] if len(names) == 1 else f"{len(names):,}"}: {text}' for text, names in done.items()]
     more = [f'and {len(refused) - _MAX_NAMED:,} more were refused'] if len(refused) > _MAX_NAMED else []
-    return Outcome(sentence('; '.join([*parts, *refused[:_MAX_NAMED], *more])), 'bad' if refused else 'good')
+    text = '; '.join([*parts, *refused[:_MAX_NAMED], *more])
+    return Outcome(f'{text}.' if parts else sentence(text), 'bad' if refused else 'good')
 
 
 def sentence(text: str) -> str:
@@ -69,6 +70,7 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
     """Return the form that asks before an action; with `problem`, once more, with what the user has typed."""
     try:
         fields = action.fields_for(view, targets)
+        what = action.describe(view, targets) if action.describe else described(page, targets)
     except Refused as exc:
         return _back(view, Outcome(sentence(str(exc)), 'warning'))
     return view.render(
@@ -76,8 +78,8 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
         422 if problem else 200,
         action=action,
         targets=targets,
-        question=action.question.format(described(page, targets)),
-        named=targets[:_MAX_NAMED],
+        question=action.question.format(what),
+        named=() if action.describe else targets[:_MAX_NAMED],
         query=view.form.get('query', ''),
         fields=[field.filled(view.form) for field in fields] if problem else fields,
         problem=problem,

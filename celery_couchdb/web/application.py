@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
@@ -44,7 +45,7 @@ _HEADERS = {
 def application(site: Site) -> Starlette:
     """Return the ASGI application of a site."""
     routes = [
-        Route('/', _answering(site, lambda view: view.redirect(site.pages[0].path))),
+        Route('/', _answering(site, _first)),
         Route('/login', login(site), methods=['GET', 'POST']),
         Route('/logout', _answering(site, log_out), methods=['POST']),
         Route('/events', events(site)),
@@ -52,7 +53,7 @@ def application(site: Site) -> Starlette:
         Route('/metrics', _answering(site, _metrics)),
         Route('/health', _health(site)),
         Mount('/static', StaticFiles(directory=STATIC)),
-        *(Route(page.path, _page(site, page), methods=['GET', 'POST']) for page in site.pages),
+        *(Route(page.route or page.path, _page(site, page), methods=['GET', 'POST']) for page in site.pages),
     ]
     errors: Mapping[Any, Any] = {
         HTTPException: _on_http_error(site),
@@ -119,6 +120,11 @@ def _own_path(request: Request) -> str:
     return path + (f'?{request.url.query}' if request.url.query else '')
 
 
+def _first(view: View) -> Response:
+    pages = view.site.pages
+    return view.redirect(next((page for page in pages if page.in_menu and page.is_first(view)), pages[0]).path)
+
+
 # -- metrics, health
 
 
@@ -155,8 +161,9 @@ def _on_http_error(site: Site) -> Callable[[Request, Exception], Any]:
         assert isinstance(exc, HTTPException)
         if exc.status_code == 401:
             return _unauthorized(exc.detail)
-        texts = {404: 'There is no such page.', 405: 'This page does not take such a request.'}
-        return _error(site, request, exc.status_code, texts.get(exc.status_code, exc.detail))
+        is_known = exc.detail != HTTPStatus(exc.status_code).phrase
+        text = exc.detail if is_known else _TEXTS.get(exc.status_code, exc.detail)
+        return _error(site, request, exc.status_code, text)
 
     return handler
 
@@ -179,6 +186,7 @@ def _on_error(site: Site) -> Callable[[Request, Exception], Any]:
     return handler
 
 
+_TEXTS = {404: 'There is no such page.', 405: 'This page does not take such a request.'}
 _TITLES = {403: 'Not allowed', 404: 'Not found', 500: 'An error', 503: 'CouchDB does not respond'}
 
 

@@ -55,7 +55,10 @@ def _lines(text: str) -> Markup:
 
 def _moment(seconds: float) -> Markup:
     """Return a date, which the script of the page shows in the time zone of the browser."""
-    date = datetime.fromtimestamp(seconds, timezone.utc)
+    try:
+        date = datetime.fromtimestamp(seconds, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return escape(f'{seconds:g}')
     is_today = date.date() == datetime.now(timezone.utc).date()
     exact, short = date.isoformat(timespec='seconds'), date.strftime('%H:%M' if is_today else '%Y-%m-%d %H:%M')
     return Markup('<time datetime="{}">{} UTC</time>').format(exact, short)

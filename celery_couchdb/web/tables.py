@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,13 @@ from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone
 #: The maximum length of a text in a cell. The rest is cut, and the tip of the cell has more of it.
 _MAX_CHARACTERS, _MAX_TIP_CHARACTERS = 160, 1000
 
-#: The maximum length of a word for a state, and of a text that needs no line of its own.
-_PILL_CHARACTERS, _WIDE_CHARACTERS = 24, 28
+#: The maximum length of a word for a state, of a text that needs no line of its own, and of one for a quarter of it.
+_PILL_CHARACTERS, _WIDE_CHARACTERS, _NARROW_CHARACTERS = 24, 28, 10
+
+#: The maximum length of an id in a table, and of a word that is not broken into two lines.
+_ID_CHARACTERS, _WORD_CHARACTERS = 16, 26
+
+_UUID = re.compile('[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}')
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,17 @@ class TableCell:
     @property
     def is_wide(self) -> bool:
         """Whether it needs a line of its own on a small screen."""
-        return len(self.text) > _WIDE_CHARACTERS or len(self.dates) > 1
+        return bool(self.dates) or len(self.text) > _WIDE_CHARACTERS
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it needs half a line on a small screen."""
+        return not self.is_wide and (len(self.text) > _NARROW_CHARACTERS or bool(self.dates))
+
+    @property
+    def is_word(self) -> bool:
+        """Whether it is one short word, such as a name."""
+        return len(self.text) <= _WORD_CHARACTERS and ' ' not in self.text
 
     @classmethod
     def of(cls, cell: Cell) -> TableCell:
@@ -45,7 +61,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row. `key` is what is selected with it."""
+    """One row. `key` is what is selected with it; '' if it cannot be selected."""
 
     key: str
     cells: Sequence[TableCell]
@@ -102,12 +118,19 @@ class Table:
             found = TableCell.of(column.cell(row))
             link = links[column.title](row) if column.title in links else None
             chart = charts[column.title](row) if column.title in charts else None
-            is_pill = column.title == 'STATE' and len(found.text) <= _PILL_CHARACTERS
+            if column.title == 'ID' and len(found.text) > _ID_CHARACTERS:
+                found = replace(found, text=_short(found.text), tip=found.tip or found.text)
+            is_pill = column.title in ('STATE', 'KIND') and len(found.text) <= _PILL_CHARACTERS
             days = dates[column.title](row) if column.title in dates else ()
             return replace(found, link=link, chart=chart, dates=days, pill=is_pill)
 
         found = [TableRow(str(key(row)), [cell(column, row) for column in columns], *note(row)) for row in rows]
         return cls(caption, columns, found, **more)
+
+
+def _short(text: str) -> str:
+    """Return the beginning of an id: of a UUID, its first eight characters."""
+    return text[:8] if _UUID.fullmatch(text) else f'{text[:_ID_CHARACTERS]}…'
 
 
 def points(numbers: Sequence[float], width: int = 96, height: int = 20) -> str:

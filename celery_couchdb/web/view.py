@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..resources.columns import Tone, json_line
 from .live import Snapshot
+from .recent_history import Recent
 from .sessions import Session
 from .site import Site
 
@@ -45,6 +46,10 @@ class View:
     def snapshot(self) -> Snapshot:
         """Return what was read of the broker's database last; see `Live.snapshot`."""
         return self.account.live.snapshot()
+
+    def history(self) -> Recent:
+        """Return the history of tasks and queues; see `RecentHistory.read`."""
+        return self.account.live.history.read()
 
     def param(self, name: str, default: str = '') -> str:
         """Return a parameter of the URL."""
@@ -157,8 +162,11 @@ class Action:
     tone: Tone = ''
     #: What else it asks, or a function of the view and the targets that returns that. It may raise `Refused`.
     fields: Sequence[Field] | Callable[[View, Sequence[str]], Sequence[Field]] = ()
-    #: How many rows it is for: any number, one, or none, because it makes a new one.
-    rows: Literal['any', 'one', 'none'] = 'any'
+    #: How many rows it is for: any number, one, or none, because it makes a new one; or all that match a filter, which
+    #: is the target then.
+    rows: Literal['any', 'one', 'none', 'match'] = 'any'
+    #: Returns the targets as words for the question, if they are no names. It may raise `Refused`.
+    describe: Callable[[View, Sequence[str]], str] | None = None
     #: Whether it is there for the user of a view.
     is_offered: Callable[[View], bool] = lambda view: True
 
@@ -186,7 +194,11 @@ class Page:
     targets: Callable[[View], Sequence[str]] = selected
     #: Whether it is in the menu, and which number stands beside it there, if any.
     in_menu: bool = True
+    #: Whether it is the first page that a user sees, if no page before it in the menu is.
+    is_first: Callable[[View], bool] = lambda view: True
     count: Callable[[Snapshot], int | None] = lambda snapshot: None
+    #: Its path for the routes, if that has parameters: `/tasks/{id:path}`.
+    route: str = ''
     #: Tells whether a Celery app has what the page shows. Otherwise it has no such page.
     applies: Callable[[Any], bool] = lambda app: True
 
@@ -195,7 +207,11 @@ def link(request: Request, path: str, **query: Any) -> str:
     """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty."""
     given = {name: value for name, value in query.items() if value not in (None, '', [])}
     root: str = request.scope.get('root_path', '').rstrip('/')
-    return root + quote(path, safe="/~:@!$&'()*+,;=") + (f'?{urlencode(given, doseq=True)}' if given else '')
+    return (
+        root
+        + quote(path, safe="/~:@!$&'()*+,;=", errors='replace')
+        + (f'?{urlencode(given, doseq=True, errors="replace")}' if given else '')
+    )
 
 
 def redirect(request: Request, path: str, **query: Any) -> Response:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ...rooms import web_pages
-from . import activity, jobs, queues, system, workers
+from . import activity, failures, jobs, queues, system, task, workers
 
-PAGES = (queues.page, jobs.page, workers.page, *web_pages(), system.page, activity.page)
+PAGES = (failures.page, queues.page, jobs.page, workers.page, *web_pages(), system.page, activity.page, task.page)

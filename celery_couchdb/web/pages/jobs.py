@@ -93,7 +93,7 @@ def show(view: View) -> Response:
         problem=problem and sentence(problem),
         asked=asked,
         states=[(state, state in asked.states, _count(view, state, asked.wanted.queue)) for state in _STATES],
-        known=_known(view),
+        known=known(view),
         new=_new(view, jobs, asked) if shown is not None else 0,
         most_new=_MAX_NEW,
         first=view.link('/jobs', **query),
@@ -148,7 +148,7 @@ def _count(view: View, state: str, queue: str | None) -> int | None:
     return sum(numbers) if numbers and all(map(is_number, numbers)) else None
 
 
-def _known(view: View) -> Mapping[str, Sequence[str]]:
+def known(view: View) -> Mapping[str, Sequence[str]]:
     """Return suggestions for filters: queues and tasks that are known."""
     found = view.account.live.last
     return {
@@ -267,7 +267,7 @@ def _due(text: str) -> dict[str, Any]:
 
 def _move_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:
     return (
-        Field('queue', 'Queue', options=_known(view)['queue'], hint='Empty: the same queue.'),
+        Field('queue', 'Queue', options=known(view)['queue'], hint='Empty: the same queue.'),
         Field(
             'due', 'Due', hint='A duration from now, such as 10m, or a date such as 2026-01-31T08:00+01:00, or "now".'
         ),

@@ -12,7 +12,7 @@ function isSame(old, fresh) {
 
 function updateAttributes(old, fresh) {
   for (const {name} of Array.from(old.attributes)) {
-    if (!fresh.hasAttribute(name) && !['hidden', 'disabled', 'class'].includes(name)) old.removeAttribute(name);
+    if (!fresh.hasAttribute(name) && !['hidden', 'disabled', 'class', 'open'].includes(name)) old.removeAttribute(name);
   }
   for (const {name, value} of Array.from(fresh.attributes)) {
     // What the script has shown or hidden stays so; what the user has checked or typed is a property.
@@ -95,7 +95,8 @@ function localize(part) {
   for (const time of part.querySelectorAll('time[datetime]')) {
     const date = new Date(time.dateTime);
     const isToday = date.toDateString() === new Date().toDateString();
-    const text = isToday ? date.toLocaleTimeString([], {timeStyle: time.closest('.date') ? 'medium' : 'short'}) : date.toLocaleString([], {dateStyle: 'short', timeStyle: 'short'});
+    const style = {timeStyle: time.closest('.date') ? 'medium' : 'short'};
+    const text = isToday || time.closest('.times') ? date.toLocaleTimeString([], style) : date.toLocaleString([], {dateStyle: 'short', timeStyle: 'short'});
     if (time.textContent !== text) time.textContent = text;
     time.title = date.toLocaleString();
   }

@@ -1,0 +1,272 @@
+"""The page of failures: failed tasks and dead letters, in groups and in a list, and what one does about them.
+
+The list stays as it is while somebody reads it: it ends with what failed before the page was shown, failures that were
+retried or dropped since are marked, and the page says how many tasks have failed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from math import inf, nextafter
+from typing import NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from kombu_couchdb.errors import AccessDenied
+
+from ...failures import KINDS, Failure, FailureFilter, FailureGroup, Failures
+from ...resources.columns import Column, Row
+from ...resources.failures import failure_resource, group_resource, without_arguments
+from ...resources.inputs import age, choice
+from ..actions import sentence
+from ..live import Snapshot
+from ..tables import Table
+from ..view import Page, View
+from .failure_actions import ACTIONS, FOR_ALL, failures_of, target_of
+from .jobs import known
+
+#: The failures of a page, the groups above them, and how many new failures are counted.
+_LIMIT, _MAX_GROUPS, _MAX_NEW = 50, 12, 100
+
+_FIELDS = ('task', 'error', 'queue', 'since')
+
+#: The dates of a group, in the time zone of the browser.
+_DATES = (Column('FIRST', 'first'), Column('LAST', 'last'))
+
+#: Said to users who may not read the results.
+NO_RESULTS = 'You may not read the results: only dead letters are shown.'
+
+
+class Place(NamedTuple):
+    """Where a page of the list begins."""
+
+    #: The date of the failure before it, and how many failures with this date are on the pages before.
+    date: float
+    skipped: int
+
+    @classmethod
+    def of(cls, text: str) -> Place | None:
+        """Return the place that a URL has, or None for ''; *raises* `ValueError`."""
+        if not text:
+            return None
+        date, _, skipped = text.partition(',')
+        if not skipped.isdecimal() or len(skipped) > 6:
+            raise ValueError('this part of the list does not exist')
+        return cls(_number(date), int(skipped))
+
+    def text(self) -> str:
+        """Return the place for a URL."""
+        return f'{self.date!r},{self.skipped}'
+
+
+class Asked(NamedTuple):
+    """What the URL asks for."""
+
+    #: The filters by name, as they were typed.
+    texts: Mapping[str, str]
+    kinds: Sequence[str]
+    wanted: FailureFilter = FailureFilter()
+    after: Place | None = None
+    #: When the page was shown, and the date of its last failure, if a browser reads the same page again.
+    at: float | None = None
+    oldest: float | None = None
+
+    @property
+    def query(self) -> dict[str, object]:
+        """The filters as parameters of a URL."""
+        return {**self.texts, 'kind': list(self.kinds)}
+
+
+class Found(NamedTuple):
+    """What the page shows."""
+
+    failures: Sequence[Failure]
+    following: Place | None
+    groups: Sequence[FailureGroup]
+    #: The number of failures that match, as far as it is known.
+    total: int | None
+    new: int
+
+
+def show(view: View) -> Response:
+    """Show the failures that the URL asks for."""
+    failures, remark = failures_of(view), ''
+    now = failures.now()
+    try:
+        asked, problem = _asked(view, now), ''
+    except ValueError as exc:
+        asked, problem = Asked({name: view.param(name) for name in _FIELDS}, ()), sentence(str(exc))
+    if problem and view.wants_json:
+        raise HTTPException(400, problem)
+    try:
+        found = _read(failures, asked, with_list=not problem)
+    except AccessDenied:
+        if failures.results is None or failures.jobs is None:
+            raise
+        failures.results, remark = None, NO_RESULTS
+        found = _read(failures, asked, with_list=not problem)
+    masked = view.site.mask_args
+    resource = failure_resource(failures, now, arguments=not masked, tries=True)
+    rows = list(resource.describe(found.failures))
+    if view.wants_json:
+        return _json(view, rows, found.following)
+    at = now if asked.at is None else asked.at
+    table = Table.of(
+        'Failures',
+        resource.columns,
+        rows,
+        lambda row: row['id'],
+        links={'ID': lambda row: view.link(f'/tasks/{row["id"]}')},
+        selectable=view.may_act,
+        keeps=bool(rows) or asked.at is not None,
+        empty='' if problem else 'There are none.' if any(asked.query.values()) else 'There are no failures.',
+    )
+    return view.render(
+        'failures.html',
+        problem=problem,
+        remark=remark,
+        asked=asked,
+        kinds=[(kind, kind in asked.kinds) for kind in KINDS],
+        known={**known(view), 'error': sorted({group.error for group in found.groups if group.error})},
+        groups=_groups(view, found.groups, at),
+        table=table,
+        total=found.total,
+        target=target_of(asked.wanted._replace(until=at)),
+        is_filtered=any(asked.query.values()),
+        new=found.new,
+        most_new=_MAX_NEW,
+        first=view.link('/failures', **asked.query),
+        following=view.link('/failures', **asked.query, after=found.following.text()) if found.following else '',
+        is_later=asked.after is not None,
+        again=view.here if asked.at is not None or not rows else _url_again(view, asked, found, now),
+    )
+
+
+# -- what the URL asks for
+
+
+def _asked(view: View, now: float) -> Asked:
+    """Return what the URL asks for; *raises* `ValueError`, with a sentence."""
+    texts = {name: view.param(name).strip() for name in _FIELDS}
+    kinds = [choice(kind, KINDS) for kind in view.request.query_params.getlist('kind') if kind]
+    wanted = FailureFilter(
+        kind=next((kind for kind in KINDS if [kind] == kinds), None),
+        queue=texts['queue'] or None,
+        task=texts['task'] or None,
+        error=texts['error'] or None,
+        since=now - age(texts['since']) if texts['since'] else None,
+    )
+    at, oldest = (_number(view.param(name)) if view.param(name) else None for name in ('at', 'oldest'))
+    return Asked(texts, kinds, wanted, Place.of(view.param('after')), at, oldest)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < inf:
+        raise ValueError('this part of the list does not exist')
+    return number
+
+
+# -- reading
+
+
+def _read(failures: Failures, asked: Asked, with_list: bool) -> Found:
+    groups = failures.groups(FailureFilter(asked.wanted.kind, None, asked.wanted.task, asked.wanted.error_type))
+    if not with_list:
+        return Found((), None, groups, None, 0)
+    found, following = _page(failures, asked)
+    new = 0
+    if asked.at is not None:
+        later = failures.listing(asked.wanted._replace(since=nextafter(asked.at, inf)))
+        new = sum(1 for _ in islice(later, _MAX_NEW))
+    return Found(found, following, groups, _total(asked, groups, found, following), new)
+
+
+def _page(failures: Failures, asked: Asked) -> tuple[list[Failure], Place | None]:
+    """Return the failures of one page, and where the next one begins."""
+    wanted, after = asked.wanted, asked.after or Place(inf, 0)
+    until = [date for date in (asked.after and asked.after.date, asked.at) if date is not None]
+    if until:
+        wanted = wanted._replace(until=min(until))
+    if asked.oldest is not None:
+        wanted = wanted._replace(since=max(asked.oldest, wanted.since or 0.0))
+    found = list(islice(failures.listing(wanted), after.skipped, after.skipped + _LIMIT + 1))
+    shown = found[:_LIMIT]
+    if len(found) <= _LIMIT or not shown[-1].date:
+        return shown, None
+    date = shown[-1].date
+    same = sum(failure.date == date for failure in shown)
+    return shown, Place(date, same + (after.skipped if date == after.date else 0))
+
+
+def _total(
+    asked: Asked, groups: Sequence[FailureGroup], found: Sequence[Failure], following: Place | None
+) -> int | None:
+    if following is None and asked.after is None and asked.at is None:
+        return len(found)
+    wanted = asked.wanted
+    is_counted = wanted.queue is None and wanted.since is None and wanted.error == wanted.error_type
+    return sum(group.count for group in groups) if is_counted else None
+
+
+def _url_again(view: View, asked: Asked, found: Found, now: float) -> str:
+    """Return the URL with which the same failures are read again."""
+    after = asked.after.text() if asked.after else None
+    return view.link('/failures', **asked.query, after=after, at=repr(now), oldest=repr(found.failures[-1].date))
+
+
+# -- what is shown
+
+
+def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
+    """Return the table of groups; each leads to its failures."""
+
+    def link(row: Row) -> str | None:
+        if row['task'] is None or row['error'] is None:
+            return None
+        return view.link('/failures', task=row['task'], error=row['error'], kind=row['kind'])
+
+    def key(row: Row) -> str:
+        if row['task'] is None or row['error'] is None:
+            return ''  # no filter selects just these
+        return target_of(FailureFilter(row['kind'], None, row['task'], row['error'], until=at))
+
+    resource, more = group_resource(), len(groups) - _MAX_GROUPS
+    return Table.of(
+        'Groups',
+        [*(column for column in resource.columns if 'UTC' not in column.title), *_DATES],
+        resource.summary(groups[:_MAX_GROUPS]),
+        key,
+        links={'TASK': link},
+        dates={'FIRST': lambda row: [row['first']], 'LAST': lambda row: [row['last']]},
+        selectable=view.may_act,
+        more=f'{more:,} more groups, whose last failures are older.' if more > 0 else '',
+    )
+
+
+def _json(view: View, rows: Sequence[Row], following: Place | None) -> Response:
+    response = view.json([without_arguments(row) for row in rows] if view.site.mask_args else rows)
+    if following:
+        given = view.request.query_params
+        query = {**{name: given.getlist(name) for name in given}, 'after': following.text()}
+        response.headers['Link'] = f'<{view.link("/failures", **query)}>; rel="next"'
+    return response
+
+
+def _is_first(view: View) -> bool:
+    """Tell whether there is a failure; a user who may not read them does not begin here."""
+    try:
+        return any(True for _ in failures_of(view).listing())
+    except AccessDenied:
+        return False
+
+
+def _count(found: Snapshot) -> int:
+    return sum(queue['dead'] for queue in found.status['queues'].values())
+
+
+page = Page(
+    '/failures', 'Failures', show, noun='failure', actions=(*ACTIONS, *FOR_ALL), is_first=_is_first, count=_count
+)

@@ -1,0 +1,206 @@
+"""The page of one task: where it is, its message and result, what happened to it, and what one does about it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery import states
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from kombu_couchdb.documents.ids import CONSUMER
+from kombu_couchdb.errors import AccessDenied, ConfigurationError
+
+from ...failures import Failures
+from ...jobs import Jobs
+from ...resources.columns import NO_VALUE, Row, Tone, json_line
+from ...resources.jobs import STATE_TONES, removal_text
+from ...resources.task import find_task, task_resource, without_arguments
+from ..actions import each, sentence
+from ..view import Action, Outcome, Page, View
+from . import jobs as jobs_page
+from .failure_actions import ACTIONS, failures_of
+from .failures import NO_RESULTS
+
+#: The maximum length of a value, in characters, and of a list of children.
+_MAX_CHARACTERS, _MAX_CHILDREN = 4000, 50
+
+#: The actions for a task by what it is.
+_FOR_FAILURES = ('retry', 'edit-retry', 'drop')
+_FOR_WAITING = ('run', 'move', 'edit', 'remove')
+_FOR_HELD = ('terminate', 'remove')
+
+_WAITING, _HELD = ('ready', 'scheduled', 'parked'), ('prefetched', 'running')
+
+
+class Fact(NamedTuple):
+    """A line of the page: a label, and a text, or the ids of tasks."""
+
+    label: str
+    text: str = ''
+    is_code: bool = False
+    tasks: Sequence[str] = ()
+
+
+def show(view: View) -> Response:
+    """Show the task with the id in the path."""
+    name, failures, remark = _name(view), failures_of(view), ''
+    try:
+        try:
+            row = _row(failures, name)
+        except AccessDenied:
+            if failures.results is None or failures.jobs is None:
+                raise
+            failures.results, remark = None, NO_RESULTS
+            row = _row(failures, name)
+    except ConfigurationError as exc:
+        if view.session.notices and not view.is_fragment:  # the user has removed it just now
+            return view.redirect('/failures')
+        raise HTTPException(404, sentence(str(exc))) from None
+    if row['id'] != name:  # the beginning of its id, or the id of a document
+        return view.redirect(f'/tasks/{row["id"]}', **view.request.query_params)
+    documents = row['documents']
+    if view.site.mask_args:
+        row = without_arguments(row)
+    if view.wants_json:
+        return view.json(row)
+    wanted = _actions_for(row)
+    return view.render(
+        'task.html',
+        row=row,
+        now=failures.now(),
+        where='' if row['state'] == 'gone' and _result_state(row) in states.READY_STATES else row['where'],
+        remark=remark,
+        tone=STATE_TONES.get(row['state'], ''),
+        result_tone=_result_tone(row),
+        actions=[action for action in view.offered('any', 'one') if action.name in wanted],
+        message=[*_message(row)],
+        outcome=[*_outcome(row)],
+        related=[*_related(row)],
+        command=f'celery -A {shlex.quote(view.site.app.main or "your_app")} couchdb show {shlex.quote(name)}',
+        documents='' if view.site.mask_args else json.dumps(documents, indent=2, ensure_ascii=False, default=repr),
+    )
+
+
+def _row(failures: Failures, name: str) -> Row:
+    resource = task_resource(failures, failures.now())
+    [row] = resource.describe([find_task(failures, name)])
+    return row
+
+
+def _name(view: View) -> str:
+    return str(view.request.path_params['id'])
+
+
+def _actions_for(row: Row) -> Collection[str]:
+    """Return the names of the actions that make sense in the state of a task."""
+    if row['state'] in _WAITING:
+        return _FOR_WAITING
+    if row['state'] in _HELD:
+        return _FOR_HELD
+    return _FOR_FAILURES if row['state'] == 'dead' or _result_state(row) == states.FAILURE else ()
+
+
+def _result_state(row: Row) -> str | None:
+    return row['result']['state'] if row['result'] else None
+
+
+def _result_tone(row: Row) -> Tone:
+    state = _result_state(row)
+    return 'good' if state == states.SUCCESS else 'bad' if state in states.PROPAGATE_STATES else ''
+
+
+# -- what is shown
+
+
+def _message(row: Row) -> Iterator[Fact]:
+    """Yield what is known of the message of a task."""
+    values: Mapping[str, Any] = {
+        'Queue': row['queue'],
+        'Priority': row['priority'],
+        'Job key': row['job_key'],
+        'Worker': row['worker'],
+        'Lease of': _holder(row),
+        'Deliveries': row['attempts'],
+        'Retries': row['retries'],
+    }
+    yield from (Fact(label, _text(value)) for label, value in values.items() if value is not None)
+    for label, member in (('Arguments', 'args'), ('Named arguments', 'kwargs'), ('Body', 'body')):
+        if row[member] is not None:
+            yield Fact(label, _cut(json_line(row[member])), is_code=True)
+    if row['unreadable']:
+        yield Fact('Unreadable', row['unreadable'])
+    yield from (Fact(name.replace('_', ' ').capitalize(), _text(value)) for name, value in row['headers'].items())
+    if len(row['messages']) > 1:
+        texts = (f'{message["state"]} in {message["queue"]}' for message in row['messages'])
+        yield Fact(f'{len(row["messages"])} messages', '; '.join(texts))
+
+
+def _holder(row: Row) -> str | None:
+    """Return the consumer that holds the lease of a message."""
+    holders = (str(message['consumer']) for message in row['messages'] if message['state'] in _HELD)
+    return next((holder.removeprefix(CONSUMER) for holder in holders), None)
+
+
+def _outcome(row: Row) -> Iterator[Fact]:
+    """Yield what came of a task, apart from its error."""
+    result = row['result']
+    if result and result['error'] is None and result['result'] is not None:
+        yield Fact(
+            'Returned' if result['state'] == states.SUCCESS else 'Result', _cut(json_line(result['result'])), True
+        )
+
+
+def _related(row: Row) -> Iterator[Fact]:
+    """Yield the tasks that a task belongs to."""
+    if row['group']:
+        yield Fact('Group', _text(row['group']))
+    for label, member in (('Called by', 'parent'), ('Root', 'root')):
+        if row[member] and row[member] != row['id']:
+            yield Fact(label, tasks=[_text(row[member])])
+    children = [child for child in row['children'] if child != row['id']]
+    if children:
+        yield Fact('Calls', f'and {len(children) - _MAX_CHILDREN:,} more' * (len(children) > _MAX_CHILDREN), False,
+                   children[:_MAX_CHILDREN])  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return _cut(value if isinstance(value, str) else NO_VALUE if value is None else json_line(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARACTERS else f'{text[:_MAX_CHARACTERS]}…'
+
+
+# -- actions
+
+
+def _terminate(view: View, targets: Sequence[str]) -> Outcome:
+    jobs = Jobs(view.site.app, view.account.broker, view.account.results)
+    return each(view, targets, lambda name: removal_text(jobs.remove(name, terminate=True), True)[0])
+
+
+page = Page(
+    '/tasks',
+    'Task',
+    show,
+    noun='task',
+    actions=(
+        *ACTIONS,
+        *jobs_page.page.actions,
+        Action(
+            'terminate',
+            'Terminate',
+            _terminate,
+            'Terminate {}?',
+            'The worker stops the process that runs the task. Its result becomes REVOKED.',
+            tone='bad',
+        ),
+    ),
+    targets=lambda view: [_name(view)],
+    in_menu=False,
+    route='/tasks/{id:path}',
+)

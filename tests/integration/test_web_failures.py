@@ -1,0 +1,287 @@
+"""The pages of failures and of one task: groups, filters, what is retried and dropped, and who may do that."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, chord
+from celery.app.task import Context
+
+pytest.importorskip('starlette')
+
+from celery_couchdb import audit
+from celery_couchdb.testing import Server
+from celery_couchdb.web.pages import failure_actions
+from celery_couchdb.web.pages import failures as page_of_failures
+from kombu_couchdb.admin.jobs import find
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents import workitem
+from tests.support import Inbox
+from tests.web import Browser
+
+from .conftest import Connect, Open, kill_all
+
+HOSTILE = '<script>alert(1)</script>'
+
+#: Stores the failed result of a task.
+Fail = Callable[..., str]
+
+
+@pytest.fixture
+def fail(app: Celery) -> Fail:
+    app.conf.result_extended = True
+
+    def fail(task_id: str, error: Exception | None = None, task: str = 'pay', args: Any = ('4111',)) -> str:
+        request = Context(id=task_id, task=task, args=list(args), kwargs={}, delivery_info={'routing_key': 'q'})
+        app.backend.store_result(task_id, error or ValueError('no money'), 'FAILURE', 'line 1\nline 2', request=request)
+        return task_id
+
+    return fail
+
+
+@pytest.fixture
+def letter(app: Celery, connect: Connect, client: Client) -> str:
+    """The id of a task whose message is a dead letter."""
+    task_id = app.send_task('mail', ('ann',), queue='q').id
+    kill_all(Inbox(connect(), 'q', ack=False), client, 1)
+    return task_id
+
+
+def shown(browser: Browser) -> list[str]:
+    """Return the ids of the failures in the list."""
+    return re.findall(r'name="select" value="([^"{]*)"', browser.page.text.partition('id="list"')[2])
+
+
+def target(browser: Browser, within: str) -> str:
+    """Return the filter that a row of the groups, or the form for all, selects."""
+    part = browser.page.text.partition(within)[2] if within == 'class="all"' else browser.page.text
+    [found, *_] = [
+        found
+        for value in re.findall(r'name="select" value="({[^"]*})"', part)
+        if within in (found := html.unescape(value)) or within == 'class="all"'
+    ]
+    return found
+
+
+def states(app: Celery, client: Client, task_id: str) -> tuple[list[str], str]:
+    """Return the states of the messages of a task, and that of its result."""
+    return [workitem.state(doc, 1e10) for doc in find(client, task_id)], app.AsyncResult(task_id).state
+
+
+def test_groups_and_filters(fail: Fail, letter: str, admin: Browser) -> None:
+    """Failures are the first page; groups lead to their failures, and filters select."""
+    pays = [fail(f'pay-{number}') for number in range(2)]
+    key = fail('key', KeyError('k'), 'report', (HOSTILE,))
+    admin.get('/')
+    assert admin.page.url.endswith('/failures')
+    assert sorted(shown(admin)) == sorted([*pays, key, letter])
+    assert '4 failures' in admin.text
+    assert HOSTILE not in admin.page.text
+    assert HOSTILE in admin.text
+    group = next(found for found in re.findall(r'href="([^"]*)"', admin.page.text) if 'error=ValueError' in found)
+    admin.get(html.unescape(group))
+    assert sorted(shown(admin)) == pays
+    for query, found in {
+        'kind=dead': [letter],
+        'kind=failed&kind=dead&task=report': [key],
+        'error=ValueError%3A+no': pays,
+        'queue=q&since=1h&kind=dead': [letter],
+        'since=2099-01-01': [],
+        'task=other': [],
+    }.items():
+        admin.get(f'/failures?{query}')
+        assert sorted(shown(admin)) == sorted(found), query
+    for query in ('since=soon', 'kind=other', 'after=x,1', 'at=-1', 'oldest=nan'):
+        assert admin.get(f'/failures?{query}').status_code == 200, query
+        assert shown(admin) == []
+        assert admin.get(f'/failures?{query}&format=json').status_code == 400
+
+
+def test_first_page_without_failures(app: Celery, client: Client, admin: Browser) -> None:
+    admin.get('/')
+    assert admin.page.url.endswith('/queues')
+    admin.get('/failures')
+    assert 'There are no failures.' in admin.text
+
+
+def test_pages_and_new_failures(fail: Fail, admin: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages together have each failure once; a list does not jump, and tells of new failures."""
+    monkeypatch.setattr(page_of_failures, '_LIMIT', 2)
+    ids = [fail(f'pay-{number}') for number in range(5)]
+    found, path = list[str](), '/failures?format=json'
+    while path:
+        found += [row['id'] for row in admin.get(path).json()]
+        path = admin.page.links.get('next', {}).get('url', '')
+    assert found == ids[::-1]
+    admin.get('/failures')
+    again = re.search(r'<div id="live" hx-get="([^"]*)"', admin.page.text)
+    assert again
+    fail('new')
+    admin.get(html.unescape(again[1]), headers={'HX-Request': 'true'})
+    assert shown(admin) == ids[:2:-1]
+    assert '1 new failure: show the list' in html.unescape(admin.page.text)
+
+
+def test_all_that_match_are_retried(
+    app: Celery, client: Client, fail: Fail, letter: str, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The form asks with the number, and what fails after the page was shown is left as it is."""
+    monkeypatch.setattr(failure_actions, '_BATCH', 2)
+    pays, key = [fail(f'pay-{number}') for number in range(5)], fail('key', KeyError('k'))
+    admin.get('/failures')
+    group = target(admin, '"ValueError"')
+    later = fail('later')
+    admin.post('/failures', action='retry-all', select=group)
+    assert 'Retry these 6 failures of pay with ValueError?' in admin.text
+    assert all(states(app, client, one) == ([], 'FAILURE') for one in pays)
+    admin.post('/failures', action='retry-all', select=group, queue='again', confirmed='1', reason='paid')
+    assert '5 failures retried.' in admin.text
+    assert {find(client, one)[0]['queue'] for one in pays} == {'again'}
+    assert [states(app, client, one)[1] for one in (pays[0], key, later)] == ['RETRY', 'FAILURE', 'FAILURE']
+    admin.get('/failures')
+    admin.post('/failures', action='retry-all', select=target(admin, 'class="all"'), confirmed='1')
+    assert states(app, client, letter)[0] == ['ready']
+    [_, record] = audit.newest(client, 2)
+    assert (record['outcome'], record['reason']) == ('5 failures retried.', 'paid')
+
+
+def test_action_stops_when_its_time_is_up(
+    app: Celery, fail: Fail, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        fail(f'pay-{number}')
+    admin.get('/failures')
+    monkeypatch.setattr(failure_actions, '_SECONDS', -1.0)
+    admin.post('/failures', action='drop-all', select=target(admin, 'class="all"'), confirmed='1')
+    assert '0 failures dropped; this stopped after' in admin.text
+    assert len(shown(admin)) == 3
+
+
+def test_selected_are_edited_and_dropped(app: Celery, client: Client, fail: Fail, letter: str, admin: Browser) -> None:
+    pay, other = fail('pay-1'), fail('pay-10')
+    admin.get('/failures')
+    admin.post('/failures', action='edit-retry', select=pay)
+    assert '["4111"]' in admin.text
+    admin.post('/failures', action='edit-retry', select=pay, args='{', kwargs='{}', queue='', confirmed='1')
+    assert admin.page.status_code == 422
+    assert "it must be a list in JSON, not '{'" in admin.text
+    admin.post('/failures', action='edit-retry', select=pay, args='["4242"]', kwargs='{}', queue='', confirmed='1')
+    assert json.loads(admin.get(f'/tasks/{pay}?format=json').text)['args'] == ['4242']
+    admin.get('/failures')
+    admin.post('/failures', action='drop', select=[letter, 'pay-'], confirmed='1')
+    assert '1 failure dropped; pay-: this failure is not there any more.' in admin.text
+    assert find(client, letter) == []
+    assert shown(admin) == [other]
+    for hostile in ('', '[]', '{"task": 1}', '{"other": "x"}', '{"kind": "x"}', '{"since": "x"}'):
+        admin.post('/failures', action='drop-all', select=hostile, confirmed='1')
+        assert 'load it again' in admin.text or 'Select a failure' in admin.text
+        admin.get('/failures')
+        assert shown(admin) == [other]
+
+
+def test_arguments_are_masked(app: Celery, fail: Fail, letter: str, open_page: Open, server: Server) -> None:
+    pay = fail('pay-1')
+    browser = open_page(mask_args=True)
+    browser.log_in(server.user, server.password)
+    for path in (
+        '/failures',
+        '/failures?format=json',
+        f'/tasks/{pay}',
+        f'/tasks/{pay}?format=json',
+        f'/tasks/{letter}',
+    ):
+        assert browser.get(path).status_code == 200
+        assert '4111' not in browser.page.text
+        assert 'ann' not in browser.page.text.partition('<main')[2]
+    browser.get('/failures')
+    assert browser.post('/failures', action='edit-retry', select=pay).status_code == 400
+
+
+def test_readers_cannot_act(
+    app: Celery, client: Client, fail: Fail, letter: str, open_page: Open, server: Server
+) -> None:
+    pay = fail('pay-1')
+    browser = open_page(read_only=True)
+    browser.log_in(server.user, server.password)
+    for path in ('/failures', f'/tasks/{pay}', f'/tasks/{letter}'):
+        browser.get(path)
+        assert 'name="action"' not in browser.page.text
+        assert browser.post(path, action='drop', select=pay, confirmed='1').status_code == 403
+    assert states(app, client, pay) == ([], 'FAILURE')
+
+
+def test_task(app: Celery, client: Client, fail: Fail, letter: str, admin: Browser) -> None:
+    """One task: error and traceback, timeline, related tasks, the command, and what one can do in its state."""
+    pay, hostile = fail('pay/1?', ValueError(HOSTILE)), fail(HOSTILE)
+
+    def offered(task_id: str) -> list[str]:
+        assert admin.get(page_of_task(task_id)).status_code == 200
+        return re.findall(r'name="action" value="([^"]*)"', admin.page.text)
+
+    def page_of_task(task_id: str) -> str:
+        admin.get('/failures' if task_id in (pay, hostile) else '/jobs')
+        links = [html.unescape(found) for found in re.findall(r'href="(/tasks/[^"]*)"', admin.page.text)]
+        return next((found for found in links if _unquoted(found) == task_id), f'/tasks/{task_id}')
+
+    assert offered(pay) == ['retry', 'edit-retry', 'drop']
+    assert HOSTILE not in admin.page.text
+    for text in (f'ValueError: {HOSTILE}', 'line 1 line 2', '["4111"]', "celery -A jobs couchdb show 'pay/1?'"):
+        assert text in admin.text
+    assert 'result stored: FAILURE' in admin.text
+    assert offered(hostile) == ['retry', 'edit-retry', 'drop']
+    assert offered(letter) == ['retry', 'edit-retry', 'drop']
+    assert 'a dead letter of queue q since' in admin.text
+    assert 'published to queue q' in admin.text
+    waiting = app.send_task('mail', countdown=3600).id
+    assert offered(waiting) == ['run', 'move', 'edit', 'remove']
+    admin.post(f'/tasks/{waiting}', action='run')
+    assert 'is due now' in admin.text
+    admin.post(f'/tasks/{letter}', action='retry', confirmed='1')
+    assert '1 failure retried.' in admin.text
+    assert states(app, client, letter)[0] == ['ready']
+    admin.post(f'/tasks/{letter}', action='remove', confirmed='1')
+    assert states(app, client, letter) == ([], 'REVOKED')
+
+
+def test_task_of_a_chord(app: Celery, connect: Connect, admin: Browser) -> None:
+    parts = [app.signature('part', (number,), app=app) for number in range(3)]
+    body = chord(parts, app.signature('end', app=app), app=app).delay()
+    first, second, _ = (found.id for found in body.parent.results)
+    app.backend.mark_as_done(first, 1, request=_request(connect, first))
+    admin.get(f'/tasks/{second}')
+    assert 'Chord: 1 of 3 tasks have ended' in admin.text
+    assert f'Group {body.parent.id}' in admin.text
+
+
+def test_unknown_tasks(app: Celery, client: Client, fail: Fail, admin: Browser) -> None:
+    fail('pay-12345678')
+    admin.get('/tasks/pay-1234')
+    assert admin.page.url.endswith('/tasks/pay-12345678')
+    assert admin.get('/tasks/none').status_code == 404
+    assert "Nothing is known of a task 'none'" in admin.text
+
+
+def test_user_without_the_results(
+    app: Celery, client: Client, fail: Fail, letter: str, open_page: Open, server: Server
+) -> None:
+    """Who may not read the results sees the dead letters, and is told so."""
+    fail('pay-1')
+
+
+def _request(connect: Connect, task_id: str) -> Context:
+    inbox = Inbox(connect(), 'celery', ack=False)
+    inbox.wait(3)
+    headers = next(one.headers for one in inbox.messages if one.headers['id'] == task_id)
+    body = next(one.payload for one in inbox.messages if one.headers['id'] == task_id)
+    return Context(headers, chord=body[2]['chord'])
+
+
+def _unquoted(path: str) -> str:
+    from urllib.parse import unquote
+
+    return unquote(path.removeprefix('/tasks/'))
