@@ -162,7 +162,7 @@ def check_command(
 
     NAME of a worker is the name that it got as --hostname, such as "shop@%h". The check shows that the worker runs and
     reaches CouchDB, not that its tasks make progress. It takes one more request; --max-ready and --max-oldest together
-    take at most seven.
+    take at most six.
     """
     limited = (max_ready, max_oldest) != (None, None)
     if queues and not limited:
@@ -236,7 +236,7 @@ def _check_worker(app: Any, client: Client, name: str) -> str:
 def _check_backlog(
     client: Client, queues: Collection[str], max_ready: int | None, max_oldest: float | None
 ) -> list[str]:
-    """Check the number of ready messages in each queue, and the age of the oldest in seconds; at most three requests.
+    """Check the number of ready messages in each queue, and the age of the oldest in seconds; at most two requests.
 
     None is no limit, and a paused queue may exceed it. Without `queues`, all queues are checked but those for replies,
     events and remote control, which one more request finds. One reads the pauses if a limit is exceeded, and one checks

@@ -7,6 +7,7 @@ or conflicts with it. It ends when the queue is resumed, or deleted by `delete`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from typing import TypedDict
 
@@ -53,7 +54,12 @@ def names(client: Client) -> dict[str, bool]:
 
 def paused(client: Client) -> dict[str, Paused]:
     """Return the paused queues by name; one request."""
-    return {row['id'].removeprefix(PAUSE): _paused(row['doc']) for row in client.id_range(PAUSE, docs=True)}
+    return paused_in(row['doc'] for row in client.id_range(PAUSE, docs=True))
+
+
+def paused_in(docs: Iterable[Document]) -> dict[str, Paused]:
+    """Return the paused queues by name: those of the documents that are pauses."""
+    return {doc['_id'].removeprefix(PAUSE): _paused(doc) for doc in docs if doc['_id'].startswith(PAUSE)}
 
 
 def _paused(doc: Document) -> Paused:

@@ -1,6 +1,6 @@
 """The status of queues, consumers, databases and the server, as dictionaries for JSON.
 
-Durations are seconds, sizes are bytes, dates are seconds since the epoch. The numbers come from about ten requests, one
+Durations are seconds, sizes are bytes, dates are seconds since the epoch. The numbers come from several requests, one
 after the other, while workers run, so they may not add up exactly.
 """
 
@@ -14,7 +14,7 @@ from .. import design
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import exactly, maybe, members, number
 from ..design.rows import QueueCount
-from ..documents.ids import CONSUMER, LEADER, QUEUE
+from ..documents.ids import CONSUMER, LEADER, PAUSE, QUEUE
 from ..documents.shared_documents import ReportedTask
 from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
@@ -23,7 +23,7 @@ from ..leases.work import Work, claims, reported
 from ..queues.backlog import EMPTY, Backlog, backlog, is_internal
 from ..queues.databases import broadcasts_of
 from .claimants import host_and_process, name_of
-from .queues import Paused, paused
+from .queues import Paused, paused_in
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
 _DEAD = members(key=exactly(lambda queue: True), value=number)
@@ -134,22 +134,26 @@ class Status(TypedDict):
     results: DatabaseStatus | None
 
 
-def status(client: Client, results: Client | None = None, *, temporary: bool = False) -> Status:
+def status(
+    client: Client, results: Client | None = None, *, temporary: bool = False, earlier: Status | None = None
+) -> Status:
     """Return the status of the broker's database, and of the database of `results` if given.
 
     Unless `temporary` is true, queues for replies, events and remote control are hidden, and so are other auto-delete
-    queues, in `queues` while they are empty, in a consumer's `queues` always. About ten requests for any number of
-    queues. *Raises* `DatabaseMissing` if the broker's database is not set up.
+    queues, in `queues` while they are empty, in a consumer's `queues` always. Server and databases are those of an
+    `earlier` status, if it is given. Six requests then, and otherwise up to ten, for any number of queues. *Raises*
+    `DatabaseMissing` if the broker's database is not set up.
     """
-    greeting = client.welcome()
     try:
-        database = _database(client)
-        declared = {doc['name']: doc for doc in _documents(client, QUEUE, 'Queue') if isinstance(doc.get('name'), str)}
-        heartbeats = _documents(client, CONSUMER, 'Consumer')
+        stores = earlier or _stores(client, results)
+        pauses_and_consumers = _documents(client, PAUSE, CONSUMER)
+        heartbeats = [doc for doc in pauses_and_consumers if doc.get('type') == 'Consumer']
+        pauses = paused_in(pauses_and_consumers)
+        work = Work(claims(client), heartbeats, client.clock.now())
+        leaders_and_queues = _documents(client, LEADER, QUEUE)
+        declared = {doc['name']: doc for doc in leaders_and_queues if _is_queue(doc)}
         auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
         hidden = set() if temporary else auto_delete
-        pauses = paused(client)
-        work = Work(claims(client), heartbeats, client.clock.now())
         queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete, pauses, work)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
@@ -158,7 +162,8 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
     if not temporary:
         internal = {name for name, doc in declared.items() if is_internal(doc)}
         queues = {name: queue for name, queue in queues.items() if name not in internal}
-    now, led = client.clock.now(), leaders(client)
+    now = client.clock.now()
+    led = [_leader(doc, now) for doc in leaders_and_queues if doc.get('type') == 'Leader']
     serving = {(doc.get('host'), doc.get('pid')) for doc in heartbeats if queues_of(doc) - hidden}
     found = list[ConsumerStatus]()
     for doc in heartbeats:
@@ -173,18 +178,22 @@ def status(client: Client, results: Client | None = None, *, temporary: bool = F
             if heartbeat['alive'] and name in queues:
                 queues[name]['rate'] = round(queues[name]['rate'] + rate, 3)
     return {
-        'server': _server(client, greeting),
+        'server': stores['server'],
         'queues': queues,
         'malformed': malformed,
         'consumers': found,
         'leaders': led,
-        'database': database,
-        'broadcasts': _optional(broadcasts_of(client)),
-        'results': _optional(results),
+        'database': stores['database'],
+        'broadcasts': stores['broadcasts'],
+        'results': stores['results'],
     }
 
 
 # -- queues
+
+
+def _is_queue(doc: Document) -> bool:
+    return doc.get('type') == 'Queue' and isinstance(doc.get('name'), str)
 
 
 def _queues(
@@ -218,8 +227,8 @@ def _queues(
 
 def consumers(client: Client, prefix: str = '') -> list[Heartbeat]:
     """Return the consumers whose ids begin with `prefix`, which may be a host's name and a colon; one request."""
-    docs, now = _documents(client, CONSUMER + prefix, 'Consumer'), client.clock.now()
-    return [_heartbeat(doc, now) for doc in docs]
+    docs, now = _documents(client, CONSUMER + prefix, CONSUMER + prefix), client.clock.now()
+    return [_heartbeat(doc, now) for doc in docs if doc.get('type') == 'Consumer']
 
 
 def _heartbeat(doc: Document, now: float) -> Heartbeat:
@@ -251,27 +260,42 @@ def _rates(doc: Document) -> dict[str, float]:
 
 def leaders(client: Client) -> list[LeaderStatus]:
     """Return the leader of each duty; one request."""
-    now, found = client.clock.now(), list[LeaderStatus]()
-    for doc in (row['doc'] for row in client.id_range(LEADER, docs=True)):
-        if doc.get('type') != 'Leader':
-            continue
-        holder = doc['holder'] if isinstance(doc.get('holder'), str) else None
-        renewed = round(max(0.0, now - doc['date']), 3) if number(doc.get('date')) else None
-        lease = doc['lease'] if number(doc.get('lease')) else LEASE_SECONDS
-        node = doc.get('node')
-        found.append(
-            {
-                'duty': doc['_id'].removeprefix(LEADER),
-                'name': holder and (node if isinstance(node, str) and node else host_and_process(holder)),
-                'holder': holder,
-                'renewed': renewed,
-                'alive': holder is not None and renewed is not None and renewed < lease,
-            }
-        )
-    return found
+    docs, now = _documents(client, LEADER, LEADER), client.clock.now()
+    return [_leader(doc, now) for doc in docs if doc.get('type') == 'Leader']
+
+
+def _leader(doc: Document, now: float) -> LeaderStatus:
+    holder = doc['holder'] if isinstance(doc.get('holder'), str) else None
+    renewed = round(max(0.0, now - doc['date']), 3) if number(doc.get('date')) else None
+    lease = doc['lease'] if number(doc.get('lease')) else LEASE_SECONDS
+    node = doc.get('node')
+    return {
+        'duty': doc['_id'].removeprefix(LEADER),
+        'name': holder and (node if isinstance(node, str) and node else host_and_process(holder)),
+        'holder': holder,
+        'renewed': renewed,
+        'alive': holder is not None and renewed is not None and renewed < lease,
+    }
 
 
 # -- databases and server
+
+
+class _Stores(TypedDict):
+    server: ServerStatus
+    database: DatabaseStatus
+    broadcasts: DatabaseStatus | None
+    results: DatabaseStatus | None
+
+
+def _stores(client: Client, results: Client | None) -> _Stores:
+    greeting = client.welcome()
+    return {
+        'server': _server(client, greeting),
+        'database': _database(client),
+        'broadcasts': _optional(broadcasts_of(client)),
+        'results': _optional(results),
+    }
 
 
 def _database(client: Client) -> DatabaseStatus:
@@ -309,9 +333,9 @@ def _vendor(greeting: Document) -> str:
     return str(vendor.get('name') if isinstance(vendor, dict) else vendor)
 
 
-def _documents(client: Client, prefix: str, kind: str) -> list[Document]:
-    """Return the documents of the type `kind` whose ids begin with `prefix`."""
-    return [row['doc'] for row in client.id_range(prefix, docs=True) if row['doc'].get('type') == kind]
+def _documents(client: Client, first: str, last: str) -> list[Document]:
+    """Return the documents whose ids begin with `first`, with `last`, or sort between them; one request."""
+    return [row['doc'] for row in client.id_range(first, to=last, docs=True)]
 
 
 def _float_or_none(value: Any) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict
 
 from .. import design
@@ -37,7 +37,7 @@ EMPTY: Backlog = {'ready': 0, 'scheduled': 0, 'parked': 0, 'oldest': None}
 
 
 def backlog(client: Client) -> dict[str, Backlog]:
-    """Return the messages that no consumer has claimed, by queue, for queues that have any; at most three requests."""
+    """Return the messages that no consumer has claimed, by queue, for queues that have any; at most two requests."""
     found, parked = Counter[str](), Counter[str]()
     ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks of its messages that are not parked
     for row in map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
@@ -46,9 +46,7 @@ def backlog(client: Client) -> dict[str, Backlog]:
         elif row.queue is not None:
             found[row.queue] += row.total
             ranks[row.queue].append(row.rank)
-    now = client.clock.now()
-    scheduled = _scheduled(client, [name for name, known in ranks.items() if design.PLANNED in known], now)
-    oldest = _oldest(client, ranks, now)
+    scheduled, oldest = _dates(client, ranks, client.clock.now())
     return {
         name: {
             'ready': max(0, found[name] - scheduled.get(name, 0)),
@@ -60,29 +58,26 @@ def backlog(client: Client) -> dict[str, Backlog]:
     }
 
 
-def _scheduled(client: Client, names: list[str], now: float) -> dict[str, int]:
-    """Return the number of messages with a due date after `now`, by queue."""
-    responses = waiting.query(client, [design.planned_rows(name, now) for name in names], _COUNT)
-    return {name: rows[0]['value'] for name, rows in zip(names, responses, strict=True) if rows}
+def _dates(client: Client, ranks: Mapping[str, Sequence[int]], now: float) -> tuple[dict[str, int], dict[str, float]]:
+    """Return by queue how many messages have a due date after `now`, and how long the oldest ready one has been due.
 
-
-def _oldest(client: Client, ranks: dict[str, list[int]], now: float) -> dict[str, float]:
-    """Return for each queue with ready messages how long the oldest one has been due, in seconds."""
+    `ranks` has the ranks of the messages of each queue. One request, or none.
+    """
+    planned = [name for name, known in ranks.items() if design.PLANNED in known]
     pairs = [(name, rank) for name, known in ranks.items() for rank in known]
+    later = [design.planned_rows(name, now) for name in planned]
     # From date 1 on: the date of a malformed message is 0 in the view.
-    responses = waiting.query(
-        client,
-        [
-            {'startkey': [key, rank, 1], 'endkey': [key, rank, now], 'limit': 1, 'reduce': False}
-            for key, rank in ((design.key_of(name), rank) for name, rank in pairs)
-        ],
-        _WAITING,
-    )
+    first = [
+        {'startkey': [key, rank, 1], 'endkey': [key, rank, now], 'limit': 1, 'reduce': False}
+        for key, rank in ((design.key_of(name), rank) for name, rank in pairs)
+    ]
+    found = waiting.query(client, [*later, *first], [_COUNT] * len(later) + [_WAITING] * len(first))
+    scheduled = {name: int(rows[0]['value']) for name, rows in zip(planned, found, strict=False) if rows}
     oldest: dict[str, float] = {}
-    for (name, _), rows in zip(pairs, responses, strict=True):
+    for (name, _), rows in zip(pairs, found[len(later) :], strict=True):
         for row in rows:
             oldest[name] = max(round(now - row['key'][2], 3), oldest.get(name, 0.0))
-    return oldest
+    return scheduled, oldest
 
 
 def is_internal(doc: Document) -> bool:

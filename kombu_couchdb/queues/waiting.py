@@ -116,15 +116,19 @@ def count(client: Client, ranges: Sequence[Mapping[str, Any]]) -> int:
 def query(
     client: Client,
     queries: Sequence[Document],
-    row: Shape,
+    row: Shape | Sequence[Shape],
     params: Mapping[str, Any] | None = None,
     view: str = 'waiting',
 ) -> list[list[Document]]:
-    """Return the rows for each of several queries of a view, in one request; `row` is the shape of a row."""
+    """Return the rows for each of several queries of a view, in one request.
+
+    `row` is the shape of a row, or has one for each query.
+    """
     if not queries:
         return []
+    each = [members(rows=items(shape)) for shape in ([row] * len(queries) if callable(row) else row)]
     if len(queries) == 1:
-        response = client.query(design.NAME, 'POST', view, params, queries[0], shape=members(rows=items(row)))
+        response = client.query(design.NAME, 'POST', view, params, queries[0], shape=each[0])
         return [response['rows']]
     response = client.query(
         design.NAME,
@@ -132,7 +136,7 @@ def query(
         f'{view}/queries',
         params,
         {'queries': queries},
-        shape=members(results=exactly(*[members(rows=items(row))] * len(queries))),
+        shape=members(results=exactly(*each)),
     )
     return [result['rows'] for result in response['results']]
 

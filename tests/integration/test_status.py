@@ -16,7 +16,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 from kombu_couchdb.leases.leader import LeaderLease
 from tests.conftest import wait_for
-from tests.support import Inbox, eta, items, publish, publish_many
+from tests.support import Inbox, Request, eta, items, publish, publish_many
 
 from .conftest import Run
 
@@ -244,3 +244,16 @@ def test_database_that_is_not_set_up_is_one_sentence(server: Server, database: s
         client.create()
     with pytest.raises(DatabaseMissing, match=r'is not set up; run "celery -A your_app couchdb setup"'):
         status(client)
+
+
+def test_six_requests_read_all_that_changes(client: Client, connection: Connection, sent: list[Request]) -> None:
+    publish(connection, 'now', 'q')
+    publish(connection, 'later', 'q', headers=eta(3600))
+    first = status(client)
+    sent.clear()
+    publish(connection, 'more', 'q')
+    published = len(sent)
+    found = status(client, earlier=first)
+    assert len(sent) - published == 6
+    assert (found['queues']['q']['ready'], found['queues']['q']['scheduled']) == (2, 1)
+    assert (found['database'], found['server']) == (first['database'], first['server'])
