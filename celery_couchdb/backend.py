@@ -19,7 +19,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 
-from kombu_couchdb.couchdb.address import redacted
+from kombu_couchdb.couchdb.address import Address, redacted
 from kombu_couchdb.couchdb.bounds import seconds_left
 from kombu_couchdb.couchdb.conflicts import ConflictResolver
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
@@ -83,9 +83,10 @@ class CouchDBBackend(ChordMixin, PushMixin):
     supports_native_join = True
     supports_result_compression = True
 
-    def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, app: Any, url: str | None = None, *, address: Address | None = None, **kwargs: Any) -> None:
         # Check the options first: the base class uses the prefix, which CouchDB might refuse.
-        self.options, address = settings_of(app.conf, url)
+        self.options, own = settings_of(app.conf, url)
+        address = address or own
         super().__init__(app, url=url, **kwargs)
         # All threads share this backend, whatever result_backend_thread_safe says.
         self.thread_safe = True
@@ -169,7 +170,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
         try:
             return super().store_result(task_id, result, state, traceback, request=request, **kwargs)
         except AccessDenied as exc:
-            if request is None or getattr(request, 'chord', None):
+            if not getattr(request, 'hostname', None) or getattr(request, 'chord', None):  # no worker, or a part
                 raise
             logger.error('the result of %s[%s] (%s) is lost: %s', getattr(request, 'task', None), task_id, state, exc)
             return result

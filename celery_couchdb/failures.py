@@ -27,12 +27,16 @@ from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
 from .backend import CouchDBBackend
-from .jobs import Jobs, backend_of, has_our_broker
+from .connections import backend_of, has_our_broker
+from .jobs import Jobs
 from .stored_results import StoredResult, StoredResults
 
 #: What failed: the task, or the delivery of its message.
 Kind = Literal['failed', 'dead']
 KINDS: tuple[Kind, ...] = ('failed', 'dead')
+
+#: The type of the failure that Celery stores when a task rejects its message.
+_REJECTED = 'Reject'
 
 #: Up to this number, failures are read to count them if a task may have both kinds.
 _MAX_COUNTED = 1000
@@ -183,12 +187,12 @@ class Failures:
     """
 
     def __init__(self, app: Any, broker: Client | None = None, results: Client | None = None) -> None:
-        """Use the clients for the broker's database and that of results, or create them.
+        """Use the clients for the broker's database and that of results, or create them; their users do everything.
 
         *Raises* `ConfigurationError` if neither is CouchDB, or if one of them cannot be loaded.
         """
-        self.jobs = Jobs(app, broker) if has_our_broker(app) else None
-        self.results = StoredResults(app, results) if isinstance(backend_of(app), CouchDBBackend) else None
+        self.jobs = Jobs(app, broker, results) if has_our_broker(app) else None
+        self.results = StoredResults(app, results, broker) if isinstance(backend_of(app), CouchDBBackend) else None
         if self.jobs is None and self.results is None:
             raise ConfigurationError(
                 'neither the broker nor the result backend of this app is CouchDB: set broker_url or result_backend to '
@@ -222,8 +226,8 @@ class Failures:
         """Return failures in groups by kind, task and error, the group with the newest failure first.
 
         Only `kind`, `task` and the type of the error of `wanted` count. One request for each database, however many
-        failures there are; up to 1,000 groups of each. A task with both kinds counts twice, and so do results that have
-        expired and are not deleted yet.
+        failures there are; up to 1,000 groups of each. The results of rejected messages are left out beside their dead
+        letters. Other tasks with both kinds count twice, and results count that have expired and are not deleted yet.
         """
         sources: list[tuple[Kind, Callable[[], list[dead.Group]]]] = []
         if self.jobs and wanted.kind in (None, 'dead'):
@@ -232,6 +236,8 @@ class Failures:
         if self.results and wanted.kind in (None, 'failed'):
             sources.append(('failed', self.results.groups))
         found = [FailureGroup(kind, **vars(group)) for kind, read in sources for group in read()]
+        if len(sources) > 1:
+            found = [group for group in found if (group.kind, group.error) != ('failed', _REJECTED)]
         return sorted(
             (
                 group

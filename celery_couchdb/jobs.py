@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from typing import Any
 
 from celery import states
@@ -27,18 +28,12 @@ from kombu_couchdb.documents.body import attached, decoded, encoded, is_large, l
 from kombu_couchdb.documents.types import Message
 from kombu_couchdb.documents.workitem import is_unique, task_name
 from kombu_couchdb.documents.workitem import task_id as task_id_of
-from kombu_couchdb.errors import ConfigurationError, NotChangeable
-from kombu_couchdb.transport import Transport
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, NotChangeable
 from kombu_couchdb.values import is_number
 
 from .backend import CouchDBBackend
+from .connections import backend_as, client_of, control_as
 from .results.documents import is_expired
-
-#: What kombu and Celery raise if the package that a transport or a result backend needs is missing.
-_NOT_LOADED = (ImportError, AttributeError)
-
-#: How long a request may take. Reading the index of tasks first brings it up to date, which may take long.
-_REQUEST_SECONDS = 120.0
 
 #: The maximum number of results that are read in one request.
 _BATCH_DOCS = 100
@@ -55,19 +50,23 @@ class Jobs:
     """The jobs in the database of an app's broker. *Every* method raises the errors of `kombu_couchdb.errors`.
 
     The states are those of `kombu_couchdb.admin.jobs`: `ready`, `scheduled`, `parked`, `prefetched`, `running`, `dead`,
-    `done`, `gone`. With
-    Celery's default, early acknowledgement, the message of a running task is no longer in the queue. Then the state is
-    `running` if the result says that the task has started (`task_track_started`), and `done` or `gone` otherwise.
+    `done`, `gone`. With Celery's default, early acknowledgement, the message of a running task is no longer in the
+    queue. Then the state is `running` if the result says that the task has started (`task_track_started`), and `done`
+    or `gone` otherwise.
     """
 
     def __init__(self, app: Any, client: Client | None = None, results: Client | None = None) -> None:
-        """Use `client`, or create one for the database of the app's broker. States of results are read with `results`,
-        or as the app reads them.
+        """Use the clients for the broker's database and that of results, or create them.
 
-        *Raises* `ConfigurationError` if the app's broker is not CouchDB.
+        The users of the clients read, change and send everything. Only the tasks that a chord calls when it cannot end
+        are sent by the user of the app. *Raises* `ConfigurationError` if the app's broker is not CouchDB.
         """
         self.app = app
         self.client, self._results = client or client_of(app), results
+
+    @cached_property
+    def _backend(self) -> Any:
+        return backend_as(self.app, self._results)
 
     def state(self, task_id: str) -> str:
         """Return the state of a job."""
@@ -98,7 +97,7 @@ class Jobs:
         for task_id, found in running.items():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                self.app.AsyncResult(task_id).get(timeout=left, propagate=False, disable_sync_subtasks=False)
+                self._result(task_id).get(timeout=left, propagate=False, disable_sync_subtasks=False)
             except CeleryTimeout as exc:
                 raise TimeoutError(f'job {task_id} is still running') from exc
             yield task_id, found
@@ -109,8 +108,10 @@ class Jobs:
         Workers that do not know the task are left out. The call always takes `timeout` seconds, because the number of
         replies is not known.
         """
-        replies = self.app.control.inspect(timeout=timeout).query_task(task_id) or {}
-        return {worker: found[task_id][0] for worker, found in replies.items() if task_id in found}
+        with control_as(self.app, self.client) as mailbox:
+            replies = mailbox.multi_call('query_task', {'ids': [task_id]}, timeout=timeout)
+        found = {worker: reply for one in replies for worker, reply in one.items()}
+        return {worker: tasks[task_id][0] for worker, tasks in found.items() if task_id in tasks}
 
     def wait(self, task_id: str, *wanted: str, timeout: float | None = None) -> str:
         """Wait until a job is in one of the states `wanted`, or has ended (`done`, `gone`), and return its state.
@@ -148,8 +149,9 @@ class Jobs:
             names = [name for name in names if self._is_running(name, if_unknown=terminate)]
         if removal.claimed or not (removal.removed or removal.dead):
             # Do not revoke a task that is a dead letter only: workers would refuse it after a replay.
-            for name in names:
-                self.app.control.revoke(name, terminate=terminate, signal=signal)
+            if names:
+                with control_as(self.app, self.client) as mailbox:
+                    mailbox.abcast('revoke', {'task_id': names, 'terminate': terminate, 'signal': signal})
             return removal._replace(revoked=bool(names))
         if removal.removed:
             self._mark_as_revoked(removal.removed[0])
@@ -227,14 +229,18 @@ class Jobs:
     def result_states(self, task_ids: Iterable[str]) -> dict[str, str]:
         """Return the states of the results that are stored for these tasks, such as `SUCCESS`, by id.
 
-        One request for every 100 ids, or none if the app's results are not in CouchDB: then nothing is returned.
+        One request for every 100 ids, or none if the app's results are not in CouchDB: then nothing is returned, and
+        nothing if the user may not read them.
         """
-        backend = backend_of(self.app)
+        backend = self._backend
         if not isinstance(backend, CouchDBBackend):
             return {}
         ids = {backend.get_key_for_task(task_id): task_id for task_id in task_ids}
         client = self._results or backend.client
-        docs = [doc for part in chunks([*ids], _BATCH_DOCS) for doc in client.find(part)]
+        try:
+            docs = [doc for part in chunks([*ids], _BATCH_DOCS) for doc in client.find(part)]
+        except AccessDenied:
+            return {}
         now = client.clock.now()
         return {ids[doc['_id']]: str(doc.get('status')) for doc in docs if doc and not is_expired(doc, now)}
 
@@ -295,10 +301,13 @@ class Jobs:
 
     def _is_running(self, task_id: str, *, if_unknown: bool = False) -> bool:
         """Tell whether the result says that a task has started, or has not ended: then `if_unknown` is returned."""
-        if isinstance(backend_of(self.app), DisabledBackend):
+        if isinstance(self._backend, DisabledBackend):
             return if_unknown
-        state = self.app.AsyncResult(task_id).state
+        state = self._result(task_id).state
         return state == states.STARTED or (if_unknown and state not in states.READY_STATES)
+
+    def _result(self, task_id: str) -> Any:
+        return self.app.AsyncResult(task_id, backend=self._backend)
 
     def _mark_as_revoked(self, doc: Document) -> None:
         task_id = task_id_of(doc)
@@ -310,12 +319,15 @@ class Jobs:
         except (Unreadable, LookupError, TypeError):
             embedded = {}
         request = Context(headers, chord=embedded.get('chord') if isinstance(embedded, dict) else None)
-        backend_of(self.app).mark_as_revoked(
-            task_id, 'removed', request=request, store_result=not headers.get('ignore_result')
-        )
+        try:
+            self._backend.mark_as_revoked(
+                task_id, 'removed', request=request, store_result=not headers.get('ignore_result')
+            )
+        except AccessDenied as exc:
+            raise AccessDenied(f'the job {task_id} is removed, but its result cannot become REVOKED: {exc}') from exc
 
     def _forget_results_of(self, docs: Sequence[Document]) -> None:
-        backend, task_ids = backend_of(self.app), [task_id for doc in docs if (task_id := task_id_of(doc))]
+        backend, task_ids = self._backend, [task_id for doc in docs if (task_id := task_id_of(doc))]
         if isinstance(backend, CouchDBBackend):
             found = backend.store.read_many(map(backend.get_key_for_task, task_ids))  # most have no result
             task_ids = [task_id for task_id, doc in zip(task_ids, found, strict=True) if doc]
@@ -374,48 +386,3 @@ def _check_arguments(task: Any, args: list[Any], kwargs: dict[str, Any]) -> None
         task.__header__(*args, **kwargs)
     except TypeError as exc:
         raise NotChangeable(f'the task {task.name} does not take these arguments: {exc}') from exc
-
-
-def backend_of(app: Any) -> Any:
-    """Return the result backend of an app; *raises* `ConfigurationError` if it cannot be loaded."""
-    try:
-        return app.backend
-    except _NOT_LOADED as exc:
-        raise ConfigurationError(
-            f'the result backend of this app cannot be loaded ({exc}): install the package that it needs, or correct '
-            f'result_backend'
-        ) from exc
-
-
-def transport_of(app: Any) -> Any:
-    """Return kombu's transport class for the broker of an app; *raises* `ConfigurationError` if there is none."""
-    try:
-        with app.connection_for_write() as connection:
-            return connection.get_transport_cls()
-    except KeyError as exc:
-        raise ConfigurationError(f'{exc.args[0]}; broker_url must be couchdb://…') from exc
-    except _NOT_LOADED as exc:
-        raise ConfigurationError(
-            f'the transport of broker_url cannot be loaded ({exc}): install the package that it needs, or set '
-            f'broker_url to couchdb://…'
-        ) from exc
-
-
-def has_our_broker(app: Any) -> bool:
-    """Tell whether the broker of an app is CouchDB; *raises* `ConfigurationError` if its transport cannot be loaded."""
-    return issubclass(transport_of(app), Transport)
-
-
-def client_of(app: Any) -> Client:
-    """Return a client for the database of an app's broker.
-
-    *Raises* `ConfigurationError` if the app's broker is not CouchDB.
-    """
-    transport = transport_of(app)
-    if not issubclass(transport, Transport):
-        raise ConfigurationError(
-            f'the broker of this app is {transport.driver_type}, not CouchDB: '
-            f'set broker_url to couchdb://…, or name the app with celery -A'
-        )
-    with app.connection_for_write() as connection:
-        return Client(connection.transport.address, _REQUEST_SECONDS)

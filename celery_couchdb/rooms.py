@@ -8,8 +8,9 @@ there (`hooks`, `command_hooks`, `web_pages`). These are the functions that it a
   raises `ConfigurationError` if tasks cannot be in the header of a chord.
 * of workers: `prepare_worker()`, when a worker starts; `start_in_worker(worker)`, when a worker is ready whose app has
   made its result backend only now.
-* of commands: `setup_plans(…)`, see `cli.setup`, `vacuum_part(…)`, see `cli.vacuum`, and `exposition(status, seconds)`,
-  which returns the metrics of a status in Prometheus' text format.
+* of commands: `setup_plans(…)`, see `cli.setup`, `vacuum_part(…)`, see `cli.vacuum`, `exposition(status, seconds)`,
+  which returns the metrics of a status in Prometheus' text format, and `read_history(client, hours)`, which returns
+  the minutes of the last hours, see `metrics.history`.
 
 The room `web` asks the others for their pages; each is an object `page`, see `web.view.Page`.
 """
@@ -39,6 +40,7 @@ COMMANDS = {
 
 #: By room: the module with the object `page`. It needs the packages of the room `web`, which alone imports it.
 WEB_PAGES = {
+    'metrics': 'celery_couchdb.metrics.page',
     'schedules': 'celery_couchdb.beat.page',
     'parcels': 'celery_couchdb.parcels.page',
     'regions': 'celery_couchdb.regions.page',

@@ -29,7 +29,7 @@ from kombu_couchdb.values import is_number
 from . import design
 from .backend import CouchDBBackend
 from .chords.counter import is_sound, size_of
-from .jobs import backend_of, client_of, has_our_broker
+from .connections import backend_of, client_of, has_our_broker, producer_as
 from .results.documents import error_text, is_expired, pack, unpack
 
 logger = get_logger(__name__)
@@ -92,8 +92,8 @@ class StoredResults:
     If the database does not exist yet, there are no results.
     """
 
-    def __init__(self, app: Any, client: Client | None = None) -> None:
-        """Use `client`, or create one for the app's database of results.
+    def __init__(self, app: Any, client: Client | None = None, broker: Client | None = None) -> None:
+        """Use `client`, or create one for the app's database of results. Tasks are sent by the user of `broker`.
 
         *Raises* `ConfigurationError` if the result backend of the app is not CouchDB.
         """
@@ -102,7 +102,7 @@ class StoredResults:
                 'the result backend of this app is not CouchDB: set result_backend to couchdb://…, '
                 'or name the app with celery -A'
             )
-        self.app, self.backend = app, app.backend
+        self.app, self.backend, self._broker = app, app.backend, broker
         self.client = client or Client(app.backend.store.client.address, _REQUEST_SECONDS)
 
     # -- reading
@@ -249,7 +249,7 @@ class StoredResults:
         refused = {call.id: reason for call in calls if (reason := call.flaw())}
         edited = {call.id: call.message_ids() for call in calls if call.is_edited and call.id not in refused}
         if edited and has_our_broker(self.app):
-            known = client_of(self.app).known([doc_id for ids in edited.values() for doc_id in ids])
+            known = (self._broker or client_of(self.app)).known([doc_id for ids in edited.values() for doc_id in ids])
             # That of another process which was killed, or has not changed the result yet. Its arguments are not these.
             refused |= {task_id: 'it was sent again already' for task_id, ids in edited.items() if known & {*ids}}
         return refused
@@ -272,7 +272,7 @@ class StoredResults:
                 call.queue = None  # a routing key, or a queue that was deleted
         if not has_our_broker(self.app):
             return self._publish(calls, None)
-        with self.app.producer_or_acquire() as producer:
+        with producer_as(self.app, self._broker) as producer:
             collecting = CollectingProducer(producer)
             refused = self._publish(calls, collecting)
             try:
@@ -308,7 +308,7 @@ class StoredResults:
         """Return which of these names are those of queues that a process has declared; one request, or none."""
         if not names or not has_our_broker(self.app):
             return set()
-        found = client_of(self.app).find([QUEUE + name for name in names])
+        found = (self._broker or client_of(self.app)).find([QUEUE + name for name in names])
         return {name for name, doc in zip(names, found, strict=True) if doc}
 
     def of(self, doc: Document) -> StoredResult:

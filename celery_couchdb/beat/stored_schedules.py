@@ -20,6 +20,7 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import is_number
 
+from ..connections import producer_as
 from .due_dates import upcoming
 from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, code_entries, error_of, state_of
 from .scheduler import send
@@ -183,7 +184,8 @@ class Schedules:
         if entry.error is not None:
             raise ConfigurationError(f'schedule entry {name!r:.220} is malformed: {entry.error}')
         self.knows(entry.task)  # what its class says, such as its queue, counts, as when beat sends it
-        return send(self.app, entry)
+        with producer_as(self.app, self.client) as producer:
+            return send(self.app, entry, producer)
 
     def knows(self, task: Any) -> bool:
         """Tell whether the app has a task of this name. A program may lack modules that workers import.

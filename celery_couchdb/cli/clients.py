@@ -24,8 +24,9 @@ from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
+from ..connections import backend_of, client_of, has_our_broker
 from ..failures import Failures
-from ..jobs import Jobs, backend_of, client_of, has_our_broker
+from ..jobs import Jobs
 from .tables import Duration, echo
 
 F = TypeVar('F', bound=Callable[..., Any])

@@ -16,7 +16,7 @@ from kombu_couchdb.queues.databases import REVS_LIMIT, broadcasts_of
 from kombu_couchdb.transport import Transport
 
 from .. import design
-from ..jobs import transport_of
+from ..connections import transport_of
 from ..rooms import command_hooks
 from .clients import admin_option, app_of, broker_of, results_of
 from .tables import echo, echo_styled

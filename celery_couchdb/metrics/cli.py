@@ -18,6 +18,9 @@ from kombu_couchdb.admin.status import Status, status
 from ..cli.clients import app_of, broker_of, parse_address, results_of, seconds_option
 from ..cli.tables import echo, echo_styled
 from .exporter import Exporter, Scrape
+from .history import read_history
+
+__all__ = ['command', 'exposition', 'read_history']
 
 
 @click.command('metrics')

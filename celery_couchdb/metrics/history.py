@@ -44,7 +44,7 @@ _MAX_NAMES = 200
 _MAX_TOTALS_BYTES = 500_000
 
 #: The numbers of a task in a minute: its outcomes, and how many seconds it ran.
-_TASK_NUMBERS = ('succeeded', 'failed', 'retried', 'seconds')
+TASK_NUMBERS = ('succeeded', 'failed', 'retried', 'seconds')
 
 #: The numbers of a queue at the end of a minute.
 _QUEUE_NUMBERS = ('ready', 'oldest', 'prefetched', 'running')
@@ -92,7 +92,7 @@ def _minutes_of(doc: Document) -> Iterator[Minute]:
         return
     for name, found in minutes.items():
         if name in map(str, range(10)) and isinstance(found, dict):
-            tasks, queues = _numbers(found.get('tasks'), _TASK_NUMBERS), _numbers(found.get('queues'), _QUEUE_NUMBERS)
+            tasks, queues = _numbers(found.get('tasks'), TASK_NUMBERS), _numbers(found.get('queues'), _QUEUE_NUMBERS)
             yield {'date': float(date or 0) + int(name) * _MINUTE, 'tasks': tasks, 'queues': queues}
 
 
@@ -230,7 +230,7 @@ def _counts_of(doc: Document) -> _Totals:
     """Return the counts of a heartbeat or of its tombstone, which may be malformed."""
     counts: _Counts = {}
     for task, found in counts_in(doc.get('tasks')).items():
-        numbers = [float(found.outcomes[name]) for name in _TASK_NUMBERS[:3]]
+        numbers = [float(found.outcomes[name]) for name in TASK_NUMBERS[:3]]
         counts[task] = [*numbers, round(found.histograms['run'].sum, 3)]
     return {'since': since_in(doc.get('tasks')), 'tasks': counts}
 
@@ -244,7 +244,7 @@ def _totals_of(found: Mapping[str, Any]) -> dict[str, _Totals]:
             known = {
                 task: [float(value) for value in numbers]
                 for task, numbers in tasks.items()
-                if isinstance(numbers, list) and len(numbers) == len(_TASK_NUMBERS) and all(map(number, numbers))
+                if isinstance(numbers, list) and len(numbers) == len(TASK_NUMBERS) and all(map(number, numbers))
             }
             totals[consumer] = {'since': count_in(each, 'since'), 'tasks': known}
     return totals
@@ -266,16 +266,16 @@ def _shortened(counts: Mapping[str, list[float]]) -> dict[str, HistoryTask]:
     found = {task: counts[task] for task in named}
     if others:
         found[OTHER] = [sum(values) for values in zip(*(counts[task] for task in others), strict=True)]
-    return {task: _without_zeros(dict(zip(_TASK_NUMBERS, numbers, strict=True))) for task, numbers in found.items()}
+    return {task: _without_zeros(dict(zip(TASK_NUMBERS, numbers, strict=True))) for task, numbers in found.items()}
 
 
 def _sum(old: Any, new: HistoryMinute) -> HistoryMinute:
     """Return a minute of which a part was written before: its tasks are added up."""
-    before = _numbers(old.get('tasks') if isinstance(old, dict) else None, _TASK_NUMBERS)
+    before = _numbers(old.get('tasks') if isinstance(old, dict) else None, TASK_NUMBERS)
     after: Mapping[str, Mapping[str, Any]] = new['tasks']
     tasks = {
         task: _without_zeros(
-            {name: sum(each.get(task, {}).get(name, 0.0) for each in (before, after)) for name in _TASK_NUMBERS}
+            {name: sum(each.get(task, {}).get(name, 0.0) for each in (before, after)) for name in TASK_NUMBERS}
         )
         for task in {*before, *after}
     }

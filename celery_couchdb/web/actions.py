@@ -57,7 +57,8 @@ def each(view: View, targets: Sequence[str], act: Callable[[str], str]) -> Outco
             refused.append(str(exc))
     parts = [f'{names[0] if len(names) == 1 else f"{len(names):,}"}: {text}' for text, names in done.items()]
     more = [f'and {len(refused) - _MAX_NAMED:,} more were refused'] if len(refused) > _MAX_NAMED else []
-    return Outcome(sentence('; '.join([*parts, *refused[:_MAX_NAMED], *more])), 'bad' if refused else 'good')
+    text = '; '.join([*parts, *refused[:_MAX_NAMED], *more])
+    return Outcome(f'{text}.' if parts else sentence(text), 'bad' if refused else 'good')
 
 
 def sentence(text: str) -> str:

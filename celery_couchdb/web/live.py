@@ -20,6 +20,8 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
+from .recent_history import RecentHistory
+
 logger = get_logger(__name__)
 
 #: The seconds between two readings while the database changes. A reading takes about ten requests.
@@ -86,6 +88,8 @@ class Live:
     def __init__(self, broker: Client, results: Client | None) -> None:
         self._broker, self._results = broker, results
         self._longpoll = Longpoll(broker)
+        #: The history of tasks and queues.
+        self.history = RecentHistory(broker)
         self._lock = threading.Condition()
         self._reading, self._pinging = threading.Lock(), threading.Lock()
         self._pinged_at, self._ping_error = float('-inf'), cast('CouchDBError | None', None)

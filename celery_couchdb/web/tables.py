@@ -39,7 +39,7 @@ class TableCell:
     @property
     def is_wide(self) -> bool:
         """Whether it needs a line of its own on a small screen."""
-        return len(self.text) > _WIDE_CHARACTERS or len(self.dates) > 1
+        return bool(self.dates) or len(self.text) > _WIDE_CHARACTERS
 
     @property
     def is_half(self) -> bool:

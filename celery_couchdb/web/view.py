@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..resources.columns import Tone, json_line
 from .live import Snapshot
+from .recent_history import Recent
 from .sessions import Session
 from .site import Site
 
@@ -45,6 +46,10 @@ class View:
     def snapshot(self) -> Snapshot:
         """Return what was read of the broker's database last; see `Live.snapshot`."""
         return self.account.live.snapshot()
+
+    def history(self) -> Recent:
+        """Return the history of tasks and queues; see `RecentHistory.read`."""
+        return self.account.live.history.read()
 
     def param(self, name: str, default: str = '') -> str:
         """Return a parameter of the URL."""

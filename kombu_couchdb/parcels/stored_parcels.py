@@ -7,6 +7,7 @@ for parcels that wait, and with 1 for refused ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from ..admin.jobs import paged
 from ..couchdb.client import Client, Document, chunks

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip('starlette')
 
+from celery_couchdb.beat import Schedules
 from celery_couchdb.web import create_app
 from kombu_couchdb.admin import queues
 from tests.browser import Page
@@ -126,7 +127,10 @@ def test_pause_and_resume_by_keyboard(site: Site, page: Page) -> None:
 @pytest.mark.parametrize('dark', [False, True], ids=['light', 'dark'])
 def test_looks(site: Site, page: Page, dark: bool) -> None:
     queues.pause(site.client, 'x' * 200, by='ann', reason='a reason ' * 30)
-    for path in ('/queues', '/workers', '/activity', '/nothing', '/login'):
+    site.send('x' * 200, HOSTILE, 'y' * 2000, queue='elsewhere')
+    Schedules(site.app).add(HOSTILE + 'x' * 150, 'x' * 200, {'crontab': '0 4 1-7 * mon'})
+    paths = ('/queues', '/jobs', '/jobs?since=soon', '/failures', '/schedules', '/workers', '/tasks', '/system')
+    for path in (*paths, '/activity', '/nothing', '/login'):
         for width in (390, 860, 1280, 1600):
             page.show(width, dark=dark)
             page.visit(page.run('location.origin') + path)
@@ -154,3 +158,19 @@ def test_session_ends_while_the_page_is_open(site: Site, page: Page) -> None:
     wait_for(lambda: page.is_loaded() and page.text('h1') == 'Log in', 'the login')
     log_in(page, site)
     assert page.text('h1') == 'Queues'
+
+
+def test_list_of_jobs_does_not_jump(site: Site, page: Page) -> None:
+    for number in range(2):
+        site.send('add', number, 1, queue='elsewhere')
+    page.visit(page.run('location.origin') + '/jobs?queue=elsewhere')
+    rows = "Array.from(document.querySelectorAll('tbody tr'))"
+    ids = page.run(f'{rows}.map(row => row.id)')
+    site.worker('-Q', 'elsewhere', '-n', 'w1@%h')
+    wait_for(lambda: page.run(f"{rows}.every(row => row.matches('.gone'))"), 'the jobs to end')
+    assert page.run(f'{rows}.map(row => row.id)') == ids
+    assert len(ids) == 3
+    site.send('add', 1, 1, queue='elsewhere', countdown=3600)
+    wait_for(lambda: page.text('main').count('1 new job: show the list as it is now'), 'the news')
+    page.run("document.querySelector('#new a').click()")
+    wait_for(lambda: page.is_loaded() and page.run(f'{rows}.length') == 1, 'the new list')

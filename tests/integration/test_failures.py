@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.task import Context
+from celery.exceptions import Reject
 
 from celery_couchdb.failures import FailureFilter, Failures
 from kombu_couchdb.admin.jobs import find
@@ -116,6 +117,7 @@ def test_groups_count_failures_by_task_and_error_in_one_request_each(
     for number in range(3):
         fail(f'f{number}', 100.0 + number)
         letter(f'l{number}', 200.0 + number, 'rejected' if number else 'rejected: KeyError: 5')
+    fail('l0', 200.0, Reject('no card'))  # as Celery stores it for a rejected message
     fail('other', 150.0, KeyError('k'))
     to_results = record_requests(monkeypatch, f'{app.backend.client.address.database}')
     sent.clear()

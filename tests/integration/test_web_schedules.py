@@ -157,12 +157,12 @@ def test_entries_are_run_disabled_enabled_and_deleted(admin: Browser, client: Cl
         admin.post('/schedules', action=action, select=names, confirmed=1)
         return admin.text
 
-    assert re.search('Code: sent as [0-9a-f-]{36}', act('run', 'code'))
+    assert re.search('code: sent as [0-9a-f-]{36}', act('run', 'code'))
     assert [doc['message']['headers']['task'] for doc in items(client)] == ['add']
     assert '2: disabled.' in act('disable', 'code', 'other')
     assert client.get('beat:entry:code')['enabled'] is False
-    assert 'Code: enabled.' in act('enable', 'code')
+    assert 'code: enabled.' in act('enable', 'code')
     assert "Schedule entry 'code' is in the code of the app" in act('delete', 'code')
     client.put({**client.get('beat:entry:other'), 'source': 'database'})
-    assert 'Other: deleted.' in act('delete', 'other')
+    assert 'other: deleted.' in act('delete', 'other')
     assert client.get_or_none('beat:entry:other') is None

@@ -37,12 +37,12 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
     'celery_couchdb.worker': {'results', 'chords', 'patches'},
     'celery_couchdb.patches': set(),
-    'celery_couchdb.metrics': {'worker', 'patches', 'cli'},
+    'celery_couchdb.metrics': {'worker', 'patches', 'cli', 'resources', 'web'},
     'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
     'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources', 'web'},
     'celery_couchdb.regions': {'parcels', 'cli', 'resources', 'web'},
-    'celery_couchdb.beat': {'cli', 'resources', 'jobs', 'web'},
-    'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs', 'failures'},
+    'celery_couchdb.beat': {'cli', 'connections', 'resources', 'jobs', 'web'},
+    'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs', 'failures', 'remote_control'},
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
@@ -63,9 +63,10 @@ OPERATORS = (
     *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'devices', 'replications')),
     'kombu_couchdb.regions.region_status',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
+    'celery_couchdb.remote_control',
     *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'parcels.page', 'regions.cli', 'regions.page')),
     *(f'celery_couchdb.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
-    *(f'celery_couchdb.metrics.{name}' for name in ('cli', 'exporter')),
+    *(f'celery_couchdb.metrics.{name}' for name in ('cli', 'exporter', 'page')),
 )
 
 #: Modules for input and output.

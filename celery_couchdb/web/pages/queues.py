@@ -12,7 +12,7 @@ from kombu_couchdb.admin.status import Status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 
-from ...resources.columns import Row, Tone, count_cell, rate_cell
+from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_cell
 from ...resources.queues import LATE_SECONDS, NO_QUEUES, queue_columns, queue_rows
 from ...resources.resource import counted
 from ..tables import Table
@@ -25,11 +25,21 @@ def show(view: View) -> Response:
     rows = queue_rows(found.status)
     if view.wants_json:
         return view.json(rows)
+    ready = view.history().ready()
+
+    def last_hour(row: Row) -> list[float] | None:
+        return [*ready[row['name']], row['ready']] if row['name'] in ready else None
+
+    def in_words(row: Row) -> str:
+        numbers = last_hour(row)
+        return f'{row["ready"]:,} ready now, {max(numbers):,.0f} at most' if numbers else NO_VALUE
+
     table = Table.of(
         'Queues',
-        queue_columns(rows, found.date),
+        [*queue_columns(rows, found.date), *([Column('LAST HOUR', None, in_words)] if ready else [])],
         rows,
         lambda row: row['name'],
+        charts={'LAST HOUR': last_hour},
         note=_note,
         selectable=view.may_act,
         empty=NO_QUEUES,

@@ -1,29 +1,162 @@
-"""The page of workers: who consumes what, since when there was no heartbeat, and who leads which duty."""
+"""The page of workers: who consumes what, since when there was no heartbeat, which tasks run, and remote control."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
 from starlette.responses import Response
 
-from ...resources.workers import CONSUMERS, LEADERS
+from ...remote_control import REPLY_SECONDS, RemoteControl, Reply
+from ...resources.columns import Column, Row, Tone, count_cell, rate_cell
+from ...resources.workers import CONSUMERS, running_tasks, task_columns
+from ..actions import sentence
 from ..tables import Table
-from ..view import Page, View
+from ..view import Action, Field, Outcome, Page, Refused, View
+
+#: The maximum number of running tasks that are shown, and of workers that an outcome names.
+_LIMIT, _MAX_NAMED = 200, 5
+
+_COLUMNS = [
+    *CONSUMERS[:4],
+    Column('PREFETCHED', 'prefetched', count_cell, right=True),
+    Column('RATE/S', 'rate', rate_cell, right=True),
+    *CONSUMERS[4:],
+]
 
 
 def show(view: View) -> Response:
-    """Show consumers and leaders."""
-    found = view.snapshot().status
+    """Show the consumers, and the tasks that they run."""
+    found = view.snapshot()
     if view.wants_json:
-        return view.json(found['consumers'])
+        return view.json(found.status['consumers'])
     consumers = Table.of(
         'Workers',
-        CONSUMERS,
-        found['consumers'],
-        lambda row: row['id'],
+        _COLUMNS,
+        found.status['consumers'],
+        _key,
         note=lambda row: ('', '') if row['alive'] else ('bad', 'overdue'),
+        selectable=view.may_act,
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
-    leaders = Table.of('Duties', LEADERS, found['leaders'], lambda row: row['duty'])
-    return view.render('workers.html', consumers=consumers, leaders=leaders)
+    running = running_tasks(found.status)
+    tasks = Table.of(
+        'Running tasks',
+        task_columns(found.date),
+        running[:_LIMIT],
+        lambda task: f'{task["worker"]} {task["id"]}',
+        links={'ID': lambda task: view.link(f'/tasks/{task["id"]}')},
+        empty='No task has been running for more than a second.',
+        more=f'These run for longest; there are {len(running) - _LIMIT:,} more.' if len(running) > _LIMIT else '',
+    )
+    return view.render('workers.html', consumers=consumers, tasks=tasks)
 
 
-page = Page('/workers', 'Workers', show, noun='worker')
+def _key(consumer: Row) -> str:
+    """Return the node name of a Celery worker, by which it is told what to do; for others the id."""
+    return str(consumer['name'] if _is_worker(consumer) else consumer['id'])
+
+
+def _is_worker(consumer: Row) -> bool:
+    return bool(consumer['alive']) and '@' in str(consumer['name'])
+
+
+# -- actions
+
+#: Tells the workers with these names something.
+_Tell = Callable[[RemoteControl, View, Sequence[str]], Mapping[str, Reply]]
+
+
+def _told(tell: _Tell) -> Callable[[View, Sequence[str]], Outcome]:
+    """Return the function of an action, which says who replied what, and who did not reply."""
+
+    def function(view: View, targets: Sequence[str]) -> Outcome:
+        workers = {_key(one) for one in view.snapshot().status['consumers'] if _is_worker(one)}
+        names, others = [name for name in targets if name in workers], [name for name in targets if name not in workers]
+        said = defaultdict[Reply, list[str]](list)
+        replies = tell(RemoteControl(view.site.app, view.account.broker), view, names) if names else {}
+        for name in names:
+            said[replies.get(name) or _SILENT].append(name)
+        if others:
+            said[_UNKNOWN] += others
+        parts = [f'{reply.text}: {_listed(some)}' for reply, some in said.items()]
+        tone: Tone = 'bad' if any(reply.is_error for reply in said) else 'warning' if _SILENT in said else 'good'
+        return Outcome(sentence('; '.join(parts)), tone)
+
+    return function
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ', '.join(names[:_MAX_NAMED]) + (f' and {len(names) - _MAX_NAMED:,} more' if len(names) > _MAX_NAMED else '')
+
+
+_SILENT = Reply(
+    f'no reply within {REPLY_SECONDS:g} seconds (a solo pool replies when its task has ended; without remote control, '
+    'a worker does not reply)'
+)
+_UNKNOWN = Reply('no Celery worker that runs', is_error=True)
+
+
+def _resized(sign: int) -> _Tell:
+    def tell(control: RemoteControl, view: View, names: Sequence[str]) -> Mapping[str, Reply]:
+        given = view.form.get('processes', '').strip()
+        if not (given.isascii() and given.isdecimal() and len(given) < 4 and int(given)):
+            raise Refused(f'Give the number of processes, not {given!r:.40}')
+        return control.resize(names, sign * int(given))
+
+    return tell
+
+
+def _queue(view: View) -> str:
+    queue = view.form.get('queue', '').strip()
+    if not queue:
+        raise Refused('Give the name of a queue')
+    return queue
+
+
+_PROCESSES = (Field('processes', 'Processes', '1'),)
+
+
+def _queues(view: View, targets: Sequence[str], *, consumed: bool) -> Sequence[Field]:
+    """Return the field for a queue: one of those that these workers consume, or do not."""
+    found = view.snapshot().status
+    own = {name for one in found['consumers'] if _key(one) in targets for name in one['queues']}
+    known = own if consumed else found['queues'].keys() - own
+    return (Field('queue', 'Queue', options=sorted(known)),)
+
+
+page = Page(
+    '/workers',
+    'Workers',
+    show,
+    noun='worker',
+    actions=(
+        Action(
+            'add',
+            'Add a queue',
+            _told(lambda control, view, names: control.add_consumer(names, _queue(view))),
+            'Let {} consume another queue?',
+            'Until it ends: after a restart, a worker consumes what its command line says.',
+            fields=partial(_queues, consumed=False),
+        ),
+        Action(
+            'cancel',
+            'Cancel a queue',
+            _told(lambda control, view, names: control.cancel_consumer(names, _queue(view))),
+            'Let {} not consume a queue any more?',
+            'Until it ends: after a restart, a worker consumes what its command line says.',
+            fields=partial(_queues, consumed=True),
+        ),
+        Action('grow', 'Grow', _told(_resized(1)), 'Let the pool of {} grow?', fields=_PROCESSES),
+        Action('shrink', 'Shrink', _told(_resized(-1)), 'Let the pool of {} shrink?', fields=_PROCESSES),
+        Action(
+            'shutdown',
+            'Shut down',
+            _told(lambda control, view, names: control.shut_down(names)),
+            'Shut down {}?',
+            'Running tasks end first, and prefetched ones go to other workers. This page cannot start it again.',
+            tone='bad',
+        ),
+    ),
+)

@@ -95,7 +95,8 @@ function localize(part) {
   for (const time of part.querySelectorAll('time[datetime]')) {
     const date = new Date(time.dateTime);
     const isToday = date.toDateString() === new Date().toDateString();
-    const text = isToday ? date.toLocaleTimeString([], {timeStyle: time.closest('.date') ? 'medium' : 'short'}) : date.toLocaleString([], {dateStyle: 'short', timeStyle: 'short'});
+    const style = {timeStyle: time.closest('.date') ? 'medium' : 'short'};
+    const text = isToday || time.closest('.times') ? date.toLocaleTimeString([], style) : date.toLocaleString([], {dateStyle: 'short', timeStyle: 'short'});
     if (time.textContent !== text) time.textContent = text;
     time.title = date.toLocaleString();
   }
