@@ -182,7 +182,7 @@ def _terminate(view: View, targets: Sequence[str]) -> Outcome:
 
 
 page = Page(
-    '/tasks',
+    '/tasks/{id:path}',
     'Task',
     show,
     noun='task',
@@ -200,5 +200,4 @@ page = Page(
     ),
     targets=lambda view: [_name(view)],
     in_menu=False,
-    route='/tasks/{id:path}',
 )
