@@ -28,7 +28,7 @@ from .failure_actions import ACTIONS, FOR_ALL, failures_of, target_of
 from .jobs import known
 
 #: The failures of a page, the groups above them, and how many new failures are counted.
-_LIMIT, _MAX_GROUPS, _MAX_NEW = 50, 12, 100
+_LIMIT, _MAX_GROUPS, _MAX_NEW = 50, 8, 100
 
 _FIELDS = ('task', 'error', 'queue', 'since')
 
