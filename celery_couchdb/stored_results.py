@@ -21,7 +21,7 @@ from kombu_couchdb.couchdb.client import LAST, Client, Document, Row, chunks
 from kombu_couchdb.couchdb.shapes import items, members
 from kombu_couchdb.documents.idempotency import copy_id, fixed_id, idempotent
 from kombu_couchdb.documents.ids import QUEUE
-from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError, DatabaseMissing
+from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import CollectingProducer
 from kombu_couchdb.values import is_number
@@ -167,11 +167,19 @@ class StoredResults:
 
     @contextmanager
     def _existing(self) -> Iterator[None]:
-        """Leave the context if the database does not exist: then nothing is stored yet."""
+        """Leave the context if the database does not exist: then nothing is stored yet.
+
+        *Raises* `ConfigurationError` if it lacks the views.
+        """
         try:
             yield
         except DatabaseMissing as exc:
             logger.info('there are no results: %s', exc)
+        except NotFound as exc:
+            raise ConfigurationError(
+                f'{self.client.address.url} lacks the design document {design.NAME}; let an administrator run '
+                f'"celery -A your_app couchdb setup"'
+            ) from exc
 
     def _if_exists(self, rows: Iterator[Row]) -> Iterator[Row]:
         with self._existing():

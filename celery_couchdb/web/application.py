@@ -53,7 +53,7 @@ def application(site: Site) -> Starlette:
         Route('/metrics', _answering(site, _metrics)),
         Route('/health', _health(site)),
         Mount('/static', StaticFiles(directory=STATIC)),
-        *(Route(page.route or page.path, _page(site, page), methods=['GET', 'POST']) for page in site.pages),
+        *(Route(page.path, _page(site, page), methods=['GET', 'POST']) for page in site.pages),
     ]
     errors: Mapping[Any, Any] = {
         HTTPException: _on_http_error(site),

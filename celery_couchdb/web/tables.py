@@ -44,7 +44,7 @@ class TableCell:
     @property
     def is_half(self) -> bool:
         """Whether it needs half a line on a small screen."""
-        return not self.is_wide and (len(self.text) > _NARROW_CHARACTERS or bool(self.dates))
+        return not self.is_wide and len(self.text) > _NARROW_CHARACTERS
 
     @property
     def is_word(self) -> bool:

@@ -197,8 +197,6 @@ class Page:
     #: Whether it is the first page that a user sees, if no page before it in the menu is.
     is_first: Callable[[View], bool] = lambda view: True
     count: Callable[[Snapshot], int | None] = lambda snapshot: None
-    #: Its path for the routes, if that has parameters: `/tasks/{id:path}`.
-    route: str = ''
     #: Tells whether a Celery app has what the page shows. Otherwise it has no such page.
     applies: Callable[[Any], bool] = lambda app: True
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.app.task import Context
 
 pytest.importorskip('starlette')
 
 from celery_couchdb.beat import Schedules
+from celery_couchdb.stored_results import StoredResults
 from celery_couchdb.web import create_app
 from kombu_couchdb.admin import queues
 from tests.browser import Page
@@ -124,13 +126,39 @@ def test_pause_and_resume_by_keyboard(site: Site, page: Page) -> None:
     assert queues.paused(site.client)['elsewhere']['by'] == site.server.user
 
 
+def fail(site: Site, task_id: str) -> None:
+    """Store a failed result with hostile texts."""
+    site.app.conf.result_extended = True
+    request = Context(id=task_id, task='x' * 200, args=[HOSTILE, 'y' * 2000], kwargs={}, root_id='x' * 100)
+    error, traceback = ValueError(HOSTILE + 'e' * 500), f'{HOSTILE}\n{"t" * 500}'
+    site.app.backend.store_result(task_id, error, 'FAILURE', traceback, request=request)
+
+
+def test_failures_are_retried_while_new_ones_come(site: Site, page: Page) -> None:
+    """A list does not jump: retried failures become pale, new ones are counted, and open documents stay open."""
+    fail(site, 'first')
+    page.visit(page.run('location.origin') + '/failures')
+    fail(site, 'second')
+    StoredResults(site.app).retry([*StoredResults(site.app).get_many(['first']).values()], queue='elsewhere')
+    wait_for(lambda: '1 new failure' in (page.text('#new') or ''), 'the new failure')
+    assert page.run("document.querySelectorAll('#list tr.gone').length") == 1
+    assert 'second' not in page.text('#list')
+    page.visit(page.run('location.origin') + '/tasks/second')
+    page.run("document.querySelector('details').open = true")
+    site.send('add', 1, 1, queue='elsewhere')
+    StoredResults(site.app).retry([*StoredResults(site.app).get_many(['second']).values()], queue='elsewhere')
+    wait_for(lambda: 'ready' in page.text('.where'), 'the retry')
+    assert page.run("document.querySelector('details').open")
+
+
 @pytest.mark.parametrize('dark', [False, True], ids=['light', 'dark'])
 def test_looks(site: Site, page: Page, dark: bool) -> None:
     queues.pause(site.client, 'x' * 200, by='ann', reason='a reason ' * 30)
     site.send('x' * 200, HOSTILE, 'y' * 2000, queue='elsewhere')
+    fail(site, 'x' * 200)
     Schedules(site.app).add(HOSTILE + 'x' * 150, 'x' * 200, {'crontab': '0 4 1-7 * mon'})
     paths = ('/queues', '/jobs', '/jobs?since=soon', '/failures', '/schedules', '/workers', '/tasks', '/system')
-    for path in (*paths, '/activity', '/nothing', '/login'):
+    for path in (*paths, '/activity', f'/tasks/{"x" * 200}', '/nothing', '/login'):
         for width in (390, 860, 1280, 1600):
             page.show(width, dark=dark)
             page.visit(page.run('location.origin') + path)

@@ -19,6 +19,7 @@ from celery_couchdb.testing import Server
 from celery_couchdb.web.pages import failure_actions
 from celery_couchdb.web.pages import failures as page_of_failures
 from kombu_couchdb.admin.jobs import find
+from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from tests.support import Inbox
@@ -35,6 +36,7 @@ Fail = Callable[..., str]
 @pytest.fixture
 def fail(app: Celery) -> Fail:
     app.conf.result_extended = True
+    app.backend.store.database.set_up()
 
     def fail(task_id: str, error: Exception | None = None, task: str = 'pay', args: Any = ('4111',)) -> str:
         request = Context(id=task_id, task=task, args=list(args), kwargs={}, delivery_info={'routing_key': 'q'})
@@ -47,7 +49,7 @@ def fail(app: Celery) -> Fail:
 @pytest.fixture
 def letter(app: Celery, connect: Connect, client: Client) -> str:
     """The id of a task whose message is a dead letter."""
-    task_id = app.send_task('mail', ('ann',), queue='q').id
+    task_id = app.send_task('mail', ('ann@home',), queue='q').id
     kill_all(Inbox(connect(), 'q', ack=False), client, 1)
     return task_id
 
@@ -132,6 +134,8 @@ def test_all_that_match_are_retried(
 ) -> None:
     """The form asks with the number, and what fails after the page was shown is left as it is."""
     monkeypatch.setattr(failure_actions, '_BATCH', 2)
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_declare('again')
     pays, key = [fail(f'pay-{number}') for number in range(5)], fail('key', KeyError('k'))
     admin.get('/failures')
     group = target(admin, '"ValueError"')
@@ -195,9 +199,9 @@ def test_arguments_are_masked(app: Celery, fail: Fail, letter: str, open_page: O
         f'/tasks/{pay}?format=json',
         f'/tasks/{letter}',
     ):
-        assert browser.get(path).status_code == 200
+        assert browser.get(path).status_code == 200, browser.text
         assert '4111' not in browser.page.text
-        assert 'ann' not in browser.page.text.partition('<main')[2]
+        assert 'ann@home' not in browser.page.text.partition('<main')[2]
     browser.get('/failures')
     assert browser.post('/failures', action='edit-retry', select=pay).status_code == 400
 
@@ -267,10 +271,21 @@ def test_unknown_tasks(app: Celery, client: Client, fail: Fail, admin: Browser) 
 
 
 def test_user_without_the_results(
-    app: Celery, client: Client, fail: Fail, letter: str, open_page: Open, server: Server
+    app: Celery, client: Client, fail: Fail, letter: str, open_page: Open, member: dict[str, str]
 ) -> None:
     """Who may not read the results sees the dead letters, and is told so."""
-    fail('pay-1')
+    pay = fail('pay-1')
+    for found, name in ((client, member['user']), (app.backend.client, 'somebody-else')):
+        for step in plan(Wanted(found, [], [name])):
+            if step.do:
+                step.do()
+    browser = open_page()
+    browser.log_in(**member)
+    browser.get('/failures')
+    assert shown(browser) == [letter]
+    assert 'Results are not shown: you may not read them.' in browser.text
+    assert browser.get(f'/tasks/{letter}').status_code == 200
+    assert browser.get(f'/tasks/{pay}').status_code == 404
 
 
 def _request(connect: Connect, task_id: str) -> Context:

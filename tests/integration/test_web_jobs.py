@@ -75,7 +75,7 @@ def test_filters(app: Celery, admin: Browser, connect: Connect, client: Client) 
     assert found('') == {*mail, later, held}
     assert HOSTILE not in admin.page.text
     assert f"(0, '{HOSTILE}') {{'to': 'ann'}}" in admin.text
-    assert link(admin, mail[0]) == f'/tasks/{mail[0]}'
+    assert link(admin, mail[0][:8]) == f'/tasks/{mail[0]}'
     assert found('state=scheduled&state=dead') == {later, failed}
     assert found('state=prefetched') == {held}
     assert found('queue=mail') == set(mail)

@@ -28,7 +28,7 @@ from .jobs import known
 _SECONDS = 20.0
 
 #: How many failures are changed together.
-_BATCH = 100
+_BATCH = 200
 
 #: Up to this number, failures are read to count those that match.
 _MAX_COUNTED = 1000

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kombu_couchdb.errors import AccessDenied
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 
 from ...failures import KINDS, Failure, FailureFilter, FailureGroup, Failures
 from ...resources.columns import Column, Row
@@ -28,15 +28,12 @@ from .failure_actions import ACTIONS, FOR_ALL, failures_of, target_of
 from .jobs import known
 
 #: The failures of a page, the groups above them, and how many new failures are counted.
-_LIMIT, _MAX_GROUPS, _MAX_NEW = 50, 12, 100
+_LIMIT, _MAX_GROUPS, _MAX_NEW = 50, 8, 100
 
 _FIELDS = ('task', 'error', 'queue', 'since')
 
 #: The dates of a group, in the time zone of the browser.
 _DATES = (Column('FIRST', 'first'), Column('LAST', 'last'))
-
-#: Said to users who may not read the results.
-NO_RESULTS = 'You may not read the results: only dead letters are shown.'
 
 
 class Place(NamedTuple):
@@ -102,10 +99,8 @@ def show(view: View) -> Response:
         raise HTTPException(400, problem)
     try:
         found = _read(failures, asked, with_list=not problem)
-    except AccessDenied:
-        if failures.results is None or failures.jobs is None:
-            raise
-        failures.results, remark = None, NO_RESULTS
+    except (AccessDenied, ConfigurationError) as exc:
+        remark = without_results(failures, exc)
         found = _read(failures, asked, with_list=not problem)
     masked = view.site.mask_args
     resource = failure_resource(failures, now, arguments=not masked, tries=True)
@@ -255,11 +250,20 @@ def _json(view: View, rows: Sequence[Row], following: Place | None) -> Response:
     return response
 
 
+def without_results(failures: Failures, error: CouchDBError) -> str:
+    """Leave out the results, which cannot be read, and say why; *raises* the error if there is nothing else."""
+    if failures.results is None or failures.jobs is None:
+        raise error
+    failures.results = None
+    why = 'you may not read them' if isinstance(error, AccessDenied) else str(error)
+    return f'Results are not shown: {why.rstrip(".")}.'
+
+
 def _is_first(view: View) -> bool:
     """Tell whether there is a failure; a user who may not read them does not begin here."""
     try:
         return any(True for _ in failures_of(view).listing())
-    except AccessDenied:
+    except (AccessDenied, ConfigurationError):
         return False
 
 

@@ -23,7 +23,7 @@ from ..actions import each, sentence
 from ..view import Action, Outcome, Page, View
 from . import jobs as jobs_page
 from .failure_actions import ACTIONS, failures_of
-from .failures import NO_RESULTS
+from .failures import without_results
 
 #: The maximum length of a value, in characters, and of a list of children.
 _MAX_CHARACTERS, _MAX_CHILDREN = 4000, 50
@@ -51,10 +51,8 @@ def show(view: View) -> Response:
     try:
         try:
             row = _row(failures, name)
-        except AccessDenied:
-            if failures.results is None or failures.jobs is None:
-                raise
-            failures.results, remark = None, NO_RESULTS
+        except AccessDenied as exc:
+            remark = without_results(failures, exc)
             row = _row(failures, name)
     except ConfigurationError as exc:
         if view.session.notices and not view.is_fragment:  # the user has removed it just now
@@ -163,8 +161,8 @@ def _related(row: Row) -> Iterator[Fact]:
             yield Fact(label, tasks=[_text(row[member])])
     children = [child for child in row['children'] if child != row['id']]
     if children:
-        yield Fact('Calls', f'and {len(children) - _MAX_CHILDREN:,} more' * (len(children) > _MAX_CHILDREN), False,
-                   children[:_MAX_CHILDREN])  # fmt: skip
+        more = f'and {len(children) - _MAX_CHILDREN:,} more' if len(children) > _MAX_CHILDREN else ''
+        yield Fact('Calls', more, tasks=children[:_MAX_CHILDREN])
 
 
 def _text(value: Any) -> str:
@@ -184,7 +182,7 @@ def _terminate(view: View, targets: Sequence[str]) -> Outcome:
 
 
 page = Page(
-    '/tasks',
+    '/tasks/{id:path}',
     'Task',
     show,
     noun='task',
@@ -202,5 +200,4 @@ page = Page(
     ),
     targets=lambda view: [_name(view)],
     in_menu=False,
-    route='/tasks/{id:path}',
 )
