@@ -34,8 +34,8 @@ _LIMIT = 200
 
 _EMPTY = (
     'No task has ended in the last 24 hours, as far as the history tells. One of the workers writes it once a minute '
-    '(the transport option task_history, on by default): start a worker, and look again when it has run a task and '
-    'a minute has passed.'
+    '(the transport option task_history, on by default): start a worker, and look again a few minutes after it '
+    'has run a task.'
 )
 
 
@@ -116,8 +116,8 @@ def _columns(period: str) -> list[Column]:
         column('RETRIED', 'retried', partial(count_cell, tone='warning')),
         column('FAILURE RATE', 'failure_rate', share_cell),
         column('MEAN TIME', 'mean', _seconds),
-        column('RUNS OVER TIME', 'runs', _in_words('runs'), 'chart'),
-        column('FAILURES OVER TIME', 'failed', _in_words('failures'), 'chart'),
+        column('TREND', 'runs', _in_words('runs'), 'chart'),
+        column('FAILURE TREND', 'failed', _in_words('failures'), 'chart'),
     ]
 
 
@@ -157,8 +157,11 @@ def _table(view: View, recent: Recent, rows: Sequence[Row], period: str, left_ou
         _columns(period),
         rows,
         lambda row: row['task'],
-        links={'TASK': lambda row: view.link('/jobs', task=row['task'])},
-        charts={'RUNS OVER TIME': partial(chart, 0), 'FAILURES OVER TIME': partial(chart, 1)},
+        links={
+            'TASK': lambda row: view.link('/jobs', task=row['task']),
+            'FAILED': lambda row: view.link('/failures', task=row['task']) if row[period]['failed'] else None,
+        },
+        charts={'TREND': partial(chart, 0), 'FAILURE TREND': partial(chart, 1)},
         empty=_EMPTY,
         more=f'These are the first {_LIMIT}; there are {left_out:,} more.' if left_out > 0 else '',
     )

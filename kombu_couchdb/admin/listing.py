@@ -152,11 +152,11 @@ class _Range(NamedTuple):
     #: Only the rows whose keys end in this; None stands for all.
     last: str | None = None
 
-    def rows(self, client: Client, after: Any) -> Iterator[Row]:
-        """Yield the rows in the order of the view, after the one with the key and id `after`."""
+    def rows(self, client: Client, after: Any, first: int | None = None) -> Iterator[Row]:
+        """Yield the rows in the order of the view, after the one with the key and id `after`; see `paged`."""
         more = {'reduce': False} if self.design == design.NAME else {}
         with needs_jobs_view(client) if self.design == design.JOBS else nullcontext():
-            for row in paged(client, self.design, self.view, self.row, after=after, **self.where, **more):
+            for row in paged(client, self.design, self.view, self.row, after=after, first=first, **self.where, **more):
                 if self.last is None or row['key'][-1] == self.last:
                     yield row
 
@@ -170,7 +170,7 @@ def _examined(
     """
     now, is_claimed = client.clock.now(), bool({'running', 'prefetched'} & set(wanted.states))
     claimants = Claimants.all(client) if is_claimed else Claimants((), now)
-    rows = _rows(client, wanted, now, after)
+    rows = _rows(client, wanted, now, after, batch)
     while part := list(islice(rows, batch)):
         docs = iter(client.fetch([row['id'] for row, _ in part if row]))
         for row, place in part:
@@ -185,7 +185,9 @@ def _jobs_in(doc: Document | None, part: str, now: float) -> Iterable[Document]:
     return items_in(doc, now) if part == 'history' else [as_letter(doc) if part == 'dead' else doc]
 
 
-def _rows(client: Client, wanted: JobFilter, now: float, after: Place | None) -> Iterator[tuple[Row | None, Place]]:
+def _rows(
+    client: Client, wanted: JobFilter, now: float, after: Place | None, first: int
+) -> Iterator[tuple[Row | None, Place]]:
     """Yield the rows of a list, and the place after each; also None with the place where each queue begins."""
     hidden = dict[str, bool]()  # the queues for replies, events and remote control, which rarely have messages
     for part, queue, ranges in _parts(client, wanted, now, after):
@@ -193,7 +195,7 @@ def _rows(client: Client, wanted: JobFilter, now: float, after: Place | None) ->
             yield None, Place(part, queue, (None, None))
             continue
         last, last_due = after.after if after and (after.part, after.queue) == (part, queue) else (None, None)
-        for row, position in _ordered(client, part, ranges, last, last_due):
+        for row, position in _ordered(client, part, ranges, last, last_due, first):
             if queue is not None and wanted.queue is None:
                 if queue not in hidden:
                     hidden[queue] = bool(internal(client, [queue]))
@@ -207,14 +209,14 @@ def _rows(client: Client, wanted: JobFilter, now: float, after: Place | None) ->
 
 
 def _ordered(
-    client: Client, part: str, ranges: Sequence[_Range], last: Any, last_due: Any
+    client: Client, part: str, ranges: Sequence[_Range], last: Any, last_due: Any, first: int
 ) -> Iterator[tuple[Row, Any]]:
     """Yield the rows of a part of a list, and for each what to give as `last` or `last_due` to go on after it."""
     if part == 'ready':
         *at_once, due = ranges
-        rows = [*(_positioned(one.rows(client, last)) for one in at_once), _by_priority(client, due, last_due)]
+        rows = [*(_positioned(one.rows(client, last, first)) for one in at_once), _by_priority(client, due, last_due)]
         return merge(*rows, key=lambda found: _order(found[0]))
-    return _positioned(ranges[0].rows(client, last))
+    return _positioned(ranges[0].rows(client, last, first))
 
 
 def _positioned(rows: Iterator[Row]) -> Iterator[tuple[Row, Any]]:

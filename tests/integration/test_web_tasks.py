@@ -64,15 +64,15 @@ def test_tasks_of_the_last_hour_and_day(history: None, admin: Browser) -> None:
     assert 'aria-label="5 runs"' in admin.page.text
     assert re.search(r'<b>t|<style|style=|\son\w+=', admin.page.text) is None
     assert r'"><b>t</b>\x1b[2J/../?a=1 0 0 0 0' in admin.text
-    [link] = re.findall(r'<a href="([^"]*)">&#34;&gt;', admin.page.text)
     admin.get('/tasks?period=day')
     assert 'pay 125 103 21 1 16.9 % 528 ms' in admin.text
     assert r'"><b>t</b>\x1b[2J/../?a=1 1 0 1 0 100.0 %' in admin.text
-    assert admin.get(link).status_code == 200
+    links = re.findall(r'href="([^"]*=%22%3E%3Cb[^"]*)"', admin.page.text)
+    assert [link.partition('?')[0] for link in links] == ['/jobs', '/failures']
+    assert [admin.get(link).status_code for link in links] == [200, 200]
 
 
 def test_chart_and_its_numbers(history: None, admin: Browser) -> None:
-    """The bars are for ten minutes of the clock, so one has what was 40 or 50 minutes ago, or two have it."""
     page = admin.get('/tasks').text
     titles = re.findall(r'<title>From (\d\d:\d0) UTC: ([\d,]+) succeeded, (\d+) failed</title>', page)
     assert len(titles) == 36
@@ -92,7 +92,8 @@ def test_last_hour_of_a_queue(history: None, admin: Browser, app: Celery) -> Non
     assert text == '1 ready now, 40 at most'
     heights = [19 - float(point.partition(',')[2]) for point in points.split()]
     assert len(heights) == 61
-    assert (max(heights), sorted(heights)[-2], round(heights[-1], 1)) == (18, 4.5, 0.5)
+    assert (max(heights), sorted(heights)[-2]) == (18, 4.5)
+    assert 0 < heights[-1] < 1  # the last point is what is ready now
     assert re.findall(r'Select calm.*?data-title="Last hour"[^>]*>([^<]*)', page, re.DOTALL) == ['-']
 
 
@@ -101,7 +102,7 @@ def test_without_history(admin: Browser, app: Celery) -> None:
     assert 'Last hour' not in admin.get('/queues').text
     admin.get('/tasks')
     assert admin.page.status_code == 200
-    assert 'start a worker, and look again when it has run a task and a minute has passed' in admin.text
+    assert 'start a worker, and look again a few minutes after it has run a task' in admin.text
     assert '<svg viewBox="0 0 360' not in admin.page.text
     assert read(admin) == {}
 
