@@ -20,7 +20,7 @@ unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test test-all versions model lint docs bench chaos clean
+.PHONY: help demo test test-all versions model lint docs pictures bench chaos clean
 
 demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on an embedded server
 	@$(RUN) -m examples.demo
@@ -52,6 +52,9 @@ lint: $(VENV)/installed-dev  ## Check style and types
 docs: $(VENV)/installed-docs  ## Build the documentation into build/docs; a warning is an error
 	@$(RUN) -m sphinx -q -E -n -W --keep-going docs build/docs
 	@echo 'Open file://$(CURDIR)/build/docs/index.html in a browser. The pages and their search need no server.'
+
+pictures: $(VENV)/installed-dev  ## Make pictures of the operators' page into docs/pictures/, on $COUCHDB_URL or else an embedded server
+	@$(RUN) -m tests.pictures
 
 bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/production/; BENCH_ARGS="--quick"
 	@$(RUN) -m benchmarks $(BENCH_ARGS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -95,24 +97,23 @@ def _serve(page: ASGIApp, host: str, port: int, prefix: str) -> None:
 
     config = uvicorn.Config(
         page,
-        host=host or '0.0.0.0',
-        port=port,
         log_level='warning',
         access_log=False,
         server_header=False,
         lifespan='off',
         timeout_graceful_shutdown=1,  # open pages wait for changes, and would never end
     )
-    server = uvicorn.Server(config)
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
     try:
-        socket = config.bind_socket()
-    except SystemExit:
-        raise click.ClickException(f'cannot listen on {host}:{port}') from None
-    own_host, own_port = map(str, socket.getsockname()[:2])
+        listening = socket.create_server((host, port), family=family, backlog=config.backlog)
+    except OSError as exc:
+        raise click.ClickException(f'cannot listen on {host}:{port}: {exc.strerror or exc}') from None
+    own_host, own_port = map(str, listening.getsockname()[:2])
     shown = f'[{own_host}]' if ':' in own_host else own_host
     echo(f'The page is at http://{shown}:{own_port}{prefix}/', err=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises the signal again when all has ended
     try:
-        server.run([socket])
+        uvicorn.Server(config).run([listening])
     except KeyboardInterrupt:
         pass
 

@@ -68,6 +68,8 @@ class TableRow:
     #: What the row as a whole means to its reader, and a few words why.
     tone: Tone = ''
     note: str = ''
+    #: A sentence below its first cell.
+    remark: str = ''
 
     @property
     def id(self) -> str:
@@ -104,13 +106,14 @@ class Table:
         charts: Mapping[str, Callable[[Row], Sequence[float] | None]] | None = None,
         dates: Mapping[str, Callable[[Row], Sequence[float]]] | None = None,
         note: Callable[[Row], tuple[Tone, str]] = lambda row: ('', ''),
+        remark: Callable[[Row], str] = lambda row: '',
         **more: Any,
     ) -> Table:
         """Return the table of some rows.
 
-        `key` returns what is selected with a row, and `note` what the row means and a few words why. `links`, `charts`
-        and `dates` have, by title of a column, a function that returns where its cell leads to, the numbers of its
-        chart, or its dates.
+        `key` returns what is selected with a row, `note` what the row means and a few words why, and `remark` a
+        sentence about it. `links`, `charts` and `dates` have, by title of a column, a function that returns where its
+        cell leads to, the numbers of its chart, or its dates.
         """
         links, charts, dates = links or {}, charts or {}, dates or {}
 
@@ -124,7 +127,9 @@ class Table:
             days = dates[column.title](row) if column.title in dates else ()
             return replace(found, link=link, chart=chart, dates=days, pill=is_pill)
 
-        found = [TableRow(str(key(row)), [cell(column, row) for column in columns], *note(row)) for row in rows]
+        found = [
+            TableRow(str(key(row)), [cell(column, row) for column in columns], *note(row), remark(row)) for row in rows
+        ]
         return cls(caption, columns, found, **more)
 
 

@@ -14,6 +14,7 @@ from celery import Celery, chord
 from celery.app.task import Context
 from kombu import Connection, Exchange, Queue
 
+from celery_couchdb import audit
 from celery_couchdb import design as results_design
 from celery_couchdb.beat import CouchDBScheduler, Schedules
 from celery_couchdb.metrics.history import History
@@ -78,7 +79,7 @@ def compare(kind: str, docs: Sequence[Mapping[str, Any]]) -> None:
 
 def test_all_types_of_documents_are_documented() -> None:
     types = 'WorkItem DoneItem LentItem Consumer Queue Pause Binding Exchange Broadcast Notice Bell Leader Schedule '
-    types += 'History ScheduleState Rate Slot Parcel Region Receipt Result Group Value Chord Part'
+    types += 'Audit History ScheduleState Rate Slot Parcel Region Receipt Result Group Value Chord Part'
     assert set(SECTIONS) == set(types.split())
 
 
@@ -167,12 +168,13 @@ def test_other_documents_of_the_broker(
         compare(kind, docs[kind])
 
 
-def test_documents_of_a_pause_and_of_a_leader(client: Client, sent: list[Request]) -> None:
+def test_documents_of_a_pause_of_a_leader_and_of_an_action(client: Client, sent: list[Request]) -> None:
     queues.pause(client, 'q')
+    audit.record(client, 'ann', 'pause queue', ['q'], 'q: paused.', None)
     one = LeaderLease(client, 'job', 'beat@host')
     one.step()
     one.release()
-    for kind in ('Pause', 'Leader'):
+    for kind in ('Pause', 'Leader', 'Audit'):
         compare(kind, written(sent)[kind])
 
 

@@ -34,13 +34,16 @@ def show(view: View) -> Response:
         numbers = last_hour(row)
         return f'{row["ready"]:,} ready now, {max(numbers):,.0f} at most' if numbers else NO_VALUE
 
+    columns = queue_columns(rows, found.date)
+    others, pauses = ([one for one in columns if (one.member == 'paused') is is_pause] for is_pause in (False, True))
     table = Table.of(
         'Queues',
-        [*queue_columns(rows, found.date), *([Column('LAST HOUR', None, in_words)] if ready else [])],
+        [*others, *([Column('LAST HOUR', None, in_words)] if ready else [])],
         rows,
         lambda row: row['name'],
         charts={'LAST HOUR': last_hour},
         note=_note,
+        remark=lambda row: ''.join(pause.cell(row).text for pause in pauses),
         selectable=view.may_act,
         empty=NO_QUEUES,
     )
@@ -52,7 +55,7 @@ def _note(row: Row) -> tuple[Tone, str]:
         return 'warning', 'paused'
     if row['ready'] and not row['consumers']:
         return 'bad', 'no worker'
-    return ('warning', 'late') if (row['oldest'] or 0.0) > LATE_SECONDS else ('', '')
+    return ('bad', 'late') if (row['oldest'] or 0.0) > LATE_SECONDS else ('', '')
 
 
 def _totals(found: Status) -> list[tuple[str, str, Tone]]:

@@ -1,0 +1,1 @@
+"""Pictures of the page of operators, for the README and for eyes: `make pictures`."""
