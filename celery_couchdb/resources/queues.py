@@ -30,7 +30,7 @@ def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
     The columns PARKED and PAUSED are there only if they say something of a queue: limits and pauses are rare.
     """
     columns = [
-        Column('QUEUE', 'name', min_width=10),
+        Column('QUEUE', 'name', min_width=6),
         Column('READY', 'ready', count_cell, right=True),
         Column('SCHEDULED', 'scheduled', count_cell, right=True),
         Column('PARKED', 'parked', count_cell, right=True),

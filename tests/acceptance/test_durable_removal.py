@@ -33,7 +33,7 @@ def test_claimed_job_that_is_removed_meanwhile_is_not_started(site: Site, proxy:
     site.send('nap', str(site.journal), 'first', None)
     wait_for(lambda: site.journalled() == ['start first'], 'the first task to start')
     second = site.send('late_nap', str(site.journal), 'second', 0)
-    assert jobs.wait(second.id, 'running', timeout=PATIENCE) == 'running'
+    assert jobs.wait(second.id, 'prefetched', timeout=PATIENCE) == 'prefetched'
     # From here on it knows of its claim. What it does not know that it claimed is released, and this is another way.
     wait_for(lambda: f'late_nap[{second.id}] received' in worker.logs(), 'the worker to receive the job')
     proxy.refuse()
