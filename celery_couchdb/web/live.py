@@ -25,10 +25,10 @@ from .recent_history import RecentHistory
 logger = get_logger(__name__)
 
 #: The seconds between two readings while the database changes. A reading takes six requests, and the feed two.
-_PAUSE_SECONDS = 4.0
+_PAUSE_SECONDS = 4.2
 
 #: How long the sizes of the databases count, in seconds: they need up to four requests more.
-_SIZES_SECONDS = 30.0
+_SIZES_SECONDS = 60.0
 
 #: A reading is repeated after this time even if nothing has changed: scheduled messages become due.
 _STALE_SECONDS = 20.0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery import Celery, states
 
+from celery_couchdb import audit
 from celery_couchdb.beat import Schedules
 from celery_couchdb.failures import Failures
 from celery_couchdb.jobs import Jobs
@@ -111,3 +112,23 @@ def test_user_with_all_rights_acts(
     before = broadcasts.info()['doc_count']
     jobs.remove('unknown')
     assert broadcasts.info()['doc_count'] == before + 1
+
+
+def test_pages_of_a_user_without_results(app: Celery, client: Client, acting: Acting, member: dict[str, str]) -> None:
+    pytest.importorskip('starlette')
+    from celery_couchdb.web import create_app
+    from tests.web import Browser, served
+
+    app.send_task('add', task_id='waiting', **ETA)
+    acting('broker', 'broadcasts')
+    with served(create_app(app)) as url:
+        browser = Browser(url)
+        browser.log_in(**member)
+        for path in ('/', '/queues', '/jobs', '/workers', '/schedules', '/system', '/activity'):
+            assert browser.get(path).status_code == 200, path
+        for path in ('/failures', '/tasks/waiting'):
+            browser.get(path)
+            assert 'Results are not shown: you may not read them.' in browser.text
+        browser.post('/jobs', action='remove', select='waiting', confirmed='1')
+        assert 'is removed, but its result cannot become REVOKED' in browser.text
+        assert [action['action'] for action in audit.newest(client, 9)] == ['remove job']
