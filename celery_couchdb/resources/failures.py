@@ -31,16 +31,16 @@ def failure_resource(
     A summary does not know worker and tries. `now` is the server's time.
     """
     error = Column('ERROR', None, _error, min_width=15)
+    when = Column('WHEN', 'date', partial(_when, now=now), right=True)
     columns = [
         Column('ID', 'id', min_width=36),
         Column('TASK', 'task', min_width=8),
         *([Column('ARGUMENTS', 'arguments', min_width=8)] if arguments else []),
-        *([error] if tries else []),
+        *([error, when] if tries else []),
         Column('QUEUE', 'queue', min_width=6),
         Column('KIND', 'kind', _kind),
         *([Column('WORKER', 'worker', min_width=6), Column('TRY', None, _try, right=True)] if tries else []),
-        Column('WHEN', 'date', partial(_when, now=now), right=True),
-        *([] if tries else [error]),
+        *([] if tries else [when, error]),
     ]
     return Resource(
         partial(_describe_all, failures.jobs), columns, summarize=lambda part: [_summary(failure) for failure in part]
