@@ -191,9 +191,16 @@ def _start(stack: ExitStack, folder: Path, *arguments: str) -> None:
     process = subprocess.Popen(
         [sys.executable, '-m', 'celery', '-A', 'tests.pictures.shop', *arguments], stdout=log, stderr=log
     )
-    stack.callback(process.wait)
-    stack.callback(process.terminate)
+    stack.callback(_end, process)
     stack.callback((folder / 'end').touch)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _wait(condition: Callable[[], bool], what: str) -> None:
