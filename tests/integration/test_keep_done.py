@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery, states
 from kombu import Connection
+from kombu.pidbox import Mailbox
 
 from celery_couchdb.jobs import Jobs
 from kombu_couchdb import design
@@ -124,7 +125,7 @@ def test_removal_of_a_done_job_revokes_it_only_if_it_may_run(
     app.backend.store_result(succeeded, None, states.SUCCESS)
     app.backend.store_result(started, None, states.STARTED)
     revoked: list[str] = []
-    monkeypatch.setattr(app.control, 'revoke', lambda name, **options: revoked.append(name))
+    monkeypatch.setattr(Mailbox, 'abcast', lambda mailbox, command, arguments: revoked.extend(arguments['task_id']))
     removals = [Jobs(app).remove(task_id) for task_id in (no_result, started)]
     removals += [Jobs(app).remove(task_id, terminate=True) for task_id in (succeeded, terminated)]
     assert [removal.revoked for removal in removals] == [False, True, False, True]
