@@ -37,6 +37,9 @@ _MAX_NAME = 200
 #: The largest number that is believed of a document.
 _MAX_COUNT = 1e15
 
+#: A longer time in seconds, about 31 years, only says that the date in a message is wrong.
+_MAX_SECONDS = 1e9
+
 
 class Histogram:
     """Numbers of seconds, counted by the bound that they do not exceed."""
@@ -45,9 +48,10 @@ class Histogram:
         self.sum, self.counts = 0.0, [0] * len(BOUNDS)
 
     def add(self, seconds: float) -> None:
-        """Count one number."""
-        self.sum += seconds
-        self.counts[bisect_left(_LIMITS, seconds)] += 1
+        """Count one number; one that cannot be right is left out."""
+        if 0 <= seconds <= _MAX_SECONDS:
+            self.sum += seconds
+            self.counts[bisect_left(_LIMITS, seconds)] += 1
 
     def document(self) -> dict[str, float]:
         """Return the histogram as the heartbeat has it."""

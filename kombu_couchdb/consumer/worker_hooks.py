@@ -11,6 +11,7 @@ and calls the listeners of this process with the ids of the tasks that were remo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -79,8 +80,20 @@ def running_tasks(queues: Collection[str]) -> Collection[RunningTask] | None:
 
 
 def members_of_heartbeat() -> dict[str, Any]:
-    """Return the members of a worker's heartbeat that optional rooms add."""
-    return {name: found for name, value in _members.items() if (found := value())}
+    """Return the members of a worker's heartbeat that optional rooms add.
+
+    A member that is no JSON is left out and logged: the messages of the worker depend on its heartbeat.
+    """
+    found = dict[str, Any]()
+    for name, value in _members.items():
+        if member := value():
+            try:
+                json.dumps(member, allow_nan=False)
+            except (TypeError, ValueError):
+                logger.error('the heartbeat has no member %r: it is no JSON', name)
+            else:
+                found[name] = member
+    return found
 
 
 def may_run(doc: Mapping[str, Any]) -> bool:

@@ -112,3 +112,10 @@ def test_what_a_heartbeat_says(world: World, monkeypatch: pytest.MonkeyPatch) ->
     world.is_worker = False  # of this queue
     assert not world.report.members(['q'])
     assert not world.report.last_members()
+
+
+def test_member_that_is_no_json_does_not_stop_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    worker_hooks.report_member('wrong', lambda: {'sum': math.inf})
+    worker_hooks.report_member('right', lambda: {'sum': 1.0})
+    assert world.report.members(['q']) == {'right': {'sum': 1.0}}

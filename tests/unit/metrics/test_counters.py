@@ -67,3 +67,15 @@ def test_malformed_counts_are_nothing(tasks: Any) -> None:
 
 def test_huge_counts_are_bounded() -> None:
     assert counts_in({'counts': {'a': {'succeeded': 1e300}}})['a'].outcomes['succeeded'] == 10**15
+
+
+def test_times_that_cannot_be_right_are_not_counted() -> None:
+    """A date in a message may be any number, and the sum of two of them infinite."""
+    counters = Counters()
+    for waited in (1e308, 1e308, float('inf'), float('nan'), -1.0, 2.0):
+        counters.begin('pay', waited)
+    assert counters.document() is not None
+    assert json.loads(json.dumps(counters.document(), allow_nan=False))['counts']['pay']['waited'] == {
+        'sum': 2.0,
+        '5': 1,
+    }
