@@ -1,6 +1,6 @@
-"""What the settings of an app lead to: its broker and its result backend, as the app's CouchDB user or as another one.
+"""Connections to the broker and the result backend of an app, as the app's CouchDB user or as another one.
 
-A client says who acts: what is sent and stored for it needs the rights of its user, not those of the app.
+The user of a client acts: what is sent and stored for the client needs the rights of this user, not those of the app.
 """
 
 from __future__ import annotations

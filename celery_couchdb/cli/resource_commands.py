@@ -1,4 +1,4 @@
-"""What the commands for all resources share: their options, lists, details, and changes of a selection."""
+"""The common parts of commands for resources: options, lists, details, and changes of a selection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators see and change, as data: the commands print it, and the page renders it.
+"""Resources of operators as data: the commands print them, and the page renders them.
 
-A module for each kind of thing. None of them prints, and none knows a command or the page.
+There is a module for each kind of resource. None of them prints, and none knows a command or the page.
 """

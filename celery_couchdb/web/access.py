@@ -1,4 +1,4 @@
-"""Who may use the page: the sessions of requests, with or without a login, and the login itself."""
+"""Access to the page: the session of each request, with or without a login, and the login itself."""
 
 from __future__ import annotations
 

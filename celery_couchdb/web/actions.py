@@ -1,4 +1,4 @@
-"""How users change something: with the token of their session, after a question, and with a record of it."""
+"""Actions of pages: each needs the token of its session, asks before it destroys something, and leaves a record."""
 
 from __future__ import annotations
 

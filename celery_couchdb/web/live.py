@@ -1,4 +1,4 @@
-"""What pages show of a broker's database, read once for all browsers of a user, and the news that it has changed.
+"""The live status of a broker's database, which is read once for all browsers of a user, and the event of its changes.
 
 While a browser watches, one thread follows the changes feed: it waits for one change, reads the status, and pauses, so
 that it sends at most two requests a second on average, however many messages there are. While nobody watches, nothing

@@ -1,4 +1,4 @@
-"""What all requests to the page share: the app, the settings, the accounts and the sessions."""
+"""The site: the app, the settings, the accounts and the sessions that all requests to the page share."""
 
 from __future__ import annotations
 

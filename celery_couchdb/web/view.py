@@ -1,4 +1,4 @@
-"""What pages are made of: `View`, a request with its user and what it may see, and `Page`, which answers it.
+"""Pages and their requests: a `View` is a request with its user, and a `Page` answers it.
 
 A page is a module in `pages` with an object `page`: its path, its title, a function that shows it, and its actions. To
 add one, name its module in `pages.PAGES`.

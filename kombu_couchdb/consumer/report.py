@@ -1,4 +1,4 @@
-"""What a Celery worker reports in the heartbeats of its consumer: the tasks that run, and what else Celery's side adds.
+"""The report of a Celery worker in the heartbeats of its consumer: its running tasks, and members of optional rooms.
 
 Only tasks that have run for a second are reported: shorter ones need no heartbeat of their own, however many there are.
 When the tasks that should be reported differ from those of the last heartbeat, the next one is written early, but at

@@ -1,4 +1,4 @@
-"""What consumers have claimed, and which tasks they report as running with their heartbeats."""
+"""The numbers of claimed messages and of running tasks, by queue and consumer, for `status` and metrics."""
 
 from __future__ import annotations
 

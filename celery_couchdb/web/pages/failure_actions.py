@@ -1,4 +1,4 @@
-"""What users do about failures: retry them, also with other arguments, and drop them; some, or all that match.
+"""The actions on failures: retry, edit and retry, and drop, for selected failures or for all that match a filter.
 
 A target is the id of a failure, or of the actions for all that match a filter, the filter as JSON.
 """
