@@ -229,7 +229,7 @@ class Failures:
         failures there are; up to 1,000 groups of each. The results of rejected messages are left out beside their dead
         letters. Other tasks with both kinds count twice, and results count that have expired and are not deleted yet.
         """
-        sources: list[tuple[Kind, Callable[[], list[dead.Group]]]] = []
+        sources: list[tuple[Kind, Callable[[], list[dead.ErrorGroup]]]] = []
         if self.jobs and wanted.kind in (None, 'dead'):
             client = self.jobs.client
             sources.append(('dead', lambda: dead.groups(client)))

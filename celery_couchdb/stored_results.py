@@ -14,7 +14,7 @@ from typing import Any
 from celery import states
 from kombu.exceptions import KombuError
 
-from kombu_couchdb.admin.dead import GROUP, MAX_GROUPS, Group, groups_in
+from kombu_couchdb.admin.dead import GROUP, MAX_GROUPS, ErrorGroup, groups_in
 from kombu_couchdb.admin.jobs import FIRST_ROWS, paged
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import LAST, Client, Document, Row, chunks
@@ -137,7 +137,7 @@ class StoredResults:
             if task in (None, doc.get('task')) and error in (None, doc.get('error')):
                 yield self.of(doc)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[ErrorGroup]:
         """Return the failed results in groups by task and type of the exception; one request, for up to 1,000 groups.
 
         Results that have expired and are not deleted yet count, too.

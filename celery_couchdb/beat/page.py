@@ -16,7 +16,7 @@ from ..resources.inputs import choice, duration, json_value
 from ..resources.jobs import stored_states
 from ..web.actions import each
 from ..web.tables import Table
-from ..web.view import Action, Field, Outcome, Page, Refused, View
+from ..web.view import Action, ActionOutcome, Field, InputRefused, Page, View
 from .entries import DEFAULT_GRACE_SECONDS, MISSED
 from .inputs import KINDS, members_of, typed_rule
 from .resource import no_beat, schedule_resource
@@ -108,7 +108,7 @@ def _typed(doc: Row, member: str) -> str:
 
 
 def _given(view: View, targets: Sequence[str]) -> dict[str, Any]:
-    """Return the members of an entry that the user has changed in the form; *raises* `Refused`."""
+    """Return the members of an entry that the user has changed in the form; *raises* `InputRefused`."""
     fields = {field.name: field for field in _fields(view, targets)}
     texts = {name: view.form.get(name, '').strip() for name in fields}
     changed = {name for name, field in fields.items() if texts[name] != (field.value if targets else '')}
@@ -123,35 +123,35 @@ def _given(view: View, targets: Sequence[str]) -> dict[str, Any]:
             given[name] = read(texts[name]) if texts[name] else default
         return members_of(given)
     except ValueError as exc:
-        raise Refused(str(exc)) from None
+        raise InputRefused(str(exc)) from None
 
 
-def _add(view: View, targets: Sequence[str]) -> Outcome:
+def _add(view: View, targets: Sequence[str]) -> ActionOutcome:
     given, name = _given(view, targets), view.form.get('name', '').strip()
     if 'schedule' not in given or not given.get('task') or not name:
-        raise Refused('Give a name, a task and a rule')
+        raise InputRefused('Give a name, a task and a rule')
     try:
         _schedules(view).add(name, **given)
     except CouchDBError as exc:
-        raise Refused(str(exc)) from None
-    return Outcome(f'{name}: added.')
+        raise InputRefused(str(exc)) from None
+    return ActionOutcome(f'{name}: added.')
 
 
-def _edit(view: View, targets: Sequence[str]) -> Outcome:
+def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
     if not (given := _given(view, targets)):
-        return Outcome(f'{targets[0]}: nothing was changed.', 'info')
+        return ActionOutcome(f'{targets[0]}: nothing was changed.', 'info')
     try:
         _schedules(view).edit(targets[0], **given)
     except CouchDBError as exc:
-        raise Refused(str(exc)) from None
-    return Outcome(f'{targets[0]}: changed.')
+        raise InputRefused(str(exc)) from None
+    return ActionOutcome(f'{targets[0]}: changed.')
 
 
 # -- actions for entries
 
 
-def _for_each(act: Callable[[Schedules, str], str]) -> Callable[[View, Sequence[str]], Outcome]:
-    def function(view: View, targets: Sequence[str]) -> Outcome:
+def _for_each(act: Callable[[Schedules, str], str]) -> Callable[[View, Sequence[str]], ActionOutcome]:
+    def function(view: View, targets: Sequence[str]) -> ActionOutcome:
         return each(view, targets, partial(act, _schedules(view)))
 
     return function

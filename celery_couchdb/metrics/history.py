@@ -24,7 +24,7 @@ from kombu_couchdb.couchdb.shapes import number
 from kombu_couchdb.documents.ids import CONSUMER, HISTORY
 from kombu_couchdb.documents.shared_documents import HistoryMinute, HistoryTask, TenMinutes
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
-from kombu_couchdb.leases.work import Work, claims
+from kombu_couchdb.leases.worker_load import WorkerLoad, claims
 from kombu_couchdb.queues.backlog import backlog, internal
 from kombu_couchdb.transport import Transport
 
@@ -180,15 +180,15 @@ class History(Duty):
             yield _counts_of(found[0] if found else {})
 
     def _queues(self, heartbeats: list[Document], now: float) -> dict[str, dict[str, float]]:
-        waiting, work = backlog(self._client), Work(claims(self._client), heartbeats, now)
+        waiting, load = backlog(self._client), WorkerLoad(claims(self._client), heartbeats, now)
         found: dict[str, dict[str, float]] = {}
-        for name in {*waiting, *work.prefetched, *work.running}:
+        for name in {*waiting, *load.prefetched, *load.running}:
             oldest = waiting[name]['oldest'] if name in waiting else None
             numbers = {
                 'ready': waiting[name]['ready'] if name in waiting else 0,
                 'oldest': round(oldest or 0.0, 1),
-                'prefetched': work.prefetched[name],
-                'running': work.running[name],
+                'prefetched': load.prefetched[name],
+                'running': load.running[name],
             }
             if numbers := {key: value for key, value in numbers.items() if value}:
                 found[name] = numbers

@@ -16,7 +16,7 @@ from kombu_couchdb.parcels.stored_parcels import STATES, Parcels
 
 from ..resources.resource import counted
 from ..web.tables import Table
-from ..web.view import Action, Outcome, Page, View
+from ..web.view import Action, ActionOutcome, Page, View
 from .cli import database_of, parcel_resource
 
 #: The maximum number of parcels that are shown, and of reasons why some were not changed.
@@ -56,12 +56,12 @@ def first(view: View, parcels: Parcels, *states: str) -> list[Document]:
 def actions(opening: Opening) -> tuple[Action, ...]:
     """Return the actions for the parcels in a database."""
 
-    def replay(view: View, targets: Sequence[str]) -> Outcome:
+    def replay(view: View, targets: Sequence[str]) -> ActionOutcome:
         with opening(view) as parcels:
             count, reasons = parcels.replay(_named(parcels, targets))
         return _outcome(count, 'replayed', reasons)
 
-    def drop(view: View, targets: Sequence[str]) -> Outcome:
+    def drop(view: View, targets: Sequence[str]) -> ActionOutcome:
         with opening(view) as parcels:
             return _outcome(parcels.drop(_named(parcels, targets)), 'dropped', {})
 
@@ -85,10 +85,10 @@ def _named(parcels: Parcels, targets: Sequence[str]) -> list[Document]:
     return [doc for doc in parcels.client.find(ids) if doc] if ids else []
 
 
-def _outcome(count: int, done: str, reasons: Mapping[str, str]) -> Outcome:
+def _outcome(count: int, done: str, reasons: Mapping[str, str]) -> ActionOutcome:
     some = [f'{name}: {reason}' for name, reason in islice(reasons.items(), _MAX_REASONS)]
     text = '; '.join([f'{counted(count, "parcel")} {done}', *some])
-    return Outcome(f'{text}{" …" if len(reasons) > _MAX_REASONS else ""}.', 'bad' if reasons else 'good')
+    return ActionOutcome(f'{text}{" …" if len(reasons) > _MAX_REASONS else ""}.', 'bad' if reasons else 'good')
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def show(view: View) -> Response:
         hint='',
         numbers=[
             ('Waiting', f'{waiting:,}', '' if waiting else 'dim'),
-            ('Refused', f'{refused:,}', 'bad' if refused else 'dim'),
+            ('InputRefused', f'{refused:,}', 'bad' if refused else 'dim'),
         ],
         remarks=(),
         tables=[parcel_table(view, docs, now, 'Parcels', empty)],

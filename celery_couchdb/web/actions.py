@@ -14,7 +14,7 @@ from kombu_couchdb.errors import CouchDBError
 
 from .. import audit
 from ..resources.resource import counted
-from .view import Action, Outcome, Page, Refused, View
+from .view import Action, ActionOutcome, InputRefused, Page, View
 
 #: The maximum number of targets that a question names.
 _MAX_NAMED = 5
@@ -33,21 +33,21 @@ def perform(view: View, page: Page) -> Response:
         raise HTTPException(400, 'This page has no such action.')
     targets = [] if action.rows == 'none' else page.targets(view)[:_MAX_TARGETS]
     if not targets and action.rows != 'none':
-        return _back(view, Outcome(f'Select a {page.noun} first.', 'warning'))
+        return _back(view, ActionOutcome(f'Select a {page.noun} first.', 'warning'))
     if action.rows == 'one' and len(targets) > 1:
-        return _back(view, Outcome(f'Select one {page.noun} only.', 'warning'))
+        return _back(view, ActionOutcome(f'Select one {page.noun} only.', 'warning'))
     if action.question and 'confirmed' not in view.form:
         return _ask(view, page, action, targets)
     try:
         outcome = _done(view, page, action, targets)
-    except Refused as exc:
+    except InputRefused as exc:
         return _ask(view, page, action, targets, sentence(str(exc)))
     with suppress(CouchDBError):
         view.account.live.reread()
     return _back(view, outcome)
 
 
-def each(view: View, targets: Sequence[str], act: Callable[[str], str]) -> Outcome:
+def each(view: View, targets: Sequence[str], act: Callable[[str], str]) -> ActionOutcome:
     """Call `act` with each target, and return one outcome: what it returns, and why it was refused to do it."""
     done, refused = defaultdict[str, list[str]](list), list[str]()
     for target in targets:
@@ -58,7 +58,7 @@ def each(view: View, targets: Sequence[str], act: Callable[[str], str]) -> Outco
     parts = [f'{names[0] if len(names) == 1 else f"{len(names):,}"}: {text}' for text, names in done.items()]
     more = [f'and {len(refused) - _MAX_NAMED:,} more were refused'] if len(refused) > _MAX_NAMED else []
     text = '; '.join([*parts, *refused[:_MAX_NAMED], *more])
-    return Outcome(f'{text}.' if parts else sentence(text), 'bad' if refused else 'good')
+    return ActionOutcome(f'{text}.' if parts else sentence(text), 'bad' if refused else 'good')
 
 
 def sentence(text: str) -> str:
@@ -71,8 +71,8 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
     try:
         fields = action.fields_for(view, targets)
         what = action.describe(view, targets) if action.describe else described(page, targets)
-    except Refused as exc:
-        return _back(view, Outcome(sentence(str(exc)), 'warning'))
+    except InputRefused as exc:
+        return _back(view, ActionOutcome(sentence(str(exc)), 'warning'))
     return view.render(
         'confirm.html',
         422 if problem else 200,
@@ -87,7 +87,7 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
     )
 
 
-def _back(view: View, outcome: Outcome) -> Response:
+def _back(view: View, outcome: ActionOutcome) -> Response:
     """Return to the page, which says what came of it."""
     view.notice(outcome.text, outcome.tone)
     path = view.request.scope['path'].removeprefix(view.request.scope['root_path'])
@@ -108,15 +108,15 @@ def described(page: Page, targets: Sequence[str]) -> str:
     return f'the {page.noun} {targets[0]}' if len(targets) == 1 else f'these {counted(len(targets), page.noun)}'
 
 
-def _done(view: View, page: Page, action: Action, targets: Sequence[str]) -> Outcome:
+def _done(view: View, page: Page, action: Action, targets: Sequence[str]) -> ActionOutcome:
     """Do it, record it, and return what came of it."""
     try:
         outcome = action.act(view, targets)
     except CouchDBError as exc:
-        outcome = Outcome(f'{action.title}: {exc}', 'bad')
+        outcome = ActionOutcome(f'{action.title}: {exc}', 'bad')
     what, reason = f'{action.title.lower()} {page.noun}', view.form.get('reason', '').strip()
     try:
         audit.record(view.account.broker, view.session.name, what, targets, outcome.text, reason or None)
     except CouchDBError as exc:
-        return Outcome(f'{outcome.text} The record of it could not be stored: {exc}', 'warning')
+        return ActionOutcome(f'{outcome.text} The record of it could not be stored: {exc}', 'warning')
     return outcome

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .access import session_of
-from .live import Watch
+from .live import BrowserWatch
 from .sessions import Session
 from .site import Site
 
@@ -35,7 +35,7 @@ async def _ended() -> AsyncIterator[str]:
 
 
 async def _stream(site: Site, session: Session) -> AsyncIterator[str]:
-    live, watch, has_problem = session.account.live, Watch(), False
+    live, watch, has_problem = session.account.live, BrowserWatch(), False
     live.watch(watch)
     try:
         with session.open_page():

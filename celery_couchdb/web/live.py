@@ -43,7 +43,7 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 5.0
 _LINGER_SECONDS = 5.0
 
 
-class Snapshot(NamedTuple):
+class StatusReading(NamedTuple):
     """What was read of the database."""
 
     status: Status
@@ -64,7 +64,7 @@ class Problem(NamedTuple):
     at: float
 
 
-class Watch:
+class BrowserWatch:
     """One browser that wants to know about changes. Its coroutine waits, and the thread of `Live` wakes it."""
 
     def __init__(self) -> None:
@@ -96,11 +96,11 @@ class Live:
         self._lock = threading.Condition()
         self._reading, self._pinging = threading.Lock(), threading.Lock()
         self._pinged_at, self._ping_error = float('-inf'), cast('CouchDBError | None', None)
-        self._snapshot: Snapshot | None = None
+        self._snapshot: StatusReading | None = None
         #: The monotonic time when the sizes of the databases were read.
         self._sized_at = float('-inf')
         self._problem: Problem | None = None
-        self._watches: set[Watch] = set()
+        self._watches: set[BrowserWatch] = set()
         self._left_at = float('-inf')
         self._thread: threading.Thread | None = None
         self._is_following = False
@@ -116,7 +116,7 @@ class Live:
         return self._broker.address.server
 
     @property
-    def last(self) -> Snapshot | None:
+    def last(self) -> StatusReading | None:
         """What was read last, however long ago."""
         return self._snapshot
 
@@ -136,7 +136,7 @@ class Live:
             if self._ping_error:
                 raise copy.copy(self._ping_error)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StatusReading:
         """Return what was read last, if that is recent or is kept up to date; otherwise read now.
 
         *Raises* the errors of `Client` if nothing was read yet.
@@ -151,7 +151,7 @@ class Live:
             self._read()
         self._tell()
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: BrowserWatch) -> None:
         """Wake this watch after each change, until `leave` is called."""
         with self._lock:
             self._watches.add(watch)
@@ -159,7 +159,7 @@ class Live:
                 self._thread = threading.Thread(target=self._follow, name='celery-couchdb-live', daemon=True)
                 self._thread.start()
 
-    def leave(self, watch: Watch) -> None:
+    def leave(self, watch: BrowserWatch) -> None:
         """Do not wake this watch any more."""
         with self._lock:
             self._watches.discard(watch)
@@ -177,7 +177,7 @@ class Live:
 
     # -- reading
 
-    def _known(self) -> Snapshot | None:
+    def _known(self) -> StatusReading | None:
         with self._lock:
             now, found, problem = time.monotonic(), self._snapshot, self._problem
             if found and (self._is_following or now - found.at < _FRESH_SECONDS):
@@ -186,7 +186,7 @@ class Live:
             raise copy.copy(problem.error)  # without the traceback
         return None
 
-    def _read(self, *, again: bool = False) -> Snapshot:
+    def _read(self, *, again: bool = False) -> StatusReading:
         """Read the status; with `again` even if another thread has done so just now."""
         with self._reading:
             if not again and (found := self._known()):
@@ -200,7 +200,7 @@ class Live:
                 raise
             now = time.monotonic()
             self._sized_at = self._sized_at if earlier else now
-            found = Snapshot(read, self._broker.clock.now(), now, now - begun)
+            found = StatusReading(read, self._broker.clock.now(), now, now - begun)
             with self._lock:
                 self._snapshot, self._problem = found, None
             return found

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..resources.columns import Tone, json_line
-from .live import Snapshot
+from .live import StatusReading
 from .recent_history import Recent
 from .sessions import Session
 from .site import Site
@@ -43,7 +43,7 @@ class View:
         """Whether the browser wants the changing part of the page alone, because something has changed."""
         return 'hx-request' in self.request.headers
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StatusReading:
         """Return what was read of the broker's database last; see `Live.snapshot`."""
         return self.account.live.snapshot()
 
@@ -115,7 +115,7 @@ class View:
         return wants_json(self.request)
 
 
-class Outcome(NamedTuple):
+class ActionOutcome(NamedTuple):
     """What came of an action."""
 
     #: One sentence.
@@ -123,7 +123,7 @@ class Outcome(NamedTuple):
     tone: Tone = 'good'
 
 
-class Refused(Exception):
+class InputRefused(Exception):
     """An action cannot be done with what the user has typed; the text says why, in one sentence."""
 
 
@@ -152,20 +152,20 @@ class Action:
     name: str
     #: The text of the button.
     title: str
-    #: Does it to the targets, and says what came of it. May raise `CouchDBError`, and `Refused` to ask again.
-    act: Callable[[View, Sequence[str]], Outcome]
+    #: Does it to the targets, and says what came of it. May raise `CouchDBError`, and `InputRefused` to ask again.
+    act: Callable[[View, Sequence[str]], ActionOutcome]
     #: The question before it: `Purge {}?`, with the targets in the place of the braces; '' to ask nothing.
     question: str = ''
     #: What it means, in one sentence or two.
     consequence: str = ''
     #: `bad` if it destroys something.
     tone: Tone = ''
-    #: What else it asks, or a function of the view and the targets that returns that. It may raise `Refused`.
+    #: What else it asks, or a function of the view and the targets that returns that. It may raise `InputRefused`.
     fields: Sequence[Field] | Callable[[View, Sequence[str]], Sequence[Field]] = ()
     #: How many rows it is for: any number, one, or none, because it makes a new one; or all that match a filter, which
     #: is the target then.
     rows: Literal['any', 'one', 'none', 'match'] = 'any'
-    #: Returns the targets as words for the question, if they are no names. It may raise `Refused`.
+    #: Returns the targets as words for the question, if they are no names. It may raise `InputRefused`.
     describe: Callable[[View, Sequence[str]], str] | None = None
     #: Whether it is there for the user of a view.
     is_offered: Callable[[View], bool] = lambda view: True
@@ -196,7 +196,7 @@ class Page:
     in_menu: bool = True
     #: Whether it is the first page that a user sees, if no page before it in the menu is.
     is_first: Callable[[View], bool] = lambda view: True
-    count: Callable[[Snapshot], int | None] = lambda snapshot: None
+    count: Callable[[StatusReading], int | None] = lambda snapshot: None
     #: Tells whether a Celery app has what the page shows. Otherwise it has no such page.
     applies: Callable[[Any], bool] = lambda app: True
 

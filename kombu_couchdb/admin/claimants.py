@@ -8,7 +8,7 @@ from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.ids import CONSUMER
 from ..leases.lease import ends_at
-from ..leases.work import reported
+from ..leases.worker_load import reported
 
 
 class Claimants:

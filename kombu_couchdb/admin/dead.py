@@ -36,7 +36,7 @@ Before = Callable[[Sequence[Document]], object]
 
 
 @dataclass(frozen=True)
-class Group:
+class ErrorGroup:
     """Failures of one task for one reason: dead letters, or failed results."""
 
     task: str | None
@@ -93,20 +93,20 @@ def latest(
                     yield letter
 
 
-def groups(client: Client) -> list[Group]:
+def groups(client: Client) -> list[ErrorGroup]:
     """Return the dead letters in groups by task and kind of reason; one request, for up to 1,000 groups."""
     where = {'startkey': ['group'], 'endkey': ['group', LAST], 'group_level': 3, 'limit': MAX_GROUPS}
     with needs_jobs_view(client):
         return groups_in(client.view(design.JOBS, 'failures', GROUP, **where))
 
 
-def groups_in(rows: Iterable[Row]) -> list[Group]:
+def groups_in(rows: Iterable[Row]) -> list[ErrorGroup]:
     """Return the groups in the rows of a view that is reduced to keys which end in task and reason."""
     found = []
     for row in rows:
         task, error = (part if isinstance(part, str) else None for part in row['key'][-2:])
         stats = row['value']
-        found.append(Group(task, error, int(stats['count']), float(stats['min']), float(stats['max'])))
+        found.append(ErrorGroup(task, error, int(stats['count']), float(stats['min']), float(stats['max'])))
     return found
 
 

@@ -19,7 +19,7 @@ from ..documents.shared_documents import ReportedTask
 from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
 from ..leases.lease import ends_at, queues_of
-from ..leases.work import Work, claims, reported
+from ..leases.worker_load import WorkerLoad, claims, reported
 from ..queues.backlog import EMPTY, Backlog, backlog, is_internal
 from ..queues.databases import broadcasts_of
 from .claimants import host_and_process, name_of
@@ -50,7 +50,7 @@ class QueueStatus(Backlog):
     temporary: bool
 
 
-class Heartbeat(TypedDict):
+class HeartbeatStatus(TypedDict):
     """One consumer, from its heartbeat document."""
 
     id: str
@@ -71,7 +71,7 @@ class Heartbeat(TypedDict):
     tasks: dict[str, Any]
 
 
-class ConsumerStatus(Heartbeat):
+class ConsumerStatus(HeartbeatStatus):
     """One consumer, with what it has claimed and leads."""
 
     #: Messages that it has claimed, and has not reported as running.
@@ -149,12 +149,12 @@ def status(
         pauses_and_consumers = _documents(client, PAUSE, CONSUMER)
         heartbeats = [doc for doc in pauses_and_consumers if doc.get('type') == 'Consumer']
         pauses = paused_in(pauses_and_consumers)
-        work = Work(claims(client), heartbeats, client.clock.now())
+        load = WorkerLoad(claims(client), heartbeats, client.clock.now())
         leaders_and_queues = _documents(client, LEADER, QUEUE)
         declared = {doc['name']: doc for doc in leaders_and_queues if _is_queue(doc)}
         auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
         hidden = set() if temporary else auto_delete
-        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete, pauses, work)
+        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete, pauses, load)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
             f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
@@ -173,7 +173,7 @@ def status(
             continue  # the connection of a worker for remote control alone
         own = f'{heartbeat["host"]}:{heartbeat["pid"]}:'
         leads = [lead['duty'] for lead in led if lead['alive'] and str(lead['holder']).startswith(own)]
-        found.append({**heartbeat, 'prefetched': work.of_consumers[doc['_id']], 'leads': leads})
+        found.append({**heartbeat, 'prefetched': load.of_consumers[doc['_id']], 'leads': leads})
         for name, rate in _rates(doc).items():
             if heartbeat['alive'] and name in queues:
                 queues[name]['rate'] = round(queues[name]['rate'] + rate, 3)
@@ -197,7 +197,11 @@ def _is_queue(doc: Document) -> bool:
 
 
 def _queues(
-    client: Client, declared: Iterable[str], auto_delete: Collection[str], pauses: Mapping[str, Paused], work: Work
+    client: Client,
+    declared: Iterable[str],
+    auto_delete: Collection[str],
+    pauses: Mapping[str, Paused],
+    load: WorkerLoad,
 ) -> tuple[dict[str, QueueStatus], int]:
     """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
     found = backlog(client)
@@ -211,27 +215,27 @@ def _queues(
     return {
         name: {
             **found.get(name, EMPTY),
-            'prefetched': work.prefetched[name],
-            'running': work.running[name],
+            'prefetched': load.prefetched[name],
+            'running': load.running[name],
             'dead': dead[name],
             'rate': 0.0,
             'paused': pauses.get(name),
             'temporary': name in auto_delete,
         }
-        for name in sorted({*declared, *found, *dead, *work.prefetched, *work.running})
+        for name in sorted({*declared, *found, *dead, *load.prefetched, *load.running})
     }, malformed
 
 
 # -- consumers
 
 
-def consumers(client: Client, prefix: str = '') -> list[Heartbeat]:
+def consumers(client: Client, prefix: str = '') -> list[HeartbeatStatus]:
     """Return the consumers whose ids begin with `prefix`, which may be a host's name and a colon; one request."""
     docs, now = _documents(client, CONSUMER + prefix, CONSUMER + prefix), client.clock.now()
     return [_heartbeat(doc, now) for doc in docs if doc.get('type') == 'Consumer']
 
 
-def _heartbeat(doc: Document, now: float) -> Heartbeat:
+def _heartbeat(doc: Document, now: float) -> HeartbeatStatus:
     queues, pid = doc.get('queues'), doc.get('pid')
     written = _float_or_none(doc.get('date'))
     return {

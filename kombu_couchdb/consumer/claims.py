@@ -101,7 +101,7 @@ class CandidateReader:
                 ]
         return again
 
-    def _usable(self, page: waiting.Page) -> waiting.Page:
+    def _usable(self, page: waiting.WaitingPage) -> waiting.WaitingPage:
         """Return a page without the messages whose claims CouchDB will always refuse."""
         return page._replace(rows=[row for row in page.rows if not self._client.unusable.has(row.id, row.rev)])
 

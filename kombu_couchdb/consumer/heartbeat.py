@@ -11,7 +11,7 @@ from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..log import get_logger
 from .pending_writes import PendingWrite
-from .report import Report
+from .report import TaskReport
 from .unacked import Unacked
 from .worker_hooks import Suspects
 
@@ -24,7 +24,7 @@ class Heartbeat:
     def __init__(self, client: Client, lease: Lease, unacked: Unacked, suspects: Suspects) -> None:
         self._client, self._lease, self._unacked, self._suspects = client, lease, unacked, suspects
         #: What the heartbeats of a Celery worker tell of its tasks.
-        self.report = Report(client.clock)
+        self.report = TaskReport(client.clock)
         #: Whether the last heartbeat may have been stored without a response, or may be missing in a new database.
         self.uncertain = False
         self._conflicted = False

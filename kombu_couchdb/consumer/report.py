@@ -26,7 +26,7 @@ _EARLY_SECONDS = 5.0
 _MAX_TASKS, _MAX_TEXT = 100, 300
 
 
-class Report:
+class TaskReport:
     """The report of one consumer; for its I/O thread alone."""
 
     def __init__(self, clock: ServerClock) -> None:

@@ -23,7 +23,7 @@ from ..design.rows import WaitingRow
 from ..documents import workitem
 from ..documents.rates import waits_for_slot
 from ..documents.task_message import HIGHEST
-from ..queues.waiting import BEGIN, HORIZON_SECONDS, Ask, Cursor, Page
+from ..queues.waiting import BEGIN, HORIZON_SECONDS, Ask, Cursor, WaitingPage
 from .claim_order import ClaimOrder
 
 #: For how long a document that was read, or the head of a queue, counts as current if others may claim the same
@@ -107,7 +107,7 @@ class Paging:
         refreshes = random.random() * min(consumers, _MAX_REFRESHING) < 1.0
         return Reading(Ask(self._queue, _LOOK_ROWS), 'lazy' if refreshes else 'false', is_look=True)
 
-    def read(self, reading: Reading, page: Page) -> list[WaitingRow]:
+    def read(self, reading: Reading, page: WaitingPage) -> list[WaitingRow]:
         """Note that a page was read; return its new rows."""
         if reading.is_look:
             self._remember(())
@@ -271,7 +271,7 @@ class QueueCandidates:
         consumers = self._order.consumers if self._order.is_shared else 1
         return self._paging.next(consumers, self._claimed)
 
-    def add_page(self, reading: Reading, page: Page) -> bool:
+    def add_page(self, reading: Reading, page: WaitingPage) -> bool:
         """Add the messages of a page; return False if another page must be read."""
         now = time.monotonic()
         rows = self._paging.read(reading, page)

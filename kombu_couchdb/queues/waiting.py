@@ -62,7 +62,7 @@ class Ask(NamedTuple):
     after: Cursor = BEGIN
 
 
-class Page(NamedTuple):
+class WaitingPage(NamedTuple):
     """The rows of a queue that were read for an `Ask`."""
 
     #: In the order of delivery: the highest priority first, then the oldest message.
@@ -74,7 +74,7 @@ class Page(NamedTuple):
     next_due: float | None
 
 
-def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'true') -> list[Page]:
+def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'true') -> list[WaitingPage]:
     """Read queues in one request: messages due at once, and those planned for a time up to `until`.
 
     Return a page for each ask. `until` is in seconds since the epoch. `update` is CouchDB's parameter: `true` updates
@@ -162,7 +162,7 @@ def _queries(ask: Ask, until: float) -> list[Document]:
     return queries
 
 
-def _page(ask: Ask, results: Iterator[list[Document]]) -> Page:
+def _page(ask: Ask, results: Iterator[list[Document]]) -> WaitingPage:
     at_once, planned = ([] if after == _END else next(results) for after in ask.after)
     later = next(results) if ask.after == BEGIN else []
     # CouchDB returns the row of the cursor again, unless its message was claimed since.
@@ -172,4 +172,6 @@ def _page(ask: Ask, results: Iterator[list[Document]]) -> Page:
         key=lambda row: (row.rank, row.date, row.id),
     )
     ends = [found[-1] if len(found) >= ask.limit else _END for found in (at_once, planned)]
-    return Page(rows, None if ends == [_END, _END] else Cursor(*ends), WaitingRow.of(later[0]).date if later else None)
+    return WaitingPage(
+        rows, None if ends == [_END, _END] else Cursor(*ends), WaitingRow.of(later[0]).date if later else None
+    )

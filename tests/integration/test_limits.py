@@ -258,7 +258,7 @@ def test_concurrent_publishers_do_not_drop_too_many(
     publish_many(connect(), range(30))
     read = waiting.read
 
-    def late(*args: Any) -> list[waiting.Page]:
+    def late(*args: Any) -> list[waiting.WaitingPage]:
         monkeypatch.setattr(waiting, 'read', read)
         # Another publisher drops messages between the count and the reading of this one.
         assert Store(client).trim('q', 10) == 20

@@ -36,7 +36,7 @@ def consumer(name: str) -> Document:
 
 def generations(answer: Any) -> Any:
     """Return a response with each revision replaced by its generation."""
-    if isinstance(answer, (WaitingRow, waiting.Page)):
+    if isinstance(answer, (WaitingRow, waiting.WaitingPage)):
         return generations(answer._asdict())
     if isinstance(answer, tuple):
         return generations(list(answer))

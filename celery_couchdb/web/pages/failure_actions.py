@@ -21,7 +21,7 @@ from ...resources.failures import failure_resource
 from ...resources.inputs import json_value
 from ...resources.resource import counted
 from ..actions import sentence
-from ..view import Action, Field, Outcome, Refused, View
+from ..view import Action, ActionOutcome, Field, InputRefused, View
 from .jobs import known
 
 #: For how long an action goes on, in seconds. It can be repeated for the rest.
@@ -54,13 +54,13 @@ def target_of(wanted: FailureFilter) -> str:
 
 
 def _wanted(target: str) -> FailureFilter:
-    """Return the filter that a target is; *raises* `Refused`."""
+    """Return the filter that a target is; *raises* `InputRefused`."""
     try:
         given = json.loads(target)
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or not all(map(_is_condition, given, given.values())):
-        raise Refused('This form is not from this page: load it again')
+        raise InputRefused('This form is not from this page: load it again')
     return FailureFilter(**given)
 
 
@@ -89,7 +89,7 @@ def _described(view: View, targets: Sequence[str]) -> str:
 # -- changes
 
 
-def _changed(view: View, parts: Iterator[list[Failure]], verb: str, change: Change) -> Outcome:
+def _changed(view: View, parts: Iterator[list[Failure]], verb: str, change: Change) -> ActionOutcome:
     """Change failures part by part, as long as there is time, and return what came of it."""
     failures, end = failures_of(view), time.monotonic() + _SECONDS
     count, reasons, is_cut = 0, dict[str, str](), False
@@ -102,7 +102,7 @@ def _changed(view: View, parts: Iterator[list[Failure]], verb: str, change: Chan
     return _outcome(count, verb, reasons, is_cut)
 
 
-def _outcome(count: int, verb: str, reasons: Mapping[str, str], is_cut: bool) -> Outcome:
+def _outcome(count: int, verb: str, reasons: Mapping[str, str], is_cut: bool) -> ActionOutcome:
     texts = [f'{counted(count, "failure")} {verb}'] if count or not reasons else []
     texts += [f'{name}: {reason}' for name, reason in islice(reasons.items(), _MAX_REASONS)]
     if len(reasons) > _MAX_REASONS:
@@ -110,7 +110,7 @@ def _outcome(count: int, verb: str, reasons: Mapping[str, str], is_cut: bool) ->
     if is_cut:
         texts.append(f'this stopped after {_SECONDS:.0f} s, and the rest is as it was: do it again to go on')
     tone = 'bad' if reasons else 'warning' if is_cut or not count else 'good'
-    return Outcome(sentence('; '.join(texts)), tone)  # type: ignore[arg-type]
+    return ActionOutcome(sentence('; '.join(texts)), tone)  # type: ignore[arg-type]
 
 
 def _named(failures: Failures, name: str) -> list[Failure]:
@@ -122,7 +122,7 @@ def _named(failures: Failures, name: str) -> list[Failure]:
     return exact
 
 
-def _selected(view: View, targets: Sequence[str], verb: str, change: Change) -> Outcome:
+def _selected(view: View, targets: Sequence[str], verb: str, change: Change) -> ActionOutcome:
     """Change the failures with these ids."""
     failures, found, gone = failures_of(view), list[Failure](), dict[str, str]()
     for name in targets:
@@ -134,7 +134,7 @@ def _selected(view: View, targets: Sequence[str], verb: str, change: Change) -> 
     return _outcome(len(done), verb, {**gone, **refused}, False)
 
 
-def _matching(view: View, targets: Sequence[str], verb: str, change: Change) -> Outcome:
+def _matching(view: View, targets: Sequence[str], verb: str, change: Change) -> ActionOutcome:
     """Change all failures that match these filters."""
     filters, failures = [_wanted(target) for target in targets], failures_of(view)
     return _changed(view, (part for wanted in filters for part in _parts(failures.listing(wanted))), verb, change)
@@ -152,12 +152,12 @@ def _queue(view: View) -> str | None:
     return view.form.get('queue', '').strip() or None
 
 
-def _retry(act: Callable[..., Outcome], view: View, targets: Sequence[str]) -> Outcome:
+def _retry(act: Callable[..., ActionOutcome], view: View, targets: Sequence[str]) -> ActionOutcome:
     queue = _queue(view)
     return act(view, targets, 'retried', lambda failures, part: failures.retry(part, queue=queue))
 
 
-def _drop(act: Callable[..., Outcome], view: View, targets: Sequence[str]) -> Outcome:
+def _drop(act: Callable[..., ActionOutcome], view: View, targets: Sequence[str]) -> ActionOutcome:
     return act(view, targets, 'dropped', Failures.drop)
 
 
@@ -171,9 +171,9 @@ def _edit_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:
         found = _named(failures, targets[0])
         [failure, *_] = failure_resource(failures, failures.now()).describe(found)
     except CouchDBError as exc:
-        raise Refused(str(exc)) from None
+        raise InputRefused(str(exc)) from None
     if failure['unreadable']:
-        raise Refused(f'The arguments cannot be edited here: {failure["unreadable"]}')
+        raise InputRefused(f'The arguments cannot be edited here: {failure["unreadable"]}')
     texts = {name: '' if failure[name] is None else json_line(failure[name]) for name in ('args', 'kwargs')}
     hint = '' if texts['args'] else ' They are not stored with the result: give them here.'
     return (
@@ -183,7 +183,7 @@ def _edit_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:
     )
 
 
-def _edit(view: View, targets: Sequence[str]) -> Outcome:
+def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
     shown, given = {field.name: field.value for field in _edit_fields(view, targets)}, dict[str, Any]()
     for name, label, kind in (('args', 'Arguments', list), ('kwargs', 'Named arguments', dict)):
         text = view.form.get(name, '').strip()
@@ -191,11 +191,11 @@ def _edit(view: View, targets: Sequence[str]) -> Outcome:
             if text != shown[name]:
                 given[name] = json_value(text, kind)
         except ValueError as exc:
-            raise Refused(f'{label}: {exc}') from None
+            raise InputRefused(f'{label}: {exc}') from None
     queue = _queue(view)
     outcome = _selected(view, targets[:1], 'retried', lambda failures, part: failures.retry(part, queue=queue, **given))
     if outcome.tone == 'bad':
-        raise Refused(outcome.text)
+        raise InputRefused(outcome.text)
     return outcome
 
 

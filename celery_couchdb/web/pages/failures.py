@@ -21,7 +21,7 @@ from ...resources.columns import Column, Row
 from ...resources.failures import failure_resource, group_resource, without_arguments
 from ...resources.inputs import age, choice
 from ..actions import sentence
-from ..live import Snapshot
+from ..live import StatusReading
 from ..tables import Table
 from ..view import Page, View
 from .failure_actions import ACTIONS, FOR_ALL, failures_of, target_of
@@ -58,7 +58,7 @@ class Place(NamedTuple):
         return f'{self.date!r},{self.skipped}'
 
 
-class Asked(NamedTuple):
+class FailureQuery(NamedTuple):
     """What the URL asks for."""
 
     #: The filters by name, as they were typed.
@@ -94,7 +94,7 @@ def show(view: View) -> Response:
     try:
         asked, problem = _asked(view, now), ''
     except ValueError as exc:
-        asked, problem = Asked({name: view.param(name) for name in _FIELDS}, ()), sentence(str(exc))
+        asked, problem = FailureQuery({name: view.param(name) for name in _FIELDS}, ()), sentence(str(exc))
     if problem and view.wants_json:
         raise HTTPException(400, problem)
     try:
@@ -142,7 +142,7 @@ def show(view: View) -> Response:
 # -- what the URL asks for
 
 
-def _asked(view: View, now: float) -> Asked:
+def _asked(view: View, now: float) -> FailureQuery:
     """Return what the URL asks for; *raises* `ValueError`, with a sentence."""
     texts = {name: view.param(name).strip() for name in _FIELDS}
     kinds = [choice(kind, KINDS) for kind in view.request.query_params.getlist('kind') if kind]
@@ -154,7 +154,7 @@ def _asked(view: View, now: float) -> Asked:
         since=now - age(texts['since']) if texts['since'] else None,
     )
     at, oldest = (_number(view.param(name)) if view.param(name) else None for name in ('at', 'oldest'))
-    return Asked(texts, kinds, wanted, Place.of(view.param('after')), at, oldest)
+    return FailureQuery(texts, kinds, wanted, Place.of(view.param('after')), at, oldest)
 
 
 def _number(text: str) -> float:
@@ -167,7 +167,7 @@ def _number(text: str) -> float:
 # -- reading
 
 
-def _read(failures: Failures, asked: Asked, with_list: bool) -> Found:
+def _read(failures: Failures, asked: FailureQuery, with_list: bool) -> Found:
     groups = failures.groups(FailureFilter(asked.wanted.kind, None, asked.wanted.task, asked.wanted.error_type))
     if not with_list:
         return Found((), None, groups, None, 0)
@@ -179,7 +179,7 @@ def _read(failures: Failures, asked: Asked, with_list: bool) -> Found:
     return Found(found, following, groups, _total(asked, groups, found, following), new)
 
 
-def _page(failures: Failures, asked: Asked) -> tuple[list[Failure], Place | None]:
+def _page(failures: Failures, asked: FailureQuery) -> tuple[list[Failure], Place | None]:
     """Return the failures of one page, and where the next one begins."""
     wanted, after = asked.wanted, asked.after or Place(inf, 0)
     until = [date for date in (asked.after and asked.after.date, asked.at) if date is not None]
@@ -197,7 +197,7 @@ def _page(failures: Failures, asked: Asked) -> tuple[list[Failure], Place | None
 
 
 def _total(
-    asked: Asked, groups: Sequence[FailureGroup], found: Sequence[Failure], following: Place | None
+    asked: FailureQuery, groups: Sequence[FailureGroup], found: Sequence[Failure], following: Place | None
 ) -> int | None:
     if following is None and asked.after is None and asked.at is None:
         return len(found)
@@ -206,7 +206,7 @@ def _total(
     return sum(group.count for group in groups) if is_counted else None
 
 
-def _url_again(view: View, asked: Asked, found: Found, now: float) -> str:
+def _url_again(view: View, asked: FailureQuery, found: Found, now: float) -> str:
     """Return the URL with which the same failures are read again."""
     after = asked.after.text() if asked.after else None
     return view.link('/failures', **asked.query, after=after, at=repr(now), oldest=repr(found.failures[-1].date))
@@ -267,7 +267,7 @@ def _is_first(view: View) -> bool:
         return False
 
 
-def _count(found: Snapshot) -> int:
+def _count(found: StatusReading) -> int:
     return sum(queue['dead'] for queue in found.status['queues'].values())
 
 

@@ -30,7 +30,7 @@ from ...resources.inputs import age, due_date, duration, json_value
 from ...resources.jobs import job_resource, removal_text, without_arguments
 from ..actions import each, sentence
 from ..tables import Table
-from ..view import Action, Field, Outcome, Page, Refused, View
+from ..view import Action, ActionOutcome, Field, InputRefused, Page, View
 
 #: The jobs of a page.
 _LIMIT = 50
@@ -47,7 +47,7 @@ _STATES = ('ready', 'scheduled', 'parked', 'prefetched', 'running', 'dead', 'don
 _FIELDS = ('queue', 'task', 'since', 'args')
 
 
-class Asked(NamedTuple):
+class JobQuery(NamedTuple):
     """What the URL asks for."""
 
     states: Sequence[str]
@@ -63,7 +63,7 @@ def show(view: View) -> Response:
     try:
         asked, problem = _asked(view, jobs), ''
     except ValueError as exc:
-        asked, problem = Asked((), {name: view.param(name) for name in _FIELDS}, JobFilter(()), None), str(exc)
+        asked, problem = JobQuery((), {name: view.param(name) for name in _FIELDS}, JobFilter(()), None), str(exc)
     now = jobs.client.clock.now()
     shown = _shown_before(view) if view.is_fragment else None
     if shown is not None:
@@ -119,7 +119,7 @@ def _given_states(view: View) -> list[str]:
     return view.request.query_params.getlist('state')
 
 
-def _asked(view: View, jobs: Jobs) -> Asked:
+def _asked(view: View, jobs: Jobs) -> JobQuery:
     """Return what the URL asks for; *raises* `ValueError`, with a sentence."""
     given, texts = _given_states(view), {name: view.param(name).strip() for name in _FIELDS}
     if unknown := [state for state in given if state not in _STATES]:
@@ -133,7 +133,7 @@ def _asked(view: View, jobs: Jobs) -> Asked:
         raise ValueError(f'this page cannot be shown: {exc}') from None
     states = given or [state for state in STATES if state in OPEN]
     wanted = JobFilter(states, texts['queue'] or None, texts['task'] or None, since, texts['args'] or None)
-    return Asked(states, texts, wanted, after)
+    return JobQuery(states, texts, wanted, after)
 
 
 def _place(view: View, name: str) -> Place | None:
@@ -192,7 +192,7 @@ def _again(jobs: Jobs, ids: Sequence[str], is_history: bool) -> list[Document]:
     return [item for doc in docs for item in (items_in(doc, now) if is_history else [doc])]
 
 
-def _new(view: View, jobs: Jobs, asked: Asked) -> int:
+def _new(view: View, jobs: Jobs, asked: JobQuery) -> int:
     try:
         since = float(view.param('at'))
     except ValueError:
@@ -216,12 +216,12 @@ def _json(view: View, jobs: Jobs, docs: Sequence[Document], following: Place | N
 # -- actions
 
 
-def _remove(view: View, targets: Sequence[str]) -> Outcome:
+def _remove(view: View, targets: Sequence[str]) -> ActionOutcome:
     jobs, terminate = _jobs(view), 'terminate' in view.form
     return each(view, targets, lambda name: removal_text(jobs.remove(name, terminate=terminate), terminate)[0])
 
 
-def _run_now(view: View, targets: Sequence[str]) -> Outcome:
+def _run_now(view: View, targets: Sequence[str]) -> ActionOutcome:
     jobs = _jobs(view)
 
     def act(name: str) -> str:
@@ -231,7 +231,7 @@ def _run_now(view: View, targets: Sequence[str]) -> Outcome:
     return each(view, targets, act)
 
 
-def _move(view: View, targets: Sequence[str]) -> Outcome:
+def _move(view: View, targets: Sequence[str]) -> ActionOutcome:
     jobs, given = _jobs(view), dict[str, Any]()
     if queue := view.form.get('queue', '').strip():
         given['queue'] = queue
@@ -239,10 +239,10 @@ def _move(view: View, targets: Sequence[str]) -> Outcome:
         given |= _due(due)
     if priority := view.form.get('priority', '').strip():
         if not priority.isdecimal() or int(priority) > HIGHEST:
-            raise Refused(f'The priority must be a whole number from 0 to {HIGHEST}, not {priority!r:.80}')
+            raise InputRefused(f'The priority must be a whole number from 0 to {HIGHEST}, not {priority!r:.80}')
         given['priority'] = int(priority)
     if not given:
-        raise Refused('Give a queue, a due date or a priority')
+        raise InputRefused('Give a queue, a due date or a priority')
 
     def act(name: str) -> str:
         jobs.move(name, **given)
@@ -250,7 +250,7 @@ def _move(view: View, targets: Sequence[str]) -> Outcome:
 
     outcome = each(view, targets, act)
     if outcome.tone == 'bad' and len(targets) == 1:
-        raise Refused(outcome.text)
+        raise InputRefused(outcome.text)
     return outcome
 
 
@@ -262,7 +262,7 @@ def _due(text: str) -> dict[str, Any]:
     try:
         return {'eta': due_date(text)}
     except ValueError as exc:
-        raise Refused(f'The due date: {exc}; or a duration from now, such as 10m') from None
+        raise InputRefused(f'The due date: {exc}; or a duration from now, such as 10m') from None
 
 
 def _move_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:
@@ -279,31 +279,31 @@ def _edit_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:
     jobs = _jobs(view)
     docs = [doc for doc in find(jobs.client, targets[0]) if is_waiting(doc)]
     if not docs:
-        raise Refused(f'The job {targets[0]} does not wait any more')
+        raise InputRefused(f'The job {targets[0]} does not wait any more')
     try:
         body = jobs.decode(docs[0])
         args, kwargs, _ = body
         dumps([args, kwargs])
     except (Unreadable, TypeError, ValueError) as exc:
-        raise Refused(f'The arguments of the job {targets[0]} cannot be edited here: {exc}') from None
+        raise InputRefused(f'The arguments of the job {targets[0]} cannot be edited here: {exc}') from None
     return (
         Field('args', 'Arguments', json_line(args), 'A list in JSON.', kind='area'),
         Field('kwargs', 'Named arguments', json_line(kwargs), 'An object in JSON.', kind='area'),
     )
 
 
-def _edit(view: View, targets: Sequence[str]) -> Outcome:
+def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
     given = dict[str, Any]()
     for name, label, kind in (('args', 'Arguments', list), ('kwargs', 'Named arguments', dict)):
         try:
             given[name] = json_value(view.form.get(name, ''), kind)
         except ValueError as exc:
-            raise Refused(f'{label}: {exc}') from None
+            raise InputRefused(f'{label}: {exc}') from None
     try:
         _jobs(view).edit(targets[0], **given)
     except (CouchDBError, Unreadable) as exc:
-        raise Refused(str(exc)) from None
-    return Outcome(f'{targets[0]}: its arguments are changed.')
+        raise InputRefused(str(exc)) from None
+    return ActionOutcome(f'{targets[0]}: its arguments are changed.')
 
 
 page = Page(

@@ -16,7 +16,7 @@ from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_c
 from ...resources.queues import LATE_SECONDS, NO_QUEUES, queue_columns, queue_rows
 from ...resources.resource import counted
 from ..tables import Table
-from ..view import Action, Outcome, Page, View
+from ..view import Action, ActionOutcome, Page, View
 
 
 def show(view: View) -> Response:
@@ -75,10 +75,10 @@ def _totals(found: Status) -> list[tuple[str, str, Tone]]:
     ]
 
 
-def _each(act: Callable[[View, Client, str], Any], said: Callable[[str, Any], str]) -> Callable[..., Outcome]:
+def _each(act: Callable[[View, Client, str], Any], said: Callable[[str, Any], str]) -> Callable[..., ActionOutcome]:
     """Return the function of an action: `act` for each queue, and one sentence of what `said` says of each."""
 
-    def function(view: View, targets: Sequence[str]) -> Outcome:
+    def function(view: View, targets: Sequence[str]) -> ActionOutcome:
         done, refused = list[str](), list[str]()
         for name in targets:
             try:
@@ -86,7 +86,7 @@ def _each(act: Callable[[View, Client, str], Any], said: Callable[[str, Any], st
             except CouchDBError as exc:
                 refused.append(str(exc))
         text = f'{"; ".join([*done, *refused][:10])}{" …" if len(targets) > 10 else ""}.'
-        return Outcome(text, 'bad' if refused else 'good')
+        return ActionOutcome(text, 'bad' if refused else 'good')
 
     return function
 

@@ -20,7 +20,7 @@ from ...resources.columns import NO_VALUE, Row, Tone, json_line
 from ...resources.jobs import STATE_TONES, removal_text
 from ...resources.task import find_task, task_resource, without_arguments
 from ..actions import each, sentence
-from ..view import Action, Outcome, Page, View
+from ..view import Action, ActionOutcome, Page, View
 from . import jobs as jobs_page
 from .failure_actions import ACTIONS, failures_of
 from .failures import without_results
@@ -176,7 +176,7 @@ def _cut(text: str) -> str:
 # -- actions
 
 
-def _terminate(view: View, targets: Sequence[str]) -> Outcome:
+def _terminate(view: View, targets: Sequence[str]) -> ActionOutcome:
     jobs = Jobs(view.site.app, view.account.broker, view.account.results)
     return each(view, targets, lambda name: removal_text(jobs.remove(name, terminate=True), True)[0])
 

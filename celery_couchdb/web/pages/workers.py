@@ -13,7 +13,7 @@ from ...resources.columns import Column, Row, Tone, count_cell, rate_cell
 from ...resources.workers import CONSUMERS, running_tasks, task_columns
 from ..actions import sentence
 from ..tables import Table
-from ..view import Action, Field, Outcome, Page, Refused, View
+from ..view import Action, ActionOutcome, Field, InputRefused, Page, View
 
 #: The maximum number of running tasks that are shown, and of workers that an outcome names.
 _LIMIT, _MAX_NAMED = 200, 5
@@ -68,10 +68,10 @@ def _is_worker(consumer: Row) -> bool:
 _Tell = Callable[[RemoteControl, View, Sequence[str]], Mapping[str, Reply]]
 
 
-def _told(tell: _Tell) -> Callable[[View, Sequence[str]], Outcome]:
+def _told(tell: _Tell) -> Callable[[View, Sequence[str]], ActionOutcome]:
     """Return the function of an action, which says who replied what, and who did not reply."""
 
-    def function(view: View, targets: Sequence[str]) -> Outcome:
+    def function(view: View, targets: Sequence[str]) -> ActionOutcome:
         workers = {_key(one) for one in view.snapshot().status['consumers'] if _is_worker(one)}
         names, others = [name for name in targets if name in workers], [name for name in targets if name not in workers]
         said = defaultdict[Reply, list[str]](list)
@@ -82,7 +82,7 @@ def _told(tell: _Tell) -> Callable[[View, Sequence[str]], Outcome]:
             said[_UNKNOWN] += others
         parts = [f'{reply.text}: {_listed(some)}' for reply, some in said.items()]
         tone: Tone = 'bad' if any(reply.is_error for reply in said) else 'warning' if _SILENT in said else 'good'
-        return Outcome(sentence('; '.join(parts)), tone)
+        return ActionOutcome(sentence('; '.join(parts)), tone)
 
     return function
 
@@ -102,7 +102,7 @@ def _resized(sign: int) -> _Tell:
     def tell(control: RemoteControl, view: View, names: Sequence[str]) -> Mapping[str, Reply]:
         given = view.form.get('processes', '').strip()
         if not (given.isascii() and given.isdecimal() and len(given) < 4 and int(given)):
-            raise Refused(f'Give the number of processes, not {given!r:.40}')
+            raise InputRefused(f'Give the number of processes, not {given!r:.40}')
         return control.resize(names, sign * int(given))
 
     return tell
@@ -111,7 +111,7 @@ def _resized(sign: int) -> _Tell:
 def _queue(view: View) -> str:
     queue = view.form.get('queue', '').strip()
     if not queue:
-        raise Refused('Give the name of a queue')
+        raise InputRefused('Give the name of a queue')
     return queue
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kombu_couchdb.consumer import report as module
 from kombu_couchdb.consumer import worker_hooks
-from kombu_couchdb.consumer.report import Report
+from kombu_couchdb.consumer.report import TaskReport
 from kombu_couchdb.consumer.worker_hooks import RunningTask
 from kombu_couchdb.couchdb.clock import ServerClock
 
@@ -28,7 +28,7 @@ class World:
         monkeypatch.setattr(worker_hooks, '_members', {})
         server = ServerClock()
         monkeypatch.setattr(server, 'now', lambda: self.now + 5100)
-        self.report = Report(server)
+        self.report = TaskReport(server)
 
     def running(self, queues: Collection[str]) -> list[RunningTask] | None:
         return self.tasks if self.is_worker else None

@@ -28,7 +28,7 @@ def claims(client: Client) -> list[ClaimCount]:
     return [ClaimCount.of(row) for row in client.view(design.NAME, 'leases', _CLAIMED, **where)]
 
 
-class Work:
+class WorkerLoad:
     """What consumers have claimed, and what they report as running."""
 
     def __init__(self, claims: Iterable[ClaimCount], heartbeats: Iterable[Document], now: float) -> None:
