@@ -222,6 +222,13 @@ class Failures:
             found.append(self._failed(self.results, wanted))
         return filter(wanted.matches, merge(*found, key=lambda failure: -failure.date))
 
+    def leave_out_results(self) -> bool:
+        """Show and change dead letters only from now on; return False if there would be nothing, and change nothing."""
+        if self.results is None or self.jobs is None:
+            return False
+        self.results = None
+        return True
+
     def groups(self, wanted: FailureFilter = EVERY) -> list[FailureGroup]:
         """Return failures in groups by kind, task and error, the group with the newest failure first.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -16,7 +14,7 @@ from kombu_couchdb.couchdb.client import Client
 from ..resources.columns import Row
 from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
 from ..resources.resource import Resource, counted
-from .clients import app_of, broker_of
+from .clients import app_of, broker_of, who_runs_this
 from .resource_commands import json_option, print_list, yes_option
 from .tables import confirm, echo
 
@@ -61,7 +59,7 @@ def pause(ctx: click.Context, patterns: tuple[str, ...], every: bool, reason: st
     client = broker_of(app_of(ctx))
     selected = _select({**queues.names(client), **dict.fromkeys(patterns if new else (), False)}, patterns, every)
     for name in selected:
-        done = queues.pause(client, name, by=_user(), reason=reason)
+        done = queues.pause(client, name, by=who_runs_this(), reason=reason)
         echo(f'{name}: paused' if done else f'{name}: was paused already')
     if not selected:
         echo('There are no queues.')
@@ -160,12 +158,3 @@ def _select(known: Mapping[str, bool], patterns: Sequence[str], every: bool) -> 
 def _enumerate(found: Collection[str]) -> str:
     more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
     return ', '.join(list(found)[:_MAX_LISTED]) + more
-
-
-def _user() -> str:
-    """Return who runs this command, as `user@machine`."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a user without a name
-        user = '?'
-    return f'{user}@{socket.gethostname()}'

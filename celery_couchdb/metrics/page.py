@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_duration
-from ..web.recent_history import DAY, MINUTE, Recent
+from ..web.recent_history import DAY, MINUTE, RecentHours
 from ..web.tables import Table
 from ..web.view import Page, View
 from .history import TASK_NUMBERS
@@ -73,7 +73,7 @@ def show(view: View) -> Response:
     )
 
 
-def task_rows(recent: Recent) -> list[Row]:
+def task_rows(recent: RecentHours) -> list[Row]:
     """Return what ended of each task in the last hour and day, those with most failures first, as objects for JSON."""
     counts: defaultdict[str, dict[str, Counter[str]]] = defaultdict(lambda: {name: Counter() for name in _PERIODS})
     for minute in recent.minutes:
@@ -139,7 +139,7 @@ def _seconds(seconds: float | None) -> str:
     return f'{seconds:.1f} s' if seconds >= 1 else f'{1000 * seconds:.0f} ms'
 
 
-def _table(view: View, recent: Recent, rows: Sequence[Row], period: str, left_out: int) -> Table:
+def _table(view: View, recent: RecentHours, rows: Sequence[Row], period: str, left_out: int) -> Table:
     _, count, seconds = _PERIODS[period]
     series = {row['task']: ([0.0] * count, [0.0] * count) for row in rows}
     for minute in recent.minutes:
@@ -188,7 +188,7 @@ _TEN_MINUTES_COLUMNS = (
 )
 
 
-def _ten_minutes(recent: Recent, now: float) -> list[Row]:
+def _ten_minutes(recent: RecentHours, now: float) -> list[Row]:
     """Return what ended in each ten minutes of the last six hours, the oldest first."""
     last = now // _BAR_SECONDS * _BAR_SECONDS
     dates = [last - _BAR_SECONDS * before for before in reversed(range(_BARS))]

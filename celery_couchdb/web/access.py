@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from kombu_couchdb.errors import CouchDBError
 
-from .accounts import LoginRefused, who_runs_this
+from ..cli.clients import who_runs_this
+from .accounts import LoginRefused
 from .actions import check_token
 from .sessions import COOKIE, Session
 from .site import Site

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import hmac
 import secrets
-import socket
 import threading
 import time
 import weakref
@@ -148,15 +146,6 @@ class Attempts:
         """Forget the attempts of a user whose password was right."""
         with self._lock:
             self._begun.pop(user, None)
-
-
-def who_runs_this() -> str:
-    """Return the user who runs this process, as `user@machine`."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a user without a name
-        user = '?'
-    return f'{user}@{socket.gethostname()}'
 
 
 def _roles(broker: Client, user: str) -> list[str]:

@@ -25,7 +25,7 @@ _OVERLAP_SECONDS = 600.0
 _LATE_SECONDS = 180.0
 
 
-class Recent(NamedTuple):
+class RecentHours(NamedTuple):
     """What was read of the history."""
 
     #: The minutes of the last day in which something happened, the oldest first; see `rooms`.
@@ -54,11 +54,11 @@ class RecentHistory:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = threading.Lock()
-        self._known: Recent | None = None
+        self._known: RecentHours | None = None
         self._date = 0.0  # the server's time of the last reading
         self._tried_at = float('-inf')
 
-    def read(self) -> Recent:
+    def read(self) -> RecentHours:
         """Return the history of the last day; without the room, nothing. One request a minute.
 
         *Raises* the errors of `Client` if nothing was read yet.
@@ -73,7 +73,7 @@ class RecentHistory:
                         raise
             return self._known
 
-    def _read(self, before: Sequence[Row]) -> Recent:
+    def _read(self, before: Sequence[Row]) -> RecentHours:
         """Return what was read `before`, and what is new."""
         now = self._client.clock.now()
         hours = min(DAY, now - self._date + _OVERLAP_SECONDS) / HOUR
@@ -85,4 +85,4 @@ class RecentHistory:
         newest = known[-1]['date'] if known else 0.0
         end = newest + MINUTE if now - newest < _LATE_SECONDS else now // MINUTE * MINUTE
         # The queues of earlier hours are not shown, and they are the larger part.
-        return Recent([each if each['date'] > now - 2 * HOUR else {**each, 'queues': {}} for each in known], end)
+        return RecentHours([each if each['date'] > now - 2 * HOUR else {**each, 'queues': {}} for each in known], end)

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..resources.columns import Tone, json_line
 from .live import StatusReading
-from .recent_history import Recent
+from .recent_history import RecentHours
 from .sessions import Session
 from .site import Site
 
@@ -47,7 +47,7 @@ class View:
         """Return what was read of the broker's database last; see `Live.snapshot`."""
         return self.account.live.snapshot()
 
-    def history(self) -> Recent:
+    def history(self) -> RecentHours:
         """Return the history of tasks and queues; see `RecentHistory.read`."""
         return self.account.live.history.read()
 
@@ -90,6 +90,15 @@ class View:
     def json(self, found: Any) -> Response:
         """Return JSON: what the command of the same name prints, a list instead of one line for each item."""
         return json_response(found)
+
+    def json_list(self, rows: Sequence[Any], after: str | None) -> Response:
+        """Return a part of a list as JSON. The header `Link` leads to the next part, which begins after `after`."""
+        response = self.json(rows)
+        if after:
+            given = self.request.query_params
+            query = {**{name: given.getlist(name) for name in given}, 'after': after}
+            response.headers['Link'] = f'<{self.link(self.page.path if self.page else "/", **query)}>; rel="next"'
+        return response
 
     def notice(self, text: str, tone: Tone = 'good') -> None:
         """Let the next page say something first."""

@@ -36,7 +36,7 @@ _FIELDS = ('task', 'error', 'queue', 'since')
 _DATES = (Column('FIRST', 'first'), Column('LAST', 'last'))
 
 
-class Place(NamedTuple):
+class FailurePlace(NamedTuple):
     """Where a page of the list begins."""
 
     #: The date of the failure before it, and how many failures with this date are on the pages before.
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     skipped: int
 
     @classmethod
-    def of(cls, text: str) -> Place | None:
+    def of(cls, text: str) -> FailurePlace | None:
         """Return the place that a URL has, or None for ''; *raises* `ValueError`."""
         if not text:
             return None
@@ -65,7 +65,7 @@ class FailureQuery(NamedTuple):
     texts: Mapping[str, str]
     kinds: Sequence[str]
     wanted: FailureFilter = FailureFilter()
-    after: Place | None = None
+    after: FailurePlace | None = None
     #: When the page was shown, and the date of its last failure, if a browser reads the same page again.
     at: float | None = None
     oldest: float | None = None
@@ -80,7 +80,7 @@ class Found(NamedTuple):
     """What the page shows."""
 
     failures: Sequence[Failure]
-    following: Place | None
+    following: FailurePlace | None
     groups: Sequence[FailureGroup]
     #: The number of failures that match, as far as it is known.
     total: int | None
@@ -154,7 +154,7 @@ def _asked(view: View, now: float) -> FailureQuery:
         since=now - age(texts['since']) if texts['since'] else None,
     )
     at, oldest = (_number(view.param(name)) if view.param(name) else None for name in ('at', 'oldest'))
-    return FailureQuery(texts, kinds, wanted, Place.of(view.param('after')), at, oldest)
+    return FailureQuery(texts, kinds, wanted, FailurePlace.of(view.param('after')), at, oldest)
 
 
 def _number(text: str) -> float:
@@ -179,9 +179,9 @@ def _read(failures: Failures, asked: FailureQuery, with_list: bool) -> Found:
     return Found(found, following, groups, _total(asked, groups, found, following), new)
 
 
-def _page(failures: Failures, asked: FailureQuery) -> tuple[list[Failure], Place | None]:
+def _page(failures: Failures, asked: FailureQuery) -> tuple[list[Failure], FailurePlace | None]:
     """Return the failures of one page, and where the next one begins."""
-    wanted, after = asked.wanted, asked.after or Place(inf, 0)
+    wanted, after = asked.wanted, asked.after or FailurePlace(inf, 0)
     until = [date for date in (asked.after and asked.after.date, asked.at) if date is not None]
     if until:
         wanted = wanted._replace(until=min(until))
@@ -193,11 +193,11 @@ def _page(failures: Failures, asked: FailureQuery) -> tuple[list[Failure], Place
         return shown, None
     date = shown[-1].date
     same = sum(failure.date == date for failure in shown)
-    return shown, Place(date, same + (after.skipped if date == after.date else 0))
+    return shown, FailurePlace(date, same + (after.skipped if date == after.date else 0))
 
 
 def _total(
-    asked: FailureQuery, groups: Sequence[FailureGroup], found: Sequence[Failure], following: Place | None
+    asked: FailureQuery, groups: Sequence[FailureGroup], found: Sequence[Failure], following: FailurePlace | None
 ) -> int | None:
     if following is None and asked.after is None and asked.at is None:
         return len(found)
@@ -241,20 +241,15 @@ def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
     )
 
 
-def _json(view: View, rows: Sequence[Row], following: Place | None) -> Response:
-    response = view.json([without_arguments(row) for row in rows] if view.site.mask_args else rows)
-    if following:
-        given = view.request.query_params
-        query = {**{name: given.getlist(name) for name in given}, 'after': following.text()}
-        response.headers['Link'] = f'<{view.link("/failures", **query)}>; rel="next"'
-    return response
+def _json(view: View, rows: Sequence[Row], following: FailurePlace | None) -> Response:
+    shown = [without_arguments(row) for row in rows] if view.site.mask_args else rows
+    return view.json_list(shown, following.text() if following else None)
 
 
 def without_results(failures: Failures, error: CouchDBError) -> str:
     """Leave out the results, which cannot be read, and say why; *raises* the error if there is nothing else."""
-    if failures.results is None or failures.jobs is None:
+    if not failures.leave_out_results():
         raise error
-    failures.results = None
     why = 'you may not read them' if isinstance(error, AccessDenied) else str(error)
     return f'Results are not shown: {why.rstrip(".")}.'
 

@@ -205,12 +205,8 @@ def _json(view: View, jobs: Jobs, docs: Sequence[Document], following: Place | N
     if problem:
         raise HTTPException(400, sentence(problem))
     rows = list(job_resource(jobs).describe(docs))
-    response = view.json([without_arguments(row) for row in rows] if view.site.mask_args else rows)
-    if following:
-        given = view.request.query_params
-        query = {**{name: given.getlist(name) for name in given}, 'after': following.text()}
-        response.headers['Link'] = f'<{view.link("/jobs", **query)}>; rel="next"'
-    return response
+    shown = [without_arguments(row) for row in rows] if view.site.mask_args else rows
+    return view.json_list(shown, following.text() if following else None)
 
 
 # -- actions

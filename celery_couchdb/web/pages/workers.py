@@ -115,6 +115,8 @@ def _queue(view: View) -> str:
     return queue
 
 
+_UNTIL_RESTART = 'Until it ends: after a restart, a worker consumes what its command line says.'
+
 _PROCESSES = (Field('processes', 'Processes', '1'),)
 
 
@@ -137,7 +139,7 @@ page = Page(
             'Add a queue',
             _told(lambda control, view, names: control.add_consumer(names, _queue(view))),
             'Let {} consume another queue?',
-            'Until it ends: after a restart, a worker consumes what its command line says.',
+            _UNTIL_RESTART,
             fields=partial(_queues, consumed=False),
         ),
         Action(
@@ -145,7 +147,7 @@ page = Page(
             'Cancel a queue',
             _told(lambda control, view, names: control.cancel_consumer(names, _queue(view))),
             'Let {} not consume a queue any more?',
-            'Until it ends: after a restart, a worker consumes what its command line says.',
+            _UNTIL_RESTART,
             fields=partial(_queues, consumed=True),
         ),
         Action('grow', 'Grow', _told(_resized(1)), 'Let the pool of {} grow?', fields=_PROCESSES),
