@@ -115,7 +115,7 @@ def show(view: View) -> Response:
         hint='',
         numbers=[
             ('Waiting', f'{waiting:,}', '' if waiting else 'dim'),
-            ('InputRefused', f'{refused:,}', 'bad' if refused else 'dim'),
+            ('Refused', f'{refused:,}', 'bad' if refused else 'dim'),
         ],
         remarks=(),
         tables=[parcel_table(view, docs, now, 'Parcels', empty)],
