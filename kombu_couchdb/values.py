@@ -1,8 +1,9 @@
-"""Values in documents and arguments: numbers, dates, units of durations, short texts, the parts of a revision."""
+"""Values in documents and arguments: numbers, dates, units of durations, texts and lists of names, revisions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeGuard
 
@@ -38,3 +39,8 @@ def revision_parts(rev: Any) -> tuple[int, str]:
     """
     generation, _, text = str(rev).partition('-')
     return (int(generation), text) if generation.isdecimal() else (0, '')
+
+
+def enumerated(names: Sequence[str], most: int) -> str:
+    """Return the first `most` names, and how many more there are: `a, b and 1,200 more`."""
+    return ', '.join(names[:most]) + (f' and {len(names) - most:,} more' if len(names) > most else '')

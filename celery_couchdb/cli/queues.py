@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import click
@@ -10,6 +10,7 @@ import click
 from kombu_couchdb.admin import queues
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.values import enumerated
 
 from ..resources.columns import Row
 from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
@@ -127,7 +128,7 @@ def _for_each(
     client = broker_of(app_of(ctx))
     selected = _select(queues.names(client), patterns, every=False)
     if not yes:
-        confirm(f'{question} {_enumerate(selected)}?')
+        confirm(f'{question} {enumerated(selected, _MAX_LISTED)}?')
     for name in selected:
         count = act(client, name)
         echo(f'{name}: ' + outcome.format(counted(count, 'message')))
@@ -147,14 +148,9 @@ def _select(known: Mapping[str, bool], patterns: Sequence[str], every: bool) -> 
         matches = [pattern] if pattern in known else [name for name in lasting if fnmatchcase(name, pattern)]
         if not matches:
             raise click.ClickException(
-                f'there is no queue {pattern!r}; the queues are {_enumerate(lasting)}'
+                f'there is no queue {pattern!r}; the queues are {enumerated(lasting, _MAX_LISTED)}'
                 if lasting
                 else f'there is no queue {pattern!r}: none has been declared yet'
             )
         found = [*found, *matches]
     return list(dict.fromkeys(found))
-
-
-def _enumerate(found: Collection[str]) -> str:
-    more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
-    return ', '.join(list(found)[:_MAX_LISTED]) + more

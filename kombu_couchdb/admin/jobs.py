@@ -29,6 +29,7 @@ from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import Shape
 from ..documents import workitem
 from ..errors import ConfigurationError, NotFound
+from ..values import enumerated
 from .claimants import Claimants
 
 STATES = ('running', 'prefetched', 'ready', 'scheduled', 'parked', 'dead', 'done', 'gone')
@@ -193,8 +194,7 @@ def choose(start: str, complete: Callable[[], Collection[str]]) -> str | None:
         raise ConfigurationError(f'{start!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
     found = sorted(complete())
     if len(found) > 1:
-        more = f' and {len(found) - _MAX_LISTED} more' if len(found) > _MAX_LISTED else ''
-        raise ConfigurationError(f'several ids begin with {start!r}: {", ".join(found[:_MAX_LISTED])}{more}')
+        raise ConfigurationError(f'several ids begin with {start!r}: {enumerated(found, _MAX_LISTED)}')
     return found[0] if found else None
 
 

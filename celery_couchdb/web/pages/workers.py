@@ -8,6 +8,8 @@ from functools import partial
 
 from starlette.responses import Response
 
+from kombu_couchdb.values import enumerated
+
 from ...remote_control import REPLY_SECONDS, RemoteControl, Reply
 from ...resources.columns import Column, Row, Tone, count_cell, rate_cell
 from ...resources.workers import CONSUMERS, running_tasks, task_columns
@@ -80,15 +82,11 @@ def _told(tell: _Tell) -> Callable[[View, Sequence[str]], ActionOutcome]:
             said[replies.get(name) or _SILENT].append(name)
         if others:
             said[_UNKNOWN] += others
-        parts = [f'{reply.text}: {_listed(some)}' for reply, some in said.items()]
+        parts = [f'{reply.text}: {enumerated(some, _MAX_NAMED)}' for reply, some in said.items()]
         tone: Tone = 'bad' if any(reply.is_error for reply in said) else 'warning' if _SILENT in said else 'good'
         return ActionOutcome(sentence('; '.join(parts)), tone)
 
     return function
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ', '.join(names[:_MAX_NAMED]) + (f' and {len(names) - _MAX_NAMED:,} more' if len(names) > _MAX_NAMED else '')
 
 
 _SILENT = Reply(
