@@ -1,4 +1,4 @@
-"""The documents in a database of parcels: the Parcel and the Receipt, and the views of both.
+"""The documents in a database of parcels: the Parcel and the Receipt.
 
 A *parcel* is a message from a publisher without rights on the broker's database. A worker moves it there.
 
@@ -37,23 +37,18 @@ import base64
 import json
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, TypedDict, cast, final
+from typing import Any, Literal, TypedDict, cast, final
 
-from ..couchdb.client import Row
-from ..design import load
 from ..documents import dead_letter
 from ..documents.body import attached, is_large
 from ..documents.types import Document, Message, Stored
 from ..documents.validation import check_value
 from ..errors import Unstorable
 
-#: The design document of a database of parcels. Publishers recognise such a database by it. The name must sort after
-#: that of the broker's design document, see `queues.databases`.
-PARCELS = 'parcels-v1'
-
-#: The design document for receipts in a database of parcels. Its index is updated when it is read: when a leader
-#: starts, and when a receipt is to be deleted.
-RECEIPTS = 'celery-receipts-v2'
+#: The design document of a database of parcels. Publishers recognise such a database by it. It has no views: no document
+#: of a publisher can disturb an index. The name must sort after that of the broker's design document, see
+#: `queues.databases`.
+PARCELS = 'parcels-v2'
 
 #: Two headers and a property of messages, see the room `regions`: the region in which a task was first sent, and that
 #: in which it is to run. Publishers of parcels can set none of them.
@@ -61,6 +56,9 @@ FROM_REGION, REGION_HEADER, REGION_PROPERTY = 'x-from-region', 'x-region', 'regi
 
 #: The beginning of the ids of the messages that a worker moved from a database of parcels.
 MESSAGE = 'parcel:'
+
+#: The maximum size of a body.
+MAX_BODY_BYTES = 64_000_000
 
 #: The members that remain of a refused parcel, and of a receipt, that is `shortened`.
 _REFUSED = ('_id', '_rev', 'status', 'failed')
@@ -83,11 +81,15 @@ _MAX_ERROR_CHARACTERS = 2_000
 
 
 class _ParcelOptions(TypedDict, total=False):
-    #: True if the message was lent to the region. This member and the two below are of parcels between regions only.
-    lent: bool
-    #: The region in which the task runs if the parcel is still there at the time `fallback_at`.
+    #: Members of records, see `kombu_couchdb.regions.region`.
+    lent: float
     fallback: str
     fallback_at: float
+    state: Literal['there', 'withdrawn']
+    taken: float
+    run_in: str
+    cancelled: float
+    delayed: str
     status: Literal['fail']
     reason: str
     failed: float
@@ -139,12 +141,13 @@ def with_body(message: Message, body: bytes | None) -> Message:
     return {**message, 'body': base64.b64encode(body).decode('ascii') if is_base64 else body.decode('utf-8')}
 
 
-def moved_id(parcel_id: str) -> str:
+def moved_id(source: str, parcel_id: str) -> str:
     """Return the id of a parcel's message in the broker's database.
 
-    It is made of the parcel's id alone, so that a message is stored once if two workers move the same parcel.
+    `source` is the name of the database of parcels, or of the region from which the parcel comes. The id is made of both
+    alone, so that a message is stored once if two workers move the same parcel.
     """
-    return MESSAGE + sha256(parcel_id.encode()).hexdigest()[:32]
+    return MESSAGE + sha256(f'{source}/{parcel_id}'.encode()).hexdigest()[:32]
 
 
 def is_waiting(doc: Mapping[str, Any]) -> bool:
@@ -255,28 +258,9 @@ def _value(result: Any) -> dict[str, Any]:
     return {'result': value}
 
 
-# -- views
+# -- the database
 
 
 def design_documents() -> list[dict[str, Any]]:
-    """Return the design documents of a database of parcels, without revisions: `RECEIPTS` and `PARCELS`."""
-    receipts = {**load(__package__, RECEIPTS, {'receipts': ''}), 'autoupdate': False}
-    return [receipts, load(__package__, PARCELS, {'parcels': '_count'})]
-
-
-class ParcelRow(NamedTuple):
-    """`parcels`, and `traffic` of a database of regions: value `[revision, size]`.
-
-    The key in `parcels` is `[0, published]`, or `[1, failed]` of a refused parcel. In `traffic` it has the names of two
-    regions after the first number, that to which the parcel is sent and that from which.
-    """
-
-    id: str
-    rev: str
-    #: The length of the document in characters.
-    size: int
-
-    @classmethod
-    def of(cls, row: Row) -> ParcelRow:
-        """Read a row."""
-        return cls(row['id'], *row['value'])
+    """Return the design document of a database of parcels, without a revision."""
+    return [{'_id': f'_design/{PARCELS}'}]

@@ -1,7 +1,7 @@
 """Messages for other regions: a connection stores them as parcels in the database of regions of its own region.
 
-So a region that cannot be reached does not disturb the publisher. CouchDB replicates the parcel, and a worker of the
-other region publishes the message there.
+So a region that cannot be reached does not disturb the publisher. A worker of the other region takes the parcel, and
+publishes the message there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..couchdb.client import Client
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, Unstorable
 from ..options import Options
 from ..parcels import parcel
 from ..parcels.parcel import Parcel
@@ -59,8 +59,15 @@ class OtherRegions:
         if not isinstance(plain['headers'].get('task'), str):
             raise ConfigurationError('only tasks can be published in another region')
         plain['headers'].setdefault(parcel.FROM_REGION, self.own)
+        if not isinstance(plain['headers'].get('id'), str):
+            raise ConfigurationError('a task for another region needs an id')
+        if isinstance(plain['body'], str) and len(plain['body']) > parcel.MAX_BODY_BYTES:
+            raise Unstorable(
+                f'the body of the message has more than {parcel.MAX_BODY_BYTES:,} characters, too many for another '
+                f'region'
+            )
         doc = parcel.new(plain, exchange, routing_key, self._couchdb.clock.now())
-        doc['_id'] = region.parcel_id(name, self.own, message['properties']['delivery_tag'])
+        doc['_id'] = region.record_id(name, plain['headers']['id'], message['properties']['delivery_tag'])
         if fallback:
             doc['fallback'], doc['fallback_at'] = fallback[0], doc['published'] + fallback[1]
         return plain, [doc]

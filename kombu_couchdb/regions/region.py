@@ -1,12 +1,27 @@
-"""Regions: their names, documents and views.
+"""Regions: their names, addresses, documents, and the rules of what becomes of a task that was given away.
 
-A *region* is a CouchDB, one server or a cluster, with a broker's database, workers and results of its own. Regions that
-work for each other replicate their databases of regions, and nothing else of the broker::
+A *region* is a CouchDB, one server or a cluster, with a broker's database, workers and results of its own. Each region
+has a *database of regions*, in which it puts what it has for the others. Their workers read it there, by HTTP::
 
-    p:<to>:<from>:<tag>    a parcel, a message on its way; `from` creates it, then only `to` changes it, see `parcel`
-    region:<name>          the Region document, which only this region writes
+    p:<to>:<task id>:<tag>        the *record* of a task that this region gave to the region `to`: a parcel
+    r:<home>:<task id>:<tag>      a result that returns to the region `home`, see `returned`
+    region:<name>                 what this region says about itself, see `Region`
 
-So each document has one writer at a time, and an id says between which regions it is replicated.
+The record exists from the moment the task is sent until the task has ended. So it says where the task is::
+
+    {"_id": "p:eu:<task id>:<tag>", "type": "Parcel",
+     "task": …, "id": …, "exchange": …, "routing_key": …, "published": …, "message": {…},    as in each parcel
+     "fallback": "us", "fallback_at": 1763709030.5,   where it runs if `eu` has not taken it by then
+     "lent": 1763709000.5,                            when it was lent, if it may run in any region
+     "state": "there", "taken": 1763709001.5,         `eu` has put it into its queue; without it, it is *sent*
+     "state": "withdrawn", "run_in": "us",            home runs it elsewhere, and deletes the record then
+     "cancelled": 1763709002.5,                       home wants it to be removed
+     "delayed": "exchange …",                         why `eu` has not taken it yet
+     "status": "fail", "reason": …, "failed": …}      `eu` has refused it for good
+
+Who changes a record replaces its revision, in one database: that of home. So of two regions one only can take an
+*exclusive* task (`is_exclusive`): the region `to` says `there` before it puts the task into its queue, and home says
+`withdrawn` before it runs it elsewhere. Other tasks cannot be withdrawn; their region says `there` when they last.
 
 A *LentItem* is a message while it is moved from its home to an idle region::
 
@@ -16,17 +31,18 @@ A *LentItem* is a message while it is moved from its home to an idle region::
      …}                                the other members are those of the WorkItem that it was
 
 It replaces a WorkItem that no consumer has claimed, by revision: CouchDB accepts this or a claim, never both. It has
-another type, so that no view shows it as a message of a queue. When the parcel with the message is stored, it is
-deleted.
+another type, so that no view shows it as a message of a queue. When the record is stored, it is deleted.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from ..couchdb.address import Address, parse_list
 from ..design import load
 from ..documents import concurrency, rates, validation, workitem
 from ..documents.body import stub
@@ -36,9 +52,6 @@ from ..errors import ConfigurationError
 from ..parcels import parcel
 from ..parcels.parcel import FROM_REGION, REGION_HEADER, REGION_PROPERTY, Parcel
 from ..values import is_number
-
-#: The design document of a database of regions.
-REGIONS = 'celery-regions-v1'
 
 #: The design document of the broker's database with the view `lendable`, the messages that may be lent to other
 #: regions. Its index is updated when it is read.
@@ -57,14 +70,48 @@ _MAX_SECONDS = 1e9
 _NAME = re.compile(r'[a-z][a-z0-9-]{0,29}\Z')
 
 
-class Region(Stored):
-    """The tasks that a region would run for other regions. It is in the database of regions."""
+#: The header by which a result finds its way back. The region that takes a task sets it, see `Giver`.
+GIVER = 'x-giver'
+
+#: A task that was lent is taken back if its region has not taken it after so many seconds.
+LEND_SECONDS = 10.0
+
+#: A region that has taken a task says so after so many seconds, unless the task has ended by then.
+THERE_SECONDS = 5.0
+
+#: Of the ids of records, and of results that return.
+_RECORD, _RETURNED = 'p:', 'r:'
+
+
+class Region(Stored, total=False):
+    """What a region says about itself, in its database of regions. Its leader writes it when something changes."""
 
     _id: str
     type: Literal['Region']
     date: float
-    #: The number of tasks, by queue.
+    #: The number of tasks, by queue, that it would run for other regions.
     want: dict[str, int]
+    #: By region: why that region cannot be read from here. Those that can be read are left out.
+    errors: dict[str, str]
+
+
+class Giver(NamedTuple):
+    """The value of the header `GIVER`: how a result gets back to the region that gave the task away."""
+
+    #: The region that has taken the task, and its database of regions.
+    own: str
+    database: str
+    #: The region that gave it away, the id of the task, and the id of the record there.
+    region: str
+    task_id: str
+    record: str
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any]) -> Giver | None:
+        """Read the header of a message; None without a valid one."""
+        found = headers.get(GIVER)
+        is_valid = isinstance(found, (list, tuple)) and len(found) == len(cls._fields)
+        return cls(*found) if is_valid and all(isinstance(part, str) for part in found) else None
 
 
 def check_name(name: str, value: Any) -> str:
@@ -137,14 +184,44 @@ def fallback(properties: Mapping[str, Any], name: str | None, regions: Collectio
     return other, float(seconds)
 
 
-def parcel_id(to: str, own: str, tag: str) -> str:
-    """Return the id of a parcel from region `own` to region `to`; `tag` is the id of its message."""
-    return f'p:{to}:{own}:{tag}'
+def addresses(regions: Mapping[str, str], credentials: str | None, tls: Any = None) -> dict[str, Address]:
+    """Return the addresses of the databases of regions, by region. `tls` is the setting `broker_use_ssl`.
+
+    A URL without a user gets the user of the option `credentials`.
+    """
+    found = {}
+    for name, url in regions.items():
+        setting = f'transport option regions, region {name}'
+        given = {'tls': tls} if url.lower().startswith('couchdbs:') else {}
+        address = parse_list(url.split(';'), setting, 'celery', auth='basic', **given)
+        if credentials and not address.user:
+            others = tuple(replace(other, credentials=credentials) for other in address.others)
+            address = replace(address, credentials=credentials, others=others)
+        found[name] = address
+    return found
 
 
-def arriving(own: str) -> str:
-    """Return the beginning of the ids of all parcels to region `own`."""
-    return f'p:{own}:'
+# -- documents
+
+
+def record_id(to: str, task_id: str, tag: str = '') -> str:
+    """Return the id of a record; without `tag`, the beginning of the ids of a task's records."""
+    return f'{_RECORD}{to}:{task_id}:{tag}'
+
+
+def records_to(name: str) -> str:
+    """Return the beginning of the ids of all records of tasks for a region."""
+    return f'{_RECORD}{name}:'
+
+
+def results_to(name: str) -> str:
+    """Return the beginning of the ids of all results that return to a region."""
+    return f'{_RETURNED}{name}:'
+
+
+def region_of(doc_id: str) -> str:
+    """Return the region that an id names: for which a record or a result is, or whose document it is."""
+    return doc_id.split(':')[1]
 
 
 def region_id(name: str) -> str:
@@ -152,9 +229,19 @@ def region_id(name: str) -> str:
     return f'region:{name}'
 
 
-def new(name: str, want: Mapping[str, int], now: float) -> Region:
-    """Return the document of a region that wants this many tasks of each queue."""
-    return {'_id': region_id(name), 'type': 'Region', 'date': now, 'want': dict(want)}
+def returned(home: str, task_id: str, tag: str, result: Mapping[str, Any], record: str | None, now: float) -> Document:
+    """Return the document that brings a result to the region `home`.
+
+    `result` is the document of the result, and `record` the id of the record at home, if it has one. `tag` makes the
+    id unique: a task may have several results, one for each state.
+    """
+    doc: Document = {
+        '_id': f'{_RETURNED}{home}:{task_id}:{tag}',
+        'type': 'Returned',
+        'date': now,
+        'result': {name: value for name, value in result.items() if name not in ('_rev', 'expires')},
+    }
+    return {**doc, 'record': record} if record else doc
 
 
 def wants_of(doc: Mapping[str, Any]) -> dict[str, int]:
@@ -167,10 +254,72 @@ def wants_of(doc: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def origin(headers: Mapping[str, Any], own: str | None) -> str | None:
-    """Return the region to which a result is returned, or None if the task was sent in this region, `own`."""
-    home = headers.get(FROM_REGION)
-    return home if own and isinstance(home, str) and _NAME.match(home) and home != own else None
+# -- rules of records
+
+#: What `state_of` returns.
+STATES = ('sent', 'there', 'withdrawn', 'refused')
+
+
+def state_of(doc: Mapping[str, Any]) -> str:
+    """Return where the task of a record is, one of `STATES`."""
+    return 'refused' if doc.get('status') else found if (found := doc.get('state')) in STATES[1:3] else 'sent'
+
+
+def is_exclusive(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a region says `there` in the record of a task before it puts the task into its queue."""
+    return 'fallback' in doc or 'lent' in doc
+
+
+def is_takeable(doc: Mapping[str, Any]) -> bool:
+    """Tell whether the task of a record may be put into a queue of its region."""
+    return state_of(doc) in ('sent', 'there') and 'cancelled' not in doc
+
+
+def there(doc: Mapping[str, Any], now: float) -> Document:
+    """Return the record of a task that its region has taken."""
+    kept = {name: value for name, value in doc.items() if name != 'delayed'}
+    return {**kept, 'state': 'there', 'taken': now}
+
+
+def withdrawn(doc: Mapping[str, Any], run_in: str) -> Document:
+    """Return the record of a task that runs in another region than that to which it was given."""
+    return {**doc, 'state': 'withdrawn', 'run_in': run_in}
+
+
+class Decision(NamedTuple):
+    """What home does about a record."""
+
+    #: `run` the task in the region `where`; it has `failed`, with the reason; it is `cancelled`, and never runs.
+    what: Literal['run', 'failed', 'cancelled']
+    where: str = ''
+    reason: str = ''
+
+
+def decide(doc: Mapping[str, Any], own: str, now: float) -> Decision | None:
+    """Return what the region `own` does about its record; None if it waits. `now` is the time of its own server."""
+    state, fallback = state_of(doc), doc.get('fallback')
+    if state == 'withdrawn':
+        return Decision('run', str(doc.get('run_in')))
+    if state == 'refused':
+        reason = f'region {region_of(doc["_id"])} has refused the task: {doc.get("reason")}'
+        return Decision('run', fallback) if isinstance(fallback, str) else Decision('failed', reason=reason)
+    if state == 'there' or (due := due_at(doc)) is None or now < due:
+        return None
+    if 'cancelled' in doc:
+        return Decision('cancelled')
+    return Decision('run', str(fallback)) if fallback else Decision('run', own)
+
+
+def due_at(doc: Mapping[str, Any]) -> float | None:
+    """Return when home decides about a record whose task was not taken; None if it waits for its region."""
+    if not is_exclusive(doc) or state_of(doc) not in ('sent', 'withdrawn'):
+        return None
+    if 'cancelled' in doc or state_of(doc) == 'withdrawn':
+        return 0.0
+    at = doc.get('fallback_at') if 'fallback' in doc else doc.get('lent')
+    if not is_number(at):
+        return 0.0
+    return at if 'fallback' in doc else at + LEND_SECONDS
 
 
 # -- messages that are lent
@@ -227,7 +376,7 @@ def returned(doc: Mapping[str, Any]) -> Document:
 
 
 def lent_parcel(doc: Mapping[str, Any], own: str, to: str, body: bytes | None, now: float) -> Parcel:
-    """Return the parcel from region `own` to region `to` with the message of an item.
+    """Return the record of an item that region `own` lends to region `to`.
 
     `body` is the attached body, or None. *Raises* `ValueError` if the body is not text although the message says so.
     """
@@ -238,17 +387,12 @@ def lent_parcel(doc: Mapping[str, Any], own: str, to: str, body: bytes | None, n
     found = parcel.with_body(message, body) if stub(doc) else message
     return {
         **parcel.new(found, '', doc['queue'], doc['published']),
-        '_id': parcel_id(to, own, doc['_id']),
-        'lent': True,
+        '_id': record_id(to, message['headers']['id'], doc['_id']),
+        'lent': now,
     }
 
 
 # -- views
-
-
-def design_document() -> dict[str, Any]:
-    """Return the design document of a database of regions, without a revision."""
-    return load(__package__, REGIONS, {'traffic': '_count', 'fallbacks': ''})
 
 
 def lending_document() -> dict[str, Any]:
