@@ -37,8 +37,7 @@ from kombu_couchdb.documents.task_message import (
 )
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.parcels.parcel import FROM_REGION, MESSAGE, REGION_HEADER, REGION_PROPERTY
+from kombu_couchdb.parcels.parcel import FROM_REGION, GIVER, MESSAGE, REGION_HEADER, REGION_PROPERTY
 from kombu_couchdb.values import is_whole
 
 from . import PARCEL
@@ -47,7 +46,7 @@ Document = dict[str, Any]
 
 #: Headers that a publisher may not set: they say where a result goes. Celery's requests have a member `headers` with
 #: those that are not Celery's own: if a message has this header, the others are found in it, and a retry sends them.
-RESERVED = (PARCEL, FROM_REGION, 'headers')
+RESERVED = (PARCEL, FROM_REGION, GIVER, 'headers')
 
 #: Other headers that a publisher may not set. Those of limits and of unique jobs concern the tasks of others, too. Each
 #: header becomes an attribute of Celery's request: `callbacks`, `chain` and others of them say what the worker does
@@ -115,10 +114,10 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
+def call_in(doc: Mapping[str, Any], accept: Accept, default_id: str) -> Call:
     """Return the call in a parcel without a message; *raises* `ParcelRefused` if it is malformed or not accepted.
 
-    Without an id in the parcel, the task's id is that of its message, so that it is the same in each try.
+    Without an id in the parcel, the task's id is `default_id`, that of its message, so that it is the same in each try.
     """
     if not isinstance(doc.get('task'), str):
         raise ParcelRefused('it has neither a message nor the name of a task')
@@ -131,7 +130,6 @@ def call_in(doc: Mapping[str, Any], accept: Accept) -> Call:
         check_value('the arguments', [args, kwargs])
     except Unstorable as exc:
         raise ParcelRefused(str(exc)) from exc
-    default_id = parcel.moved_id(doc['_id'])
     options: dict[str, Any] = {'task_id': default_id if doc.get('id') is None else doc['id']}
     if options['task_id'] != default_id and not is_id(options['task_id']):
         raise ParcelRefused(f'id must be {ID}')
@@ -155,8 +153,7 @@ def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:
     """Return the message in a parcel, with its body as the publisher sent it; `body` is the attachment, if it has one.
 
     This is all that is checked between regions, which trust each other as workers of one database do: any task, queue
-    and content type is accepted, but the parcel must be a message that workers can read. The ids of parcels name their
-    senders. By these ids, replications leave out parcels that a region has written in the name of another one.
+    and content type is accepted, but the parcel must be a message that workers can read.
 
     *Raises* `ParcelRefused` if the parcel is malformed.
     """

@@ -1,43 +1,43 @@
 """Receipts: the process that moves parcels writes into them how the tasks ended.
 
 A result names the parcel from which its task came, by the header `x-parcel`. While receipts are open, the changes feed
-of the database of results reports such results. A new leader first looks up the results of all open receipts: none is
-missed if a leader is killed. A result is written only into the receipt of the parcel that it names. Messages that end
-without a result are looked up now and then.
+of the database of results reports such results. A new leader reads all documents (see `inbox`), and looks up the
+results of the open receipts among them: none is missed if a leader is killed. A result is written only into the receipt
+of the parcel that it names. Messages that end without a result are looked up now and then.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import heappop, heappush
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from celery import states
 
 from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document, chunks
-from kombu_couchdb.couchdb.conflicts import delete_revisions
-from kombu_couchdb.couchdb.shapes import exactly, items, members, number, revision, text
+from kombu_couchdb.couchdb.conflicts import delete_leaves
 from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, UNSTORABLE, WriteResult
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
+from kombu_couchdb.values import is_number
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
 
 logger = get_logger(__name__)
 
+_Parcel = TypeVar('_Parcel', bound=tuple[str, str])
+
 #: Results and messages that are looked up, and receipts that are read, in one request.
 _BATCH_DOCS = 200
 
-#: Receipts that are deleted in one request.
-_EXPIRED_DOCS = 500
-
-#: The least seconds between two deletions of receipts, because each brings the index up to date.
-_SWEEP_SECONDS = 30.0
+#: Receipts that are deleted together.
+_EXPIRED_DOCS = 100
 
 #: The seconds until a message is looked up first, and the longest pause between two look-ups of one message.
 _FIRST_SECONDS, _MAX_SECONDS = 60.0, 600.0
@@ -52,15 +52,15 @@ _SELECTOR = {
     'status': {'$in': sorted(states.READY_STATES)},
 }
 
-#: Rows of open receipts that are read in one request.
-_OPEN_ROWS = 2_000
 
-#: The shapes of the rows of the view `receipts`.
-_OPEN = members(id=text, value=text)
-_KEPT = members(id=text, key=exactly(text, number), value=items(revision))
+class Key(NamedTuple):
+    """A receipt: its database, and its id there."""
+
+    database: str
+    doc_id: str
 
 
-class _End(NamedTuple):
+class End(NamedTuple):
     """The end of a task: the members of a receipt, see `receipt.closed`. `date` is None if it is not known."""
 
     state: str
@@ -69,21 +69,23 @@ class _End(NamedTuple):
     date: float | None = None
 
 
-_DROPPED = _End(
-    states.REVOKED, error='the message of the task expired, or was deleted, before a worker acknowledged it'
-)
+_DROPPED = End(states.REVOKED, error='the message of the task expired, or was deleted, before a worker acknowledged it')
 
 
 class Receipts:
-    """The receipts in the database of parcels of `client`. Use it in one thread.
+    """The receipts in databases of parcels. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
 
-    def __init__(self, app: Any, transport: Any, client: Client, wake: Callable[[], None]) -> None:
-        """Use the connected `transport` of the broker. Another thread calls `wake()` when tasks have ended."""
-        self._client = client
-        self._keep, self._region = transport.options.receipts_retention, transport.options.region
+    def __init__(
+        self, app: Any, transport: Any, client_of: Callable[[str], Client | None], wake: Callable[[], None]
+    ) -> None:
+        """Use the connected `transport` of the broker. Another thread calls `wake()` when tasks have ended.
+
+        `client_of(database)` returns a client for a database of parcels; None if it is not used any more.
+        """
+        self._client_of, self._keep, self._clock = client_of, transport.options.receipts_retention, transport.couchdb
         self._messages = MessageEnds(transport.couchdb)
         self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
         if self._backend is None:
@@ -93,15 +95,15 @@ class Receipts:
         self.reset()
 
     def reset(self) -> None:
-        """Forget which receipts are open, and stop waiting for results: another process may move parcels."""
+        """Forget which receipts there are, and stop waiting for results: all documents will be read again."""
         self._pause()
-        #: The task of each open receipt, by the document id. Complete after `_load`.
-        self._open: dict[str, str] = {}
-        self._is_loaded = False
-        #: The receipts whose results may have been stored before the feed reported any.
-        self._unread: dict[str, str] = {}
+        #: The task of each open receipt.
+        self._open: dict[Key, str] = {}
+        #: The open receipts whose results may have been stored before the feed reported any.
+        self._unread: dict[Key, str] = {}
+        #: When receipts are deleted, the next one first.
+        self._kept: list[tuple[float, Key]] = []
         self._since: Any = None
-        self._sweep_at = float('-inf')
 
     def close(self) -> None:
         """End the thread of the changes feed."""
@@ -110,82 +112,77 @@ class Receipts:
 
     def prepare(self) -> None:
         """Note where the feed of results is. Call this before messages are published."""
-        if self._backend is None or self._open:
+        if self._backend is None or self._since is not None:
             return
         try:
             self._since = self._backend.store.sequence()
         except CouchDBError as exc:  # parcels are moved all the same
             logger.debug('the results of parcels are looked up later: %s', exc)
-            self._since, self._is_loaded = None, False
 
-    def add(self, docs: Iterable[Document]) -> None:
-        """Wait for the results of these new receipts."""
-        for doc in docs:
-            self._open[doc['_id']] = doc['id']
-            if not doc['_rev'].startswith('1-'):
+    def add(self, database: str, doc: Document) -> None:
+        """Wait for the result of a new receipt."""
+        key = Key(database, doc['_id'])
+        self._keep_until(key, doc)
+        if self._backend is not None:
+            self._open[key] = doc['id']
+            if not doc['_rev'].startswith('1-') or self._since is None:
                 # A parcel that was changed may have been moved before, and its result may be stored.
-                self._unread[doc['_id']] = doc['id']
-            self._sweep_at = min(self._sweep_at, doc['kept_until'])
+                self._unread[key] = doc['id']
+
+    def note(self, database: str, doc: Document) -> None:
+        """Note a receipt that was read."""
+        key = Key(database, doc['_id'])
+        self._keep_until(key, doc)
+        is_new = key not in self._open and parcel.is_open(doc) and isinstance(doc.get('id'), str)
+        if is_new and self._backend is not None:
+            self._open[key] = self._unread[key] = doc['id']
 
     def step(self) -> None:
         """Write the ends of tasks into receipts, and delete receipts whose time is over. Call it after `wake()`."""
-        self._sweep()
+        self._delete_old()
         if self._backend is None:
-            self._open.clear()
             return
-        if not self._is_loaded:
-            self._load()
+        if self._open and self._since is None:
+            self._since = self._backend.store.sequence()
+            self._unread.update(self._open)
         self._process_changes()
         self._look_up()
         self._end_without_results()
         if not self._open:
             self._pause()
+            self._since = None
         elif not self._results.is_following:
             self._results.follow(self._since, _SELECTOR)
-
-    def _load(self) -> None:
-        """Find all open receipts. Those that were moved before this process did may have a result already."""
-        since = self._since if self._open and self._since is not None else self._backend.store.sequence()
-        found, start = dict[str, str](), ['open']
-        while True:
-            keys = {'startkey': start, 'endkey': ['open', {}], 'limit': _OPEN_ROWS}
-            rows = self._client.view(parcel.RECEIPTS, 'receipts', members(id=text), **keys)
-            found |= {row['id']: row['value'] for row in rows if _OPEN(row)}
-            self._bound([row['id'] for row in rows if not _OPEN(row)])
-            if len(rows) < _OPEN_ROWS:
-                break
-            start = ['open', rows[-1]['id']]  # this row is read twice
-        self._open.update(found)
-        self._unread.update(found)
-        self._since, self._is_loaded = since, True
 
     def _look_up(self) -> None:
         """Read the results of the receipts that the feed may not report."""
         unread, self._unread = self._unread, {}
         try:
             for part in chunks(list(unread), _BATCH_DOCS):
-                self._write([self._backend.get_key_for_task(unread[doc_id]) for doc_id in part])
-                for doc_id in part:
-                    del unread[doc_id]
+                self._write([self._backend.get_key_for_task(unread[key]) for key in part])
+                for key in part:
+                    del unread[key]
         finally:
             self._unread |= unread
 
     def _end_without_results(self) -> None:
         found = self._messages.ends(self._open)
-        self._bound([doc_id for doc_id, end in found.items() if end is None])
-        if ends := {doc_id: end for doc_id, end in found.items() if end is not None}:
-            self._unread |= {doc_id: self._open[doc_id] for doc_id in ends}
+        self._bound([key for key, end in found.items() if end is None])
+        if ends := {key: end for key, end in found.items() if end is not None}:
+            self._unread |= {key: self._open[key] for key in ends}
             self._look_up()  # a result that was stored before the message ended comes first
-            open_ids = self._open.keys() - self._unread.keys()
-            self._close({doc_id: end for doc_id, end in ends.items() if doc_id in open_ids})
+            open_keys = self._open.keys() - self._unread.keys()
+            self._close({key: end for key, end in ends.items() if key in open_keys})
 
-    def _bound(self, doc_ids: Sequence[str]) -> None:
+    def _bound(self, keys: Sequence[Key]) -> None:
         """Let receipts of unknown messages be deleted in time, whatever publishers have written into `kept_until`."""
-        for part in chunks(doc_ids, _BATCH_DOCS):
-            until = self._client.clock.now() + self._keep
-            docs = [doc for doc in self._client.fetch(part) if doc and parcel.outlasts(doc, until)]
-            write(self._client, [{**doc, 'kept_until': until} for doc in docs])
-            self._sweep_at = min(self._sweep_at, until)
+        until = self._clock.clock.now() + self._keep
+        for database, docs in self._fetch(keys).items():
+            late = [{**doc, 'kept_until': until} for doc in docs if parcel.outlasts(doc, until)]
+            for doc in late:
+                self._keep_until(Key(database, doc['_id']), doc)
+            if client := self._client_of(database):
+                write(client, late)
 
     def _pause(self) -> None:
         if self._backend is not None:
@@ -202,87 +199,94 @@ class Receipts:
         """Write the results with these document ids into the open receipts of their parcels, if they are final."""
         # In a cluster the nodes that answer first may not have a result yet that the feed has reported.
         results = self._backend.store.read_many(ids, everywhere=True)
-        self._close(
-            {doc['parcel']: self._end(doc) for doc in results if doc and is_final(doc) and self._is_expected(doc)}
-        )
+        self._close({key: self._end(doc) for doc in results if doc and is_final(doc) and (key := self._expecting(doc))})
 
-    def _close(self, ended: Mapping[str, _End]) -> None:
-        """Write how tasks have ended into the open receipts, by the ids of the parcels."""
+    def _close(self, ended: Mapping[Key, End]) -> None:
+        """Write how tasks have ended into the open receipts."""
         for part in chunks(list(ended), _BATCH_DOCS):
-            names = set(part)
+            keys = set(part)
             for _ in range(_ATTEMPTS):
-                names = self._write_some(sorted(names), ended)
-                if not names:
+                keys = self._write_some(sorted(keys), ended)
+                if not keys:
                     break
-            for doc_id in part:
-                if doc_id not in names:
-                    self._open.pop(doc_id, None)
-                elif doc_id in self._open:
-                    self._unread[doc_id] = self._open[doc_id]  # it changes all the time: the next step tries again
+            for key in part:
+                if key not in keys:
+                    self._open.pop(key, None)
+                elif key in self._open:
+                    self._unread[key] = self._open[key]  # it changes all the time: the next step tries again
 
-    def _write_some(self, names: Sequence[str], ended: Mapping[str, _End]) -> set[str]:
-        """Write receipts, and return the ids of those that another process has changed meanwhile."""
-        now = self._client.clock.now()
-        changes = []
-        for doc in self._client.fetch(names):
-            # The publisher may have changed the receipt.
-            if doc and parcel.is_open(doc) and doc.get('id') == self._open[doc['_id']]:
-                state, result, error, date = ended[doc['_id']]
-                changes.append(parcel.with_outcome(doc, state, result, error, date or now, now, self._keep))
-        results = write(self._client, changes)
-        for doc, written in zip(changes, results, strict=True):
-            if written.is_stored:
-                logger.debug('the receipt of parcel %s says: %s', doc['_id'], doc['state'])
-                self._sweep_at = min(self._sweep_at, doc['kept_until'])
-            elif written.is_refused:
-                logger.warning('the receipt of parcel %s cannot be written: %s', doc['_id'], written.reason)
-        return {doc['_id'] for doc, written in zip(changes, results, strict=True) if written.is_conflict}
+    def _write_some(self, keys: Sequence[Key], ended: Mapping[Key, End]) -> set[Key]:
+        """Write receipts, and return those that another process has changed meanwhile."""
+        now, changed = self._clock.clock.now(), set[Key]()
+        for database, docs in self._fetch(keys).items():
+            changes = []
+            for doc in docs:
+                key = Key(database, doc['_id'])
+                # The publisher may have changed the receipt.
+                if parcel.is_open(doc) and doc.get('id') == self._open.get(key):
+                    state, result, error, date = ended[key]
+                    changes.append(parcel.with_outcome(doc, state, result, error, date or now, now, self._keep))
+            client = self._client_of(database)
+            for doc, written in zip(changes, write(client, changes) if client else (), strict=client is not None):
+                if written.is_stored:
+                    logger.debug('the receipt of parcel %s says: %s', doc['_id'], doc['state'])
+                    self._keep_until(Key(database, doc['_id']), doc)
+                elif written.is_refused:
+                    logger.warning('the receipt of parcel %s cannot be written: %s', doc['_id'], written.reason)
+                elif written.is_conflict:
+                    changed.add(Key(database, doc['_id']))
+        return changed
 
-    def _end(self, doc: Document) -> _End:
+    def _fetch(self, keys: Sequence[Key]) -> dict[str, list[Document]]:
+        """Return the documents of receipts, by database; those of databases that are not used any more are left out."""
+        found = dict[str, list[Document]]()
+        for database in {key.database for key in keys}:
+            if client := self._client_of(database):
+                ids = [key.doc_id for key in keys if key.database == database]
+                found[database] = [doc for doc in client.fetch(ids) if doc]
+        return found
+
+    def _end(self, doc: Document) -> End:
         """Return how the task of a final result has ended."""
         state = doc['status']
         try:
             found = self._backend.decode(unpack(doc))['result']
         except Exception as exc:  # any serializer may have written it, and anybody may have changed it
-            return _End(state, error=f'the result cannot be decoded: {exc}')
+            return End(state, error=f'the result cannot be decoded: {exc}')
         date = doc['date'] if isinstance(doc.get('date'), (int, float)) else None
         is_error = state in states.EXCEPTION_STATES
-        return _End(state, error=error_text(found), date=date) if is_error else _End(state, found, date=date)
+        return End(state, error=error_text(found), date=date) if is_error else End(state, found, date=date)
 
-    def _is_expected(self, result: Document) -> bool:
-        """Tell whether an open receipt waits for this result. Parcels of other regions may have the same ids."""
-        task_id = self._open.get(result['parcel']) if isinstance(result.get('parcel'), str) else None
-        return (
-            task_id is not None
-            and self._backend.get_key_for_task(task_id) == result['_id']
-            and result.get('to') in (None, self._region)
-        )
+    def _expecting(self, result: Document) -> Key | None:
+        """Return the open receipt that waits for this result, if there is one."""
+        named = result.get('parcel')
+        if not isinstance(named, list) or len(named) != len(Key._fields) or not all(isinstance(n, str) for n in named):
+            return None
+        key = Key(*named)
+        task_id = self._open.get(key)
+        return key if task_id is not None and self._backend.get_key_for_task(task_id) == result['_id'] else None
 
-    def _sweep(self) -> None:
+    def _keep_until(self, key: Key, doc: Document) -> None:
+        if is_number(doc.get('kept_until')):
+            heappush(self._kept, (doc['kept_until'], key))
+
+    def _delete_old(self) -> None:
         """Delete receipts whose time is over, with all their leaf revisions: no other one may become a parcel again."""
-        now = self._client.clock.now()
-        if now < self._sweep_at:
-            return
-        while True:
-            rows = self._client.view(
-                parcel.RECEIPTS,
-                'receipts',
-                _KEPT,
-                startkey=['kept'],
-                endkey=['kept', {}],
-                limit=_EXPIRED_DOCS,
-            )
-            over = [row for row in rows if row['key'][1] <= now]
-            # The winning revision last: if this process is killed before, the document is still a receipt.
-            delete_revisions(self._client, [(row['id'], rev) for row in over for rev in row['value'][1:]])
-            deleted = delete_revisions(self._client, [(row['id'], row['value'][0]) for row in over])
-            for row in over:
-                self._open.pop(row['id'], None)
-            if not deleted or len(over) < len(rows):
-                break
-        self._sweep_at = max(
-            now + _SWEEP_SECONDS, min((row['key'][1] for row in rows[len(over) :]), default=float('inf'))
-        )
+        now = self._clock.clock.now()
+        while self._kept and self._kept[0][0] <= now:
+            keys = list[Key]()
+            while self._kept and self._kept[0][0] <= now and len(keys) < _EXPIRED_DOCS:
+                keys.append(heappop(self._kept)[1])
+            for database, docs in self._fetch(keys).items():
+                over = [doc for doc in docs if doc.get('type') == 'Receipt' and _is_over(doc, now)]
+                if (client := self._client_of(database)) and over:
+                    delete_leaves(client, over)
+                for doc in over:
+                    self._open.pop(Key(database, doc['_id']), None)
+
+
+def _is_over(receipt: Mapping[str, Any], now: float) -> bool:
+    return is_number(receipt.get('kept_until')) and receipt['kept_until'] <= now
 
 
 class MessageEnds:
@@ -298,31 +302,35 @@ class MessageEnds:
 
     def __init__(self, broker: Client) -> None:
         self._broker = broker
-        #: By the ids of the parcels: when a message is looked up next, as a monotonic time, and the pause before that.
-        self._checks: dict[str, tuple[float, float]] = {}
-        self._next_at = -inf
+        #: When a message is looked up next, as a monotonic time, and the pause before that.
+        self._checks: dict[tuple[str, str], tuple[float, float]] = {}
+        #: The monotonic time before which `ends` makes no request.
+        self.next_at = -inf
 
-    def ends(self, open_ids: Collection[str]) -> dict[str, _End | None]:
+    def ends(self, parcels: Collection[_Parcel]) -> dict[_Parcel, End | None]:
         """Return how those of these parcels have ended whose tasks store no result; no request in most calls.
+
+        A parcel is named by its source and its id, see `parcel.moved_id`.
 
         None is for a parcel of which the broker's database has no trace.
         """
         now = time.monotonic()
-        if now < self._next_at:
+        if now < self.next_at:
             return {}
-        self._next_at = now + _FIRST_SECONDS
+        self.next_at = now + _FIRST_SECONDS
         first = (now + _FIRST_SECONDS, _FIRST_SECONDS)
-        self._checks = {doc_id: self._checks.get(doc_id, first) for doc_id in open_ids}
-        found: dict[str, _End | None] = {}
+        self._checks = {one: self._checks.get(one, first) for one in parcels}
+        found: dict[_Parcel, End | None] = {}
+        due = [one for one in parcels if self._checks[one][0] <= now]
         try:
-            for part in chunks([doc_id for doc_id, (at, _) in self._checks.items() if at <= now], _BATCH_DOCS):
+            for part in chunks(due, _BATCH_DOCS):
                 found |= self._look_up(part, now)
         except CouchDBError as exc:  # the next call that is due looks them up
             logger.debug('the messages of receipts cannot be looked up just now: %s', exc)
         return found
 
-    def _look_up(self, doc_ids: Sequence[str], now: float) -> dict[str, _End | None]:
-        of = {parcel.moved_id(doc_id): doc_id for doc_id in doc_ids}
+    def _look_up(self, parcels: Sequence[_Parcel], now: float) -> dict[_Parcel, End | None]:
+        of = {parcel.moved_id(*one): one for one in parcels}
         docs = dict(zip(of, self._broker.find(list(of)), strict=True))
         gone = sorted(self._broker.known([name for name, doc in docs.items() if doc is None]))
         # In a cluster the node that answers first may have an unproven deletion: each copy that responds is read.
@@ -330,21 +338,19 @@ class MessageEnds:
         found = self._broker.fetch_leaves(gone, **everywhere)
         # `_bulk_get` of the embedded server leaves out deleted documents.
         leaves = {name: of_one or self._broker.leaves(name) for name, of_one in zip(gone, found, strict=True)}
-        ends: dict[str, _End | None] = {}
-        for name, doc_id in of.items():
-            pause = min(2 * self._checks[doc_id][1], _MAX_SECONDS)
-            self._checks[doc_id] = now + pause, pause
+        ends: dict[_Parcel, End | None] = {}
+        for name, one in of.items():
+            pause = min(2 * self._checks[one][1], _MAX_SECONDS)
+            self._checks[one] = now + pause, pause
             doc = docs[name]
             if doc is not None and workitem.is_dead(doc):
-                ends[doc_id] = _End(
-                    states.FAILURE, error=f'the message of the task is a dead letter: {doc.get("reason")}'
-                )
+                ends[one] = End(states.FAILURE, error=f'the message of the task is a dead letter: {doc.get("reason")}')
             elif name in leaves and _is_dropped(leaves[name]):
-                ends[doc_id] = _DROPPED
+                ends[one] = _DROPPED
             elif doc is None and name not in leaves:
-                ends[doc_id] = None
+                ends[one] = None
             elif (doc is not None and workitem.is_done(doc)) or (name in leaves and _is_deleted(leaves[name])):
-                self._checks[doc_id] = inf, pause
+                self._checks[one] = inf, pause
         return ends
 
 

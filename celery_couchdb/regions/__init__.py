@@ -1,7 +1,9 @@
 """Regions: tasks that run in another CouchDB, and their results on the way back.
 
-`kombu_couchdb.regions.other_regions` publishes a task for another region as a parcel, which CouchDB replicates.
-`region_mover` publishes the parcels that arrive, and `lending` moves messages to idle regions.
+`kombu_couchdb.regions.other_regions` stores a task for another region as a record, in the database of regions. In each
+region one worker is the leader. For each other region it has a `link`, which reads that region's database: the `taker`
+puts its tasks into queues here, and `home` stores results that return, and decides about tasks that were given away.
+`lending` moves messages to idle regions.
 
 This module has the functions that `celery_couchdb.rooms` names, and `everywhere` for programs.
 """
@@ -17,9 +19,9 @@ from celery.canvas import Signature
 
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.parcels.parcel import FROM_REGION
-from kombu_couchdb.regions.region import ANY, named, origin
+from kombu_couchdb.regions.region import ANY, named
 
-from ..parcels import INHERITED, header_of
+from ..parcels import INHERITED
 
 __all__ = ['everywhere']
 
@@ -36,13 +38,6 @@ def everywhere(signature: Signature) -> group:
     if not regions:
         raise ConfigurationError('everywhere() needs the transport option regions')
     return group([signature.clone().set(region=name) for name in sorted(regions)], app=signature.app)
-
-
-def members_of_result(app: Any, request: Any, task_id: str) -> dict[str, Any]:
-    """Return the member `to` of a result that is returned to another region, where the task was sent."""
-    own = (app.conf.broker_transport_options or {}).get('region')
-    to = origin({FROM_REGION: header_of(request, FROM_REGION)}, own) if own else None
-    return {'to': to} if to else {}
 
 
 def check_header(app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:
@@ -64,6 +59,6 @@ def check_header(app: Any, tasks: Iterable[Signature], options: Mapping[str, Any
 
 
 def prepare_worker() -> None:
-    """Let the mover of the region start in each worker that is ready, beside that of parcels."""
-    kinds = import_module('celery_couchdb.parcels.mover').KINDS
-    kinds['region'] = import_module('celery_couchdb.regions.region_mover').RegionMover
+    """Let the leader of the region start in each worker that is ready, beside the mover of parcels."""
+    duties = import_module('celery_couchdb.parcels.mover').DUTIES
+    duties['region'] = import_module('celery_couchdb.regions.link').duties

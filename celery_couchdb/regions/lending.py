@@ -42,7 +42,7 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels.parcel import Parcel
 from kombu_couchdb.regions import region
 
-from ..parcels.mover import attached_body
+from ..parcels.messages import attached_body
 from ..parcels.parcel_checks import UNSAFE_CONTENT, ParcelRefused
 
 logger = get_logger(__name__)
@@ -402,7 +402,7 @@ class Lender:
         results = self._regions.create_once([made for _, made in lending])
         self._broker.bulk(
             [
-                deletion(doc) if result.is_stored else region.returned(doc)
+                deletion(doc) if result.is_stored else region.not_lent(doc)
                 for (doc, _), result in zip(lending, results, strict=True)
             ]
         )

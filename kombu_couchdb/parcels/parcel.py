@@ -45,14 +45,17 @@ from ..documents.types import Document, Message, Stored
 from ..documents.validation import check_value
 from ..errors import Unstorable
 
-#: The design document of a database of parcels. Publishers recognise such a database by it. It has no views: no document
-#: of a publisher can disturb an index. The name must sort after that of the broker's design document, see
+#: The design document of a database of parcels. Publishers recognise such a database by it. It has no views: no
+#: document of a publisher can disturb an index. The name must sort after that of the broker's design document, see
 #: `queues.databases`.
 PARCELS = 'parcels-v2'
 
 #: Two headers and a property of messages, see the room `regions`: the region in which a task was first sent, and that
 #: in which it is to run. Publishers of parcels can set none of them.
 FROM_REGION, REGION_HEADER, REGION_PROPERTY = 'x-from-region', 'x-region', 'region'
+
+#: The header by which a result finds its way back to another region, see `kombu_couchdb.regions.region.Giver`.
+GIVER = 'x-giver'
 
 #: The beginning of the ids of the messages that a worker moved from a database of parcels.
 MESSAGE = 'parcel:'
@@ -144,8 +147,8 @@ def with_body(message: Message, body: bytes | None) -> Message:
 def moved_id(source: str, parcel_id: str) -> str:
     """Return the id of a parcel's message in the broker's database.
 
-    `source` is the name of the database of parcels, or of the region from which the parcel comes. The id is made of both
-    alone, so that a message is stored once if two workers move the same parcel.
+    `source` is the name of the database of parcels, or of the region from which the parcel comes. The id is made of
+    both alone, so that a message is stored once if two workers move the same parcel.
     """
     return MESSAGE + sha256(f'{source}/{parcel_id}'.encode()).hexdigest()[:32]
 

@@ -50,7 +50,7 @@ from ..documents.ids import JOB_KEY
 from ..documents.types import DatedMessage, Document, Stored
 from ..errors import ConfigurationError
 from ..parcels import parcel
-from ..parcels.parcel import FROM_REGION, REGION_HEADER, REGION_PROPERTY, Parcel
+from ..parcels.parcel import FROM_REGION, GIVER, REGION_HEADER, REGION_PROPERTY, Parcel
 from ..values import is_number
 
 #: The design document of the broker's database with the view `lendable`, the messages that may be lent to other
@@ -69,9 +69,6 @@ _MAX_SECONDS = 1e9
 
 _NAME = re.compile(r'[a-z][a-z0-9-]{0,29}\Z')
 
-
-#: The header by which a result finds its way back. The region that takes a task sets it, see `Giver`.
-GIVER = 'x-giver'
 
 #: A task that was lent is taken back if its region has not taken it after so many seconds.
 LEND_SECONDS = 10.0
@@ -110,8 +107,9 @@ class Giver(NamedTuple):
     def of(cls, headers: Mapping[str, Any]) -> Giver | None:
         """Read the header of a message; None without a valid one."""
         found = headers.get(GIVER)
-        is_valid = isinstance(found, (list, tuple)) and len(found) == len(cls._fields)
-        return cls(*found) if is_valid and all(isinstance(part, str) for part in found) else None
+        if not isinstance(found, (list, tuple)) or len(found) != len(cls._fields):
+            return None
+        return cls(*found) if all(isinstance(part, str) for part in found) else None
 
 
 def check_name(name: str, value: Any) -> str:
@@ -368,7 +366,7 @@ def lent(doc: Mapping[str, Any], to: str, now: float) -> Document:
     return {**doc, 'type': 'LentItem', 'status': 'lent', 'region': to, 'lent': now}
 
 
-def returned(doc: Mapping[str, Any]) -> Document:
+def not_lent(doc: Mapping[str, Any]) -> Document:
     """Return the WorkItem that a LentItem was. Its message names no region any more, so no leader lends it again."""
     message = route(doc['message'])[1]
     kept = {name: value for name, value in doc.items() if name not in ('status', 'region', 'lent')}

@@ -1,0 +1,101 @@
+"""Inbox: the documents of one database, read by a leader: those that have changed, and at its start all others once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from kombu_couchdb.couchdb.changes import Follower
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.conflicts import SYNC
+from kombu_couchdb.errors import CouchDBError
+
+#: The ids in one request for all documents.
+_PAGE_IDS = 1000
+
+
+class Inbox:
+    """The documents of a database whose ids begin with certain prefixes. Use it in one thread.
+
+    What has changed comes first, so that no backlog delays it. Documents may come several times: read them to decide.
+    *Every* method raises the errors of `kombu_couchdb.errors`.
+    """
+
+    def __init__(self, client: Client, wake: Callable[[], object], *prefixes: str, heartbeat: float = 4.0) -> None:
+        """Another thread calls `wake()` when documents have changed. Without `prefixes`, all documents are meant.
+
+        CouchDB sends an empty line every `heartbeat` seconds.
+        """
+        self.client = client
+        self._prefixes = prefixes or ('',)
+        # `;` is the character after `:`.
+        ranges = [{'_id': {'$gte': prefix, '$lt': f'{prefix[:-1]};'}} for prefix in prefixes]
+        self._selector: Document | None = {'$or': ranges} if ranges else None
+        self._follower = Follower(client, 'celery-couchdb-inbox', wake, heartbeat=heartbeat)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, and follow nothing until the next call of `take`."""
+        self._follower.pause()
+        self._since: Any = None
+        #: Why the feed does not report changes just now.
+        self.error: CouchDBError | None = None
+        self._changed: dict[str, None] = {}
+        self._begin_scan()
+        self._scan_at = inf
+
+    def close(self) -> None:
+        """End the thread of the changes feed."""
+        self._follower.close()
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time at which `take` has something to do, unless something changes before; infinite if not."""
+        return self._scan_at if not (self._changed or self._left or self._page) else 0.0
+
+    def take(self, limit: int) -> list[str]:
+        """Return up to `limit` ids; none if there is nothing to do until `wake` is called, or `next_at` has come."""
+        if self._since is None:
+            self._since = self.client.sequence()
+            if self.client.replicas > 1:  # the node that is asked may not have yet what others have stored
+                self._scan_at = time.monotonic() + SYNC
+        if time.monotonic() >= self._scan_at:
+            self._begin_scan()
+            self._scan_at = inf
+        self._note_changes()
+        if not self._changed:
+            self._read_page()
+        source = self._changed or self._page
+        ids = list(source)[:limit]
+        for doc_id in ids:
+            del source[doc_id]
+        return ids
+
+    def put_back(self, ids: Sequence[str]) -> None:
+        """Return ids another time: their documents could not be processed."""
+        self._changed.update(dict.fromkeys(ids))
+
+    def _begin_scan(self) -> None:
+        #: The prefixes that are to be read, the last id of the last page, and the ids of that page.
+        self._left, self._after = list(self._prefixes), ''
+        self._page: dict[str, None] = {}
+
+    def _note_changes(self) -> None:
+        changes = self._follower.take()
+        if changes is not None:
+            self.error = changes.error
+            # What the feed does not report just now is not missed: it goes on from the same sequence.
+            if changes.last is not None:
+                self._since = changes.last
+            self._changed.update(dict.fromkeys(doc_id for doc_id in changes.ids if not doc_id.startswith('_')))
+        self._follower.follow(self._since, self._selector)
+
+    def _read_page(self) -> None:
+        while not self._page and self._left:
+            rows = self.client.id_range(self._left[0], limit=_PAGE_IDS, after=self._after or None)
+            self._page = {row['id']: None for row in rows if not row['id'].startswith('_')}
+            self._after = rows[-1]['id'] if rows else ''
+            if len(rows) < _PAGE_IDS:
+                self._left, self._after = self._left[1:], ''

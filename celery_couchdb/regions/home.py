@@ -1,0 +1,207 @@
+"""Home: what a region does about the records of tasks that it gave to another region, and the results that return.
+
+The record exists until the task has ended: its final result has returned, or home has decided otherwise (see
+`region.decide`). Home changes a record by its revision, so that it decides nothing that the other region has decided.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from celery import states
+
+from kombu_couchdb.couchdb.bulk import deletion
+from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.log import get_logger
+from kombu_couchdb.parcels import parcel
+from kombu_couchdb.regions import region
+
+from ..parcels.messages import ParcelMessages, attached_body
+from ..parcels.parcel_checks import ParcelRefused, message_of
+from ..results.documents import is_final, is_outdated, stamp
+from ..results.queue_item import QueueItem
+from .outcomes import backend_of, outcome
+
+logger = get_logger(__name__)
+
+#: The pause before something is tried again that is not possible yet, in seconds.
+_DELAY_SECONDS = 30.0
+
+#: The seconds until the result of a record's task is looked up first, and the longest pause between two look-ups. A
+#: result that another region has returned, for example, ends no record.
+_FIRST_SECONDS, _MAX_SECONDS = 60.0, 600.0
+
+#: The records that are looked up or changed together.
+_BATCH_DOCS = 100
+
+
+class Home:
+    """The records of tasks that this region, `name`, gave to region `other`. Use it in one thread.
+
+    *Every* method raises the errors of `kombu_couchdb.errors`.
+    """
+
+    def __init__(self, app: Any, transport: Any, own: Client, name: str, other: str, regions: Collection[str]) -> None:
+        """`own` is a client for the database of regions of this region; `regions` are the names of all regions."""
+        self._own, self._name, self._other, self._regions = own, name, other, regions
+        self._messages, self._backend = ParcelMessages(transport), backend_of(app)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the records: all will be read again."""
+        #: When home decides about records, by the server's clock.
+        self._due: dict[str, float] = {}
+        #: When the results of the tasks of records are looked up, as a monotonic time, and the pause before that.
+        self._looks: dict[str, tuple[float, float]] = {}
+        self._look_at = time.monotonic() + _FIRST_SECONDS
+        #: The revisions of the records whose failures are stored.
+        self._told = set[str]()
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time at which `step` has something to do; infinite if it has not."""
+        due = min(self._due.values(), default=inf) - self._own.clock.now()
+        return min(time.monotonic() + max(0.0, due), self._look_at if self._looks else inf)
+
+    # -- records
+
+    def note(self, docs: Sequence[tuple[str, Document | None]]) -> None:
+        """Note records that have changed, by id; None for deleted ones. Decide about those that are due."""
+        for doc_id, doc in docs:
+            self._due.pop(doc_id, None)
+            if doc is None:
+                self._looks.pop(doc_id, None)
+                continue
+            now = time.monotonic()
+            self._looks.setdefault(doc_id, (now + _FIRST_SECONDS, _FIRST_SECONDS))
+            decision = region.decide(doc, self._name, self._own.clock.now())
+            if decision is None:
+                if (due := region.due_at(doc)) is not None:
+                    self._due[doc_id] = due
+            elif decision.what == 'run':
+                self._run(doc, decision.where)
+            elif doc['_rev'] not in self._told:
+                self._end(doc, decision)
+
+    def step(self) -> None:
+        """Decide about the records that are due, and look whether tasks have ended whose records do not say so."""
+        now = self._own.clock.now()
+        due = [doc_id for doc_id, at in self._due.items() if at <= now]
+        for part in chunks(due, _BATCH_DOCS):
+            self.note(list(zip(part, self._own.find(part), strict=True)))
+        if self._backend is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _FIRST_SECONDS
+            self._look_up(self._backend)
+
+    def _run(self, doc: Document, where: str) -> None:
+        """Run the task of a record in the region `where`, and delete the record. It is safe to repeat this."""
+        if where not in self._regions:
+            self._due[doc['_id']] = self._own.clock.now() + _DELAY_SECONDS
+            reason = f'{where!r:.80} is not one of the regions'
+            if doc.get('delayed') != reason:
+                logger.warning('task %s cannot run in another region yet: %s', doc.get('id'), reason)
+                self._own.bulk([{**doc, 'delayed': reason}])
+            return
+        if region.state_of(doc) != 'withdrawn':
+            logger.warning('region %s has not taken task %s: it runs in %s', self._other, doc.get('id'), where)
+            doc = region.withdrawn(doc, where)
+            [result] = self._own.bulk([doc])
+            if not result.is_proven:
+                return  # the other region was faster; or this comes again
+            doc = {**doc, '_rev': result.rev}
+        reason = self._publish_here(doc) if where == self._name else self._give(doc, where)
+        self._own.bulk([parcel.refused(doc, reason, self._own.clock.now()) if reason else deletion(doc)])
+
+    def _publish_here(self, doc: Document) -> str:
+        """Publish the message of a record in this region; return why it cannot be, or ''."""
+        items, refused = self._messages.make(f'region {self._name}', [doc], self._publish)
+        reasons = {doc_id: str(exc) for doc_id, exc in refused.items()} | self._messages.store(items)
+        return reasons.get(doc['_id'], '')
+
+    def _publish(self, doc: Document) -> None:
+        self._messages.publish(message_of(doc, attached_body(self._own, doc)), doc)
+
+    def _give(self, doc: Document, where: str) -> str:
+        """Give the task of a record to another region; return why it cannot be, or ''."""
+        try:
+            body = attached_body(self._own, doc)
+            message_of(doc, body)
+        except ParcelRefused as exc:
+            return str(exc)
+        message = parcel.with_body(doc['message'], body)
+        made = parcel.new(message, doc.get('exchange') or '', doc.get('routing_key') or '', doc['published'])
+        made['_id'] = region.record_id(where, message['headers']['id'], doc['_id'].rpartition(':')[2])
+        [result] = self._own.create_once([made])
+        return '' if result.is_stored else result.reason
+
+    def _end(self, doc: Document, decision: region.Decision) -> None:
+        """Store the result of a task that does not run. The record of one that was refused stays."""
+        state = states.REVOKED if decision.what == 'cancelled' else states.FAILURE
+        if state == states.REVOKED:
+            [result] = self._own.bulk([deletion(doc)])
+            if not result.is_proven:
+                return
+        task_id, is_ignored = doc.get('id'), doc['message']['headers'].get('ignore_result')
+        if self._backend is not None and isinstance(task_id, str) and not is_ignored:
+            self._store([outcome(self._backend, task_id, doc['task'], state, decision.reason or 'it was cancelled')])
+        self._told.add(doc['_rev'])
+
+    def _look_up(self, backend: Any) -> None:
+        now = time.monotonic()
+        for part in chunks([doc_id for doc_id, (at, _) in self._looks.items() if at <= now], _BATCH_DOCS):
+            ids = [backend.get_key_for_task(doc_id.split(':', 2)[2].rpartition(':')[0]) for doc_id in part]
+            results = backend.store.read_many(ids)
+            ended = [doc_id for doc_id, doc in zip(part, results, strict=True) if doc and is_final(doc)]
+            docs = self._own.find(ended)
+            self._own.bulk([deletion(doc) for doc in docs if doc and region.state_of(doc) != 'refused'])
+            for doc_id in part:
+                pause = min(2 * self._looks[doc_id][1], _MAX_SECONDS)
+                self._looks[doc_id] = now + pause, pause
+
+    # -- results that return
+
+    def store(self, docs: Sequence[Document], forget: Callable[[list[Document]], object]) -> None:
+        """Store results that have returned, delete the records of the tasks that have ended, then `forget(docs)`."""
+        found = [doc for doc in docs if _is_valid(doc)]
+        best = dict[str, Document]()
+        for doc in sorted(found, key=lambda doc: float(doc.get('date') or 0)):
+            result = doc['result']
+            if result['_id'] not in best or not is_outdated(result, best[result['_id']]):
+                best[result['_id']] = result
+        self._store(list(best.values()))
+        ended = [doc['record'] for doc in found if is_final(doc['result']) and isinstance(doc.get('record'), str)]
+        ended = [doc_id for doc_id in dict.fromkeys(ended) if doc_id.startswith(region.records_to(self._other))]
+        for _ in range(2):  # the other region may say `there` meanwhile; `step` finds what is left
+            current = [doc for doc in self._own.find(ended) if doc] if ended else []
+            ended = [result.id for result in self._own.bulk(list(map(deletion, current))) if not result.is_stored]
+        forget(list(map(deletion, docs)))
+
+    def _store(self, results: Sequence[Document]) -> None:
+        """Store results, as every other result: a success stays, for example."""
+        if self._backend is None or not results:
+            return
+        backend, now = self._backend, self._own.clock.now()
+        items = [
+            QueueItem.of(
+                stamp(doc, now, backend.failure_expires if doc['status'] == states.FAILURE else backend.expires)
+            )
+            for doc in results
+        ]
+        for item, error in backend.store.write_batch(items):
+            if instead := backend.handover.refused(item, error):
+                backend.store.write_batch([instead])
+
+
+def _is_valid(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a document is the result of a task, on its way back."""
+    result = doc.get('result')
+    return (
+        isinstance(result, dict)
+        and result.get('type') == 'Result'
+        and isinstance(result.get('_id'), str)
+        and 'celery-task-meta-' in result['_id']
+        and isinstance(result.get('status'), str)
+    )

@@ -1,0 +1,230 @@
+"""Links: what the leader of a region does for each other region, each in a thread of its own.
+
+A link reads what the other region has for this one, in that region's database of regions: tasks (`taker`), and results
+that return (`home`). It decides about the tasks that this region gave to the other one (`home`), and lends it tasks
+(`lending`). An outage of one region therefore delays nothing between the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Any
+
+from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
+from kombu_couchdb.log import get_logger
+from kombu_couchdb.regions import region
+
+from ..parcels.inbox import Inbox
+from .home import Home
+from .lending import Activity, Demand, Lender, Looks
+from .taker import Taker
+
+logger = get_logger(__name__)
+
+#: The time limits of connecting to another region and of its responses, in seconds.
+_CONNECT_SECONDS, _REQUEST_SECONDS = 3.0, 8.0
+
+#: The pause before a region that could not be read is tried again, in seconds.
+_RETRY_SECONDS = 3.0
+
+#: The documents that are processed together.
+_TURN_DOCS = 100
+
+#: The interval at which a link looks whether its process leads, in seconds. This takes no request.
+_LOOK_SECONDS = 1.0
+
+
+class SharedLead:
+    """The lead of the region, as seen by the links of its process. It has the members of `LeaderLease` for a duty."""
+
+    renewal = next_in = _LOOK_SECONDS
+
+    def __init__(self) -> None:
+        #: Set by the leader of the region.
+        self.lease: LeaderLease | None = None
+        #: Why other regions cannot be read, by region.
+        self.errors: dict[str, str] = {}
+
+    @property
+    def term(self) -> int | None:
+        """The number of the term in which this process leads; None if it does not."""
+        return self.lease.term if self.lease else None
+
+    def step(self) -> int | None:
+        """Return `term`."""
+        return self.term
+
+    def release(self) -> None:
+        """Do nothing: the leader of the region releases the lead."""
+
+
+class RegionLeader(Duty):
+    """Leads a region: says what it wants, and lets the links of this process work. Use it in one thread."""
+
+    process = 'this worker'
+
+    def __init__(self, transport: Any, wake: Callable[[], None], lead: SharedLead, concurrency: int) -> None:
+        """Use the connected `transport`. The worker runs up to `concurrency` tasks at once."""
+        own = transport.options.region
+        super().__init__(LeaderLease(transport.couchdb, f'region:{own}'))
+        self._name, self._lead = own, lead
+        self._client = transport.couchdb.beside(region.database(transport.options.regions, own))
+        self._activity = Activity(transport.couchdb, wake)
+        self._demand = Demand(transport.couchdb, self._client, own, concurrency, Looks(self._activity))
+        lead.lease = self._leader
+
+    def begin(self) -> None:
+        """Forget what a former term knew."""
+        logger.info('this worker leads region %s from now on', self._name)
+        self._demand.reset()
+
+    def rest(self) -> float:
+        """Follow nothing."""
+        self._activity.pause()
+        return super().rest()
+
+    def work(self, *, stale: bool) -> float:
+        """Say what the region wants, and which regions it cannot read."""
+        if self._activity.take():
+            self._demand.note_activity()
+        self._demand.note_errors(dict(self._lead.errors))
+        self._demand.step()
+        return self._demand.next_at - time.monotonic()
+
+    def close(self) -> None:
+        """Say that the region wants nothing, if it leads, and release the lead to another process."""
+        if self._leader.leads:
+            try:
+                self._demand.close()
+            except CouchDBError as exc:
+                logger.debug('region %s still wants tasks: %s', self._name, exc)
+        self._activity.close()
+        super().close()
+        self._client.close()
+
+
+class Link(Duty):
+    """Everything between this region and another one. Use it in one thread.
+
+    *Every* method raises the errors of `kombu_couchdb.errors`, but an outage of the other region is no error.
+    """
+
+    process = 'this worker'
+
+    def __init__(self, app: Any, transport: Any, wake: Callable[[], None], lead: SharedLead, other: str) -> None:
+        """Use the connected `transport`. Another thread calls `wake()` when there is something to do."""
+        super().__init__(lead)  # type: ignore[arg-type]  # it has the members that a duty uses
+        options, broker, own = transport.options, transport.couchdb, transport.options.region
+        self._name, self._other, self._errors = own, other, lead.errors
+        address = region.addresses(options.regions, options.credentials, app.conf.broker_use_ssl)[other]
+        self._own = broker.beside(region.database(options.regions, own))
+        self._there = Client(address, _REQUEST_SECONDS, _CONNECT_SECONDS)
+        prefixes = region.results_to(own), region.records_to(own), region.region_id('')
+        self._arriving = Inbox(self._there, wake, *prefixes)
+        self._leaving = Inbox(self._own, wake, region.records_to(other))
+        self._taker = Taker(app, transport, self._own, self._there, own, other)
+        self._home = Home(app, transport, self._own, own, other, options.regions)
+        self._activity = Activity(broker, wake)
+        self._lender = Lender(
+            broker, self._own, own, other, options.lend_after, app.conf.accept_content, Looks(self._activity)
+        )
+        self._retry_at = -inf
+
+    def begin(self) -> None:
+        """Forget what a former term knew."""
+        self._forget()
+
+    def rest(self) -> float:
+        """Follow nothing."""
+        self._forget()
+        self._activity.pause()
+        return super().rest()
+
+    def work(self, *, stale: bool) -> float:
+        """Do all that is due, at home first."""
+        if stale:
+            self._forget()
+        while ids := self._leaving.take(_TURN_DOCS):
+            self._home.note(list(zip(ids, self._own.fetch(ids), strict=True)))
+            self.renew()
+        self._home.step()
+        arriving = self._work_there()
+        if self._activity.take():
+            self._lender.note_activity()
+        self._lender.step()
+        return min(arriving, self._leaving.next_at, self._home.next_at, self._lender.next_at) - time.monotonic()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._activity.close()
+        for inbox in (self._arriving, self._leaving):
+            inbox.close()
+            inbox.client.close()
+
+    def _forget(self) -> None:
+        for part in (self._arriving, self._leaving, self._taker, self._home, self._lender):
+            part.reset()
+
+    def _work_there(self) -> float:
+        """Do what is due in the other region's database; return the monotonic time at which to call this again."""
+        if time.monotonic() < self._retry_at:
+            return self._retry_at
+        try:
+            self._arriving.put_back(self._taker.due())
+            while ids := self._arriving.take(_TURN_DOCS):
+                self._process(ids)
+                self.renew()
+            self._taker.step()
+        except CouchDBError as exc:
+            self._arriving.reset()
+            self._taker.reset()
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            self._note(str(exc))
+            return self._retry_at
+        self._note(str(self._arriving.error or ''))
+        return min(self._arriving.next_at, self._taker.next_at)
+
+    def _process(self, ids: list[str]) -> None:
+        found = dict(zip(ids, self._there.fetch(ids), strict=True))
+        docs = {doc_id: doc for doc_id, doc in found.items() if doc}
+        self._taker.ended(found.keys() - docs.keys())
+        if results := [doc for doc_id, doc in docs.items() if doc_id.startswith(region.results_to(self._name))]:
+            self._home.store(results, self._there.bulk)
+        self._taker.take([doc for doc_id, doc in docs.items() if doc_id.startswith(region.records_to(self._name))])
+        name = region.region_id(self._other)
+        if name in found:
+            self._lender.set_wants(docs.get(name))
+
+    def _note(self, error: str) -> None:
+        if error and self._errors.get(self._other) != error:
+            logger.warning('region %s cannot be read just now: %s', self._other, error)
+            self._errors[self._other] = error
+        elif not error and self._other in self._errors:
+            del self._errors[self._other]
+            logger.info('region %s can be read again', self._other)
+
+
+def duties(app: Any, concurrency: int) -> dict[str, Led]:
+    """Return the loops of a worker of a region, by the names of their threads; see `parcels.mover.DUTIES`."""
+    lead, options = SharedLead(), app.conf.broker_transport_options
+    loops = {
+        'celery-couchdb-region': Led(
+            app.connection_for_write(),
+            lambda connection, wake: RegionLeader(connection.connection, wake, lead, concurrency),
+            f'region {options["region"]} has no leader',
+        )
+    }
+    for other in sorted({*options['regions']} - {options['region']}):
+        make = partial(_link, app, lead, other)
+        failed = f'tasks and results do not come from region {other}'
+        loops[f'celery-couchdb-region-{other}'] = Led(app.connection_for_write(), make, failed)
+    return loops
+
+
+def _link(app: Any, lead: SharedLead, other: str, connection: Any, wake: Callable[[], None]) -> Link:
+    return Link(app, connection.connection, wake, lead, other)

@@ -1,0 +1,193 @@
+"""The taker: puts tasks of another region into the queues of this one, and says there what became of them.
+
+The records of the other region say which tasks it has given away (`kombu_couchdb.regions.region`). The message of a
+record is published under an id that is derived from the record's id, if that was never stored. So it is stored once,
+even if the leader is killed at any point, or two leaders work for a moment.
+
+Whoever runs the task returns its result. The taker returns one if the message ends without a worker, or is cancelled.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from celery import states
+
+from kombu_couchdb.couchdb.bulk import deletion
+from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.documents import workitem
+from kombu_couchdb.log import get_logger
+from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels.parcel import FROM_REGION, GIVER
+from kombu_couchdb.regions import region
+from kombu_couchdb.regions.region import Giver
+
+from ..parcels.messages import ParcelMessages, Unroutable, attached_body
+from ..parcels.parcel_checks import ParcelRefused, message_of
+from ..parcels.receipts import MessageEnds, write
+from .outcomes import backend_of, outcome
+
+logger = get_logger(__name__)
+
+#: The pause before a task without a queue is tried again, in seconds.
+_DELAY_SECONDS = 30.0
+
+#: The most records that are told in one request that their tasks are there.
+_BATCH_DOCS = 200
+
+
+class _Record(NamedTuple):
+    """A record whose task was taken: where it comes from, and its id; see `parcel.moved_id`."""
+
+    source: str
+    doc_id: str
+
+
+class _Taken(NamedTuple):
+    task_id: str
+    task: str
+    #: The monotonic time at which the record has to say `there`; infinite if it does.
+    tell_at: float
+
+
+class Taker:
+    """Takes the tasks that region `other` gave to region `own`. Use it in one thread.
+
+    *Every* method raises the errors of `kombu_couchdb.errors`.
+    """
+
+    def __init__(self, app: Any, transport: Any, own: Client, there: Client, name: str, other: str) -> None:
+        """`own` and `there` are clients for the databases of regions of this region, `name`, and of region `other`."""
+        self._app, self._broker, self._own, self._there = app, transport.couchdb, own, there
+        self._name, self._other, self._source = name, other, f'region {other}'
+        self._messages, self._backend = ParcelMessages(transport), backend_of(app)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget which tasks were taken: all records will be read again."""
+        self._taken: dict[str, _Taken] = {}
+        self._ends = MessageEnds(self._broker)
+        #: When records are read again whose tasks could not be taken, as monotonic times.
+        self._delayed: dict[str, float] = {}
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time at which `step` has something to do; infinite if it has not."""
+        tells = (taken.tell_at for taken in self._taken.values())
+        return min(min(tells, default=inf), self._ends.next_at if self._taken else inf, *self._delayed.values(), inf)
+
+    def due(self) -> list[str]:
+        """Return the ids of records that are to be taken now, because they could not be taken before."""
+        now = time.monotonic()
+        found = [doc_id for doc_id, at in self._delayed.items() if at <= now]
+        for doc_id in found:
+            del self._delayed[doc_id]
+        return found
+
+    def ended(self, doc_ids: Iterable[str]) -> None:
+        """Note that records were deleted: their tasks have ended."""
+        for doc_id in doc_ids:
+            self._taken.pop(doc_id, None)
+            self._delayed.pop(doc_id, None)
+
+    def take(self, docs: Sequence[Document]) -> int:
+        """Put the tasks of these records into their queues, unless they were; return how many were."""
+        self._cancel([doc for doc in docs if 'cancelled' in doc])
+        self.ended(doc['_id'] for doc in docs if not region.is_takeable(doc))
+        docs = [doc for doc in docs if region.is_takeable(doc) and doc['_id'] not in self._taken]
+        if not docs:
+            return 0
+        items, refused = self._messages.make(self._source, docs, self._publish)
+        docs = self._claimed([doc for doc in docs if doc['_id'] in items]) + [d for d in docs if d['_id'] in refused]
+        reasons = self._messages.store({doc['_id']: items[doc['_id']] for doc in docs if doc['_id'] in items})
+        refused |= {doc_id: ParcelRefused(reason) for doc_id, reason in reasons.items()}
+        self._refuse([(doc, refused[doc['_id']]) for doc in docs if doc['_id'] in refused])
+        docs = [doc for doc in docs if doc['_id'] not in refused]
+        at = time.monotonic() + region.THERE_SECONDS
+        for doc in docs:
+            is_told = region.state_of(doc) == 'there'
+            self._taken[doc['_id']] = _Taken(doc['message']['headers']['id'], doc['task'], inf if is_told else at)
+        # Nobody will say how these end.
+        self._there.bulk([deletion(doc) for doc in docs if self._is_silent(doc)])
+        return len(docs)
+
+    def step(self) -> None:
+        """Say `there` in records whose tasks last, and return results for messages that ended without a worker."""
+        now = time.monotonic()
+        due = [doc_id for doc_id, taken in self._taken.items() if taken.tell_at <= now]
+        for part in chunks(due, _BATCH_DOCS):
+            docs = [doc for doc in self._there.find(part) if doc and region.state_of(doc) == 'sent']
+            self._there.bulk([region.there(doc, self._there.clock.now()) for doc in docs])
+            for doc_id in part:  # one that was changed meanwhile comes again
+                self._taken[doc_id] = self._taken[doc_id]._replace(tell_at=inf)
+        found = self._ends.ends([_Record(self._source, doc_id) for doc_id in self._taken])
+        self._return([(record.doc_id, end.state, end.error or '') for record, end in found.items() if end])
+
+    def _claimed(self, docs: Sequence[Document]) -> list[Document]:
+        """Return those of these records whose tasks this region may run; say `there` in the exclusive ones first."""
+        exclusive = [doc for doc in docs if region.is_exclusive(doc) and region.state_of(doc) == 'sent']
+        claims = [region.there(doc, self._there.clock.now()) for doc in exclusive]
+        claimed = list[Document]()
+        for doc, result in zip(claims, self._there.bulk(claims), strict=True):
+            if result.is_proven:
+                claimed.append({**doc, '_rev': result.rev})
+            elif not result.is_conflict:  # with a conflict, another revision comes
+                self._delayed[doc['_id']] = time.monotonic() + _DELAY_SECONDS
+        return [doc for doc in docs if doc not in exclusive] + claimed
+
+    def _publish(self, doc: Document) -> None:
+        message = message_of(doc, attached_body(self._there, doc))
+        task_id = message['headers']['id']
+        if doc['_id'] != region.record_id(self._name, task_id, doc['_id'].rpartition(':')[2]):
+            raise ParcelRefused('the id of the record does not name its task')
+        giver = Giver(self._name, self._own.address.database, self._other, task_id, doc['_id'])
+        headers = {FROM_REGION: self._other, **message['headers'], GIVER: list(giver)}
+        self._messages.publish({**message, 'headers': headers}, doc)
+
+    def _refuse(self, refused: Sequence[tuple[Document, ParcelRefused]]) -> None:
+        now, docs = self._there.clock.now(), list[Document]()
+        for doc, reason in refused:
+            if isinstance(reason, Unroutable):
+                self._delayed[doc['_id']] = time.monotonic() + _DELAY_SECONDS
+                docs += [{**doc, 'delayed': str(reason)}] if doc.get('delayed') != str(reason) else []
+            else:
+                docs.append(parcel.refused(doc, str(reason), now))
+            logger.warning('task %s of region %s is not taken: %s', doc.get('id'), self._other, reason)
+        write(self._there, docs)
+
+    def _is_silent(self, doc: Document) -> bool:
+        """Tell whether no result of a task returns."""
+        return self._backend is None or bool(doc['message']['headers'].get('ignore_result'))
+
+    def _cancel(self, docs: Sequence[Document]) -> None:
+        """Remove the messages of cancelled tasks that no worker has claimed; tell the workers about the others."""
+        ids = {parcel.moved_id(self._source, doc['_id']): doc for doc in docs}
+        items = self._broker.find(list(ids)) if ids else []
+        waiting = [item for item in items if item and workitem.is_waiting(item)]
+        now = self._broker.clock.now()
+        results = self._broker.bulk([workitem.dropped(item, now) for item in waiting])
+        removed = {result.id for result in results if result.is_stored}
+        known = self._broker.known(list(ids))
+        for name, doc in ids.items():
+            if name in removed or name not in known:
+                self._return([(doc['_id'], states.REVOKED, 'it was cancelled')])
+            else:
+                task_id = str(doc['message']['headers']['id'])
+                self._app.control.revoke(task_id, terminate=doc.get('terminate') is True)
+
+    def _return(self, ends: Sequence[tuple[str, str, str]]) -> None:
+        """Return results: for each the id of the record, the state, and the reason."""
+        docs, now = list[Document](), self._own.clock.now()
+        for doc_id, state, reason in ends:
+            if self._backend is None:
+                continue
+            _, _, rest = doc_id.split(':', 2)
+            task_id = rest.rpartition(':')[0]
+            taken = self._taken.pop(doc_id, None)
+            found = outcome(self._backend, task_id, taken.task if taken else None, state, reason)
+            docs.append(region.returned(self._other, task_id, uuid.uuid4().hex, found, doc_id, now))
+        self._own.bulk(docs)
