@@ -1,26 +1,24 @@
-"""Regions for tests: databases on one server, which replicate to each other as regions on several servers do."""
+"""Regions for tests: databases on one server, or on several, and the links between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
+from types import SimpleNamespace
 from typing import Any
 
-import requests
 from celery import Celery
 
 import celery_couchdb.design
+from celery_couchdb.regions.link import Link, SharedLead
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
-from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.parcels.replications import endpoint
-from kombu_couchdb.regions import region_status
-from kombu_couchdb.regions.region import design_document
 from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
-from tests.support import end
+from tests.support import end, items
 
 
 class Region:
@@ -30,7 +28,7 @@ class Region:
         self.name, self.server = name, server
         names = [stack.enter_context(server.fresh_database()) for _ in range(3)]
         self.broker, self.results, self.regions = (self._database(name, stack) for name in names)
-        documents = (design.documents(), [celery_couchdb.design.document()], [design_document()])
+        documents = (design.documents(), [celery_couchdb.design.document()], [])
         for client, docs in zip((self.broker, self.results, self.regions), documents, strict=True):
             for step in plan(Wanted(client, docs)):
                 if step.do:
@@ -55,69 +53,57 @@ class Region:
         self.options = {**PATIENT_BROKER, 'region': self.name, 'regions': urls, **options}
         self.app.conf.update(broker_transport_options=self.options, result_backend_transport_options=PATIENT)
 
+    def records(self, other: str = '') -> list[Document]:
+        """Return the records of the tasks that the region has given away, to region `other` or to all."""
+        return [row['doc'] for row in self.regions.id_range(f'p:{other}', docs=True)]
+
+    def returning(self) -> list[Document]:
+        """Return the results that have not been fetched by other regions."""
+        return [row['doc'] for row in self.regions.id_range('r:', docs=True)]
+
+    def tasks(self) -> list[str]:
+        """Return the ids of the tasks in the broker's database."""
+        return sorted(item['message']['headers']['id'] for item in items(self.broker))
+
 
 class Regions:
-    """Regions by name, and the replications between them."""
+    """Regions by name, and the links between them, which work when a test says so."""
 
     def __init__(self, servers: dict[str, Server], stack: ExitStack, **options: Any) -> None:
         self.all = [Region(name, server, stack) for name, server in servers.items()]
         for region in self.all:
             region.know(self.all, **options)
-        self._running: list[tuple[Server, dict[str, Any]]] = []
-        stack.callback(self.disconnect)
+        self._links: dict[tuple[str, str], Link] = {}
+        self._stack = stack
 
     def __getitem__(self, name: str) -> Region:
         return next(region for region in self.all if region.name == name)
 
-    def replicate(self) -> None:
-        """Replicate once, from each region to each other one, as CouchDB's replicator does it."""
-        for to, source in permutations(self.all, 2):
-            parcels, results = pulls(to, source)
-            copy(source.regions, to.regions, parcels)
-            copy(source.results, to.results, results)
+    def link(self, own: str, other: str) -> Link:
+        """Return the link of the region `own` with `other`, in a process that leads."""
+        if (own, other) not in self._links:
+            self._links[own, other] = self._stack.enter_context(new_link(self[own].app, other))
+        return self._links[own, other]
 
-    def connect(self) -> None:
-        """Replicate from each region to each other one until the regions are disconnected."""
-        for to, source in permutations(self.all, 2):
-            for body in pulls(to, source):
-                self._running.append((to.server, {**body, 'continuous': True}))
-                post(*self._running[-1])
-
-    def disconnect(self) -> None:
-        """End all replications."""
-        while self._running:
-            server, body = self._running.pop()
-            post(server, {**body, 'cancel': True})
+    def work(self, own: str = '', other: str = '') -> None:
+        """Let the links of a region, or of all, do what is due, as those of a new leader."""
+        for pair in permutations([region.name for region in self.all], 2):
+            if (own or pair[0], other or pair[1]) == pair:
+                link = self.link(*pair)
+                link.begin()
+                link.step()
 
 
-def pulls(to: Region, source: Region) -> list[dict[str, Any]]:
-    """Return the replications by which a region gets parcels and results from another one."""
-    docs = (
-        region_status.pulled_parcels(
-            to.name, source.name, endpoint(source.regions.address), endpoint(to.regions.address)
-        ),
-        region_status.pulled_results(
-            to.name, source.name, endpoint(source.results.address), endpoint(to.results.address)
-        ),
-    )
-    return [{member: doc[member] for member in ('source', 'target', 'selector')} for doc in docs]
-
-
-def copy(source: Client, target: Client, body: dict[str, Any]) -> None:
-    """Replicate once. The embedded server has no replicator that reaches URLs, and that of CouchDB needs seconds."""
-    changes = source.request('POST', '/_changes', {'filter': '_selector'}, {'selector': body['selector']}, repeat=True)
-    wanted = [{'id': row['id'], 'rev': change['rev']} for row in changes['results'] for change in row['changes']]
-    if not wanted:
-        return
-    found = source.request('POST', '/_bulk_get', {'revs': True, 'attachments': True}, {'docs': wanted}, repeat=True)
-    docs = [part['ok'] for result in found['results'] for part in result['docs'] if 'ok' in part]
-    target.request('POST', '/_bulk_docs', {}, {'docs': docs, 'new_edits': False})
-
-
-def post(server: Server, body: dict[str, Any]) -> None:
-    """Start or cancel a replication on a server."""
-    answer = requests.post(f'{server.url}/_replicate', json=body, timeout=60)
-    assert answer.ok, answer.text
+@contextmanager
+def new_link(app: Celery, other: str) -> Iterator[Link]:
+    """Provide a link in a process that leads the region of an app, with a connection of its own."""
+    connection = app.connection_for_write()
+    lead: Any = SharedLead()
+    lead.lease = SimpleNamespace(term=1)
+    link = Link(app, connection.connection, lambda: None, lead, other)
+    yield link
+    link.close()
+    connection.release()
 
 
 @contextmanager
@@ -137,4 +123,4 @@ def await_death(step: Callable[[], object]) -> None:
             return True
         return False
 
-    wait_for(dies, 'the ferry is killed')
+    wait_for(dies, 'the link is killed')

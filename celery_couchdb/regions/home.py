@@ -144,9 +144,9 @@ class Home:
             [result] = self._own.bulk([deletion(doc)])
             if not result.is_proven:
                 return
-        task_id, is_ignored = doc.get('id'), doc['message']['headers'].get('ignore_result')
-        if self._backend is not None and isinstance(task_id, str) and not is_ignored:
-            self._store([outcome(self._backend, task_id, doc['task'], state, decision.reason or 'it was cancelled')])
+        task_id, task = doc.get('id'), doc.get('task')
+        if self._backend is not None and isinstance(task_id, str) and isinstance(task, str):
+            self._store([outcome(self._backend, task_id, task, state, decision.reason or 'it was cancelled')])
         self._told.add(doc['_rev'])
 
     def _look_up(self, backend: Any) -> None:
@@ -191,7 +191,7 @@ class Home:
             for doc in results
         ]
         for item, error in backend.store.write_batch(items):
-            if instead := backend.handover.refused(item, error):
+            if instead := backend.handover._refused(item, error):
                 backend.store.write_batch([instead])
 
 

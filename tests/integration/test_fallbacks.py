@@ -1,27 +1,18 @@
-"""Parcels that their region has not taken in time run in another region."""
+"""Tasks that their region has not taken in time run in another region, and in one region only."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
 
-from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
-from kombu_couchdb.couchdb.clock import ServerClock
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
 from tests.conftest import wait_for
-from tests.regions import Regions, await_death, regions_on
+from tests.regions import Regions, new_link, regions_on
 from tests.support import items
-
-from .test_regions import ferry, parcels, tasks
-
-__all__ = ['ferry']
-
-Ferries = Callable[[Celery], RegionMover]
 
 
 @pytest.fixture
@@ -30,89 +21,103 @@ def regions(server: Server) -> Iterator[Regions]:
         yield regions
 
 
-def send(regions: Regions, task_id: str, *args: Any, **options: Any) -> None:
-    regions['us'].app.send_task('add', args, task_id=task_id, **{'region': 'eu', **options})
+def send(regions: Regions, task_id: str, *args: Any, **options: Any) -> Any:
+    return regions['us'].app.send_task('add', args, task_id=task_id, **{'region': 'eu', **options})
 
 
-def test_silent_region_is_replaced(regions: Regions, ferry: Ferries) -> None:
-    us = regions['us']
-    sender = ferry(us.app)
-    sender.step()
+def test_silent_region_is_replaced(regions: Regions) -> None:
+    us, asia, eu = regions['us'], regions['asia'], regions['eu']
     send(regions, 'home', fallback='us', fallback_after=0.3)
     send(regions, 'asia', 'x' * 40_000, fallback='asia', fallback_after=0.3)
     send(regions, 'later', fallback='us')
     send(regions, 'never')
-    sender._stale = True  # the feed would say so
 
-    def home() -> bool:
-        sender.step()
-        left = sorted(doc['_id'].split(':')[1] for doc in parcels(us.regions))
-        return tasks(us.broker) == ['home'] and left == ['asia', 'eu', 'eu']
+    def moved() -> bool:
+        regions.work('us')
+        return us.tasks() == ['home'] and [len(us.records(to)) for to in ('asia', 'eu')] == [1, 2]
 
-    wait_for(home, 'the fallbacks')
-    regions.replicate()
-    asia, eu = regions['asia'], regions['eu']
-    for region in (asia, eu):
-        ferry(region.app).step()
-    assert (tasks(asia.broker), tasks(eu.broker)) == (['asia'], ['later', 'never'])
+    wait_for(moved, 'the fallbacks')
+    regions.work()
+    assert (asia.tasks(), eu.tasks()) == (['asia'], ['later', 'never'])
     [item] = items(asia.broker)
     assert item['message']['headers']['x-from-region'] == 'us'
     assert item['_attachments']['body']['length'] > 40_000
     assert not {'region', 'fallback', 'fallback_after'} & {*item['message']['properties']}
-    regions.replicate()
-    assert parcels(us.regions) == parcels(eu.regions) == parcels(asia.regions) == []
+    assert us.tasks() == ['home']
 
 
-def test_region_that_takes_the_parcel_in_time_runs_it_alone(
-    regions: Regions, ferry: Ferries, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_region_that_takes_the_task_in_time_runs_it_alone(regions: Regions) -> None:
     us, eu = regions['us'], regions['eu']
-    sender = ferry(us.app)
-    send(regions, 'one', fallback='us', fallback_after=600)
-    assert sender.step() <= 600
-    regions.replicate()
-    ferry(eu.app).step()
-    regions.replicate()
-    monkeypatch.setattr(ServerClock, 'now', lambda clock: time.time() + 3600)
-    sender._stale = True
-    sender.step()
-    assert (tasks(eu.broker), tasks(us.broker)) == (['one'], [])
+    send(regions, 'one', fallback='us', fallback_after=0.3)
+    regions.work('eu')
+    wait_for(lambda: us.broker.clock.now() > us.records()[0]['fallback_at'], 'the time of the fallback')
+    regions.work()
+    assert (eu.tasks(), us.tasks()) == (['one'], [])
+
+
+def test_only_one_region_runs_it_if_both_decide_at_once(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fallback is due while the other region reads the record: who writes second has lost."""
+    us, eu = regions['us'], regions['eu']
+    send(regions, 'one', fallback='us', fallback_after=0.01)
+    read = Client.fetch
+
+    def read_and_wait(self: Client, ids: Any, **params: Any) -> Any:
+        found = read(self, ids, **params)
+        if any(str(doc_id).startswith('p:eu:') for doc_id in ids):
+            monkeypatch.setattr(Client, 'fetch', read)
+            wait_for(lambda: (regions.work('us', 'eu'), us.tasks())[1] == ['one'], 'the fallback')
+        return found
+
+    monkeypatch.setattr(Client, 'fetch', read_and_wait)
+    regions.work('eu', 'us')
+    regions.work()
+    assert (us.tasks(), eu.tasks(), us.records()) == (['one'], [], [])
 
 
 @pytest.mark.parametrize('fallback', ['us', 'asia'])
-def test_ferry_killed_before_the_parcel_is_deleted(
-    regions: Regions, ferry: Ferries, monkeypatch: pytest.MonkeyPatch, fallback: str
-) -> None:
+def test_leader_killed_at_each_write(regions: Regions, monkeypatch: pytest.MonkeyPatch, fallback: str) -> None:
     us = regions['us']
-    send(regions, 'one', fallback=fallback, fallback_after=0.1)
-    first: Any = ferry(us.app)
+    for kill_at in range(4):
+        result = send(regions, f'task {kill_at}', fallback=fallback, fallback_after=0.01)
+        wait_for(lambda: us.broker.clock.now() > max(doc.get('fallback_at', 0) for doc in us.records()), 'the fallback')
+        writes = list[Any]()
+        with monkeypatch.context() as patch, new_link(us.app, 'eu') as link:
+            for name in ('bulk', 'create_once'):
+                write = getattr(Client, name)
 
-    def killed(docs: Any) -> Any:
-        if docs:
-            raise ServerUnavailable('killed')
-        return []
+                def killed(self: Client, docs: Any, *args: Any, write: Any = write, **options: Any) -> Any:
+                    if docs:
+                        writes.append(docs)
+                    if docs and len(writes) > kill_at:
+                        raise ServerUnavailable('killed')
+                    return write(self, docs, *args, **options)
 
-    monkeypatch.setattr(first._client, 'bulk', killed)
+                patch.setattr(Client, name, killed)
+            try:
+                link.step()
+            except ServerUnavailable:
+                pass
+        regions.work('us')
+        regions.work()
+        found = [name for name in ('us', 'asia', 'eu') if result.id in regions[name].tasks()]
+        assert found == [fallback]
+    assert not us.records('eu')
 
-    await_death(first.step)
-    first._leader.release()
 
-    def finish() -> list[str]:
-        """Let the other ferries work, and return the tasks that were published; each is completed at once."""
-        done = []
-        for name in ('us', 'asia'):
-            ferry(regions[name].app).step()
-            regions.replicate()
-            done += tasks(regions[name].broker)
-            regions[name].broker.bulk([{**doc, '_deleted': True} for doc in items(regions[name].broker)])
-        return done
-
-    assert finish() == ['one']
-    monkeypatch.undo()
-    first._fallbacks._due = 0.0  # the process was not killed but paused
-    first._fallbacks.step()
-    assert finish() == []
-    assert parcels(us.regions) == []
+def test_unknown_fallback_waits_until_the_region_is_known(regions: Regions) -> None:
+    us = regions['us']
+    us.app.send_task('add', (), task_id='one', region='eu', fallback='asia', fallback_after=0.01)
+    [doc] = us.records()
+    known = us.options['regions']
+    us.app.conf.broker_transport_options = {
+        **us.options,
+        'regions': {name: url for name, url in known.items() if name != 'asia'},
+    }
+    with new_link(us.app, 'eu') as link:
+        wait_for(lambda: (link.begin(), link.step(), us.records()[0].get('delayed'))[2], 'the delay')
+    us.app.conf.broker_transport_options = us.options
+    regions.work('us')
+    assert [doc['id'] for doc in us.records('asia')] == ['one']
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -128,4 +133,4 @@ def test_wrong_fallback_is_an_error_when_the_task_is_sent(regions: Regions) -> N
     for options, error in WRONG:
         with pytest.raises(ConfigurationError, match=error):
             send(regions, 'one', **options)
-    assert parcels(regions['us'].regions) == []
+    assert regions['us'].records() == []

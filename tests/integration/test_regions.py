@@ -1,20 +1,16 @@
-"""Tasks for other regions: parcels leave in one region, and each is published once in the other one."""
+"""Tasks for other regions: records leave in one region, and each task is published once in the other one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
 
-from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
-from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
+from kombu_couchdb.errors import ConfigurationError, ServerUnavailable, Unstorable
 from kombu_couchdb.queues.store import Store
-from tests.conftest import wait_for
-from tests.parcels import movers
+from kombu_couchdb.regions import region
 from tests.regions import Regions, regions_on
 from tests.support import items
 
@@ -25,47 +21,36 @@ def regions(server: Server) -> Iterator[Regions]:
         yield regions
 
 
-@pytest.fixture
-def ferry() -> Iterator[Callable[[Celery], RegionMover]]:
-    """A function that returns ferries, each with a connection of its own."""
-    with movers(RegionMover) as make:
-        yield make
-
-
-def parcels(client: Client) -> list[dict[str, Any]]:
-    """Return the parcels in a database of regions."""
-    return [row['doc'] for row in client.id_range('p:', docs=True)]
-
-
-def tasks(client: Client) -> list[str]:
-    return sorted(item['message']['headers']['id'] for item in items(client))
-
-
-def test_task_for_another_region_is_published_there(regions: Regions, ferry: Callable[[Celery], RegionMover]) -> None:
+def test_task_for_another_region_is_published_there_once(regions: Regions) -> None:
     us, eu = regions['us'], regions['eu']
     us.app.send_task('add', (1, 2), task_id='one', region='eu')
     us.app.send_task('add', ('x' * 40_000, 'y'), task_id='two', headers={'x-region': 'eu'}, queue='large')
     us.app.send_task('add', (1, 2), task_id='three', region='us')
-    assert tasks(us.broker) == ['three']
-    assert [doc['_id'].split(':')[:3] for doc in parcels(us.regions)] == [['p', 'eu', 'us']] * 2
-    regions.replicate()
-    ferry(eu.app).step()
-    assert tasks(eu.broker) == ['one', 'two']
+    assert us.tasks() == ['three']
+    assert sorted(doc['id'] for doc in us.records('eu')) == ['one', 'two']
+    regions.work()
+    assert eu.tasks() == ['one', 'two']
     assert {item['queue'] for item in items(eu.broker)} == {'celery', 'large'}
     for item in items(eu.broker):
-        assert item['message']['headers']['x-from-region'] == 'us'
+        headers = item['message']['headers']
+        assert headers['x-from-region'] == 'us'
+        giver = region.Giver.of(headers)
+        assert giver is not None
+        assert (giver.own, giver.region, giver.task_id) == ('eu', 'us', headers['id'])
         assert 'region' not in item['message']['properties']
-        assert 'x-region' not in item['message']['headers']
-    regions.replicate()
-    assert parcels(us.regions) == [] == parcels(eu.regions)
+        assert 'x-region' not in headers
+    eu.broker.bulk([{**doc, '_deleted': True} for doc in items(eu.broker)])  # they were done
+    regions.work()
+    assert eu.tasks() == []
+    assert len(us.records()) == 2, 'until their results return'
 
 
 def test_route_names_a_region(regions: Regions) -> None:
     app = regions['us'].app
     app.conf.task_routes = {'tasks.far': {'region': 'eu', 'queue': 'distant'}}
     app.send_task('tasks.far', ())
-    [doc] = parcels(regions['us'].regions)
-    assert (doc['_id'].split(':')[1], doc['routing_key']) == ('eu', 'distant')
+    [doc] = regions['us'].records('eu')
+    assert doc['routing_key'] == 'distant'
 
 
 def test_unknown_region_is_an_error_when_the_task_is_sent(regions: Regions) -> None:
@@ -75,10 +60,16 @@ def test_unknown_region_is_an_error_when_the_task_is_sent(regions: Regions) -> N
             regions['us'].app.send_task('add', (1, 2), region=name)
         with pytest.raises(ConfigurationError, match=r'region .* is unknown'):
             regions['us'].app.send_task('add', (1, 2), headers={'x-region': name})
-    assert parcels(regions['us'].regions) == []
+    assert regions['us'].records() == []
 
 
-def test_publisher_that_retries_stores_one_parcel(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_that_is_too_large_is_an_error_when_the_task_is_sent(regions: Regions) -> None:
+    with pytest.raises(Unstorable, match='too many for another region'):
+        regions['us'].app.send_task('add', ('x' * 65_000_000,), region='eu')
+    assert regions['us'].records() == []
+
+
+def test_publisher_that_retries_stores_one_record(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     us = regions['us']
     publish, calls = Store.publish, list[Any]()
 
@@ -91,20 +82,49 @@ def test_publisher_that_retries_stores_one_parcel(regions: Regions, monkeypatch:
     monkeypatch.setattr(Store, 'publish', lost)
     us.app.send_task('add', (1, 2), region='eu')
     assert len(calls) == 2
-    assert len(parcels(us.regions)) == 1
+    assert len(us.records()) == 1
 
 
-def test_malformed_parcels_are_refused_while_the_leader_waits(
-    regions: Regions, ferry: Callable[[Celery], RegionMover]
-) -> None:
-    eu = regions['eu']
-    one = ferry(eu.app)
-    one.step()
+def test_malformed_records_are_refused_and_the_sender_learns_why(regions: Regions) -> None:
+    us = regions['us']
     malformed: list[dict[str, Any]] = [{}, {'message': 'x'}, {'type': 'Other', 'task': 'add'}]
-    eu.regions.bulk([{'_id': f'p:eu:us:{number}', **doc} for number, doc in enumerate(malformed)])
+    us.regions.bulk([{'_id': region.record_id('eu', str(n), 'tag'), **doc} for n, doc in enumerate(malformed)])
+    result = us.app.send_task('add', (1, 2), region='eu')
+    [doc] = [doc for doc in us.records() if doc.get('id') == result.id]
+    us.regions.bulk([{**doc, 'exchange': 7}])
+    regions.work('eu')
+    assert [doc.get('status') for doc in us.records()] == ['fail'] * 4
+    regions.work('us')
+    assert result.state == 'FAILURE'
+    assert 'region eu has refused the task' in str(result.result)
 
-    def are_refused() -> bool:
-        one.step()
-        return [doc.get('status') for doc in parcels(eu.regions)] == ['fail'] * 3
 
-    wait_for(are_refused, 'the refusal')
+def test_task_without_a_queue_waits_for_it(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
+    us.app.send_task('add', (1, 2), task_id='one', region='eu', exchange='news', routing_key='news.today')
+    regions.work()
+    [doc] = us.records()
+    assert "exchange 'news' has no queue" in doc['delayed']
+    with eu.app.connection_for_write() as connection:
+        channel = connection.channel()
+        channel.exchange_declare('news', 'topic')
+        channel.queue_declare('readers')
+        channel.queue_bind('readers', 'news', 'news.*')
+    regions.work('eu')
+    assert eu.tasks() == ['one']
+
+
+def test_task_that_lasts_is_said_to_be_there(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    us = regions['us']
+    us.app.send_task('add', (1, 2), region='eu')
+    monkeypatch.setattr(region, 'THERE_SECONDS', 0.0)
+    regions.work('eu')
+    [doc] = us.records()
+    assert region.state_of(doc) == 'there'
+
+
+def test_record_of_a_task_without_a_result_ends_when_the_task_is_taken(regions: Regions) -> None:
+    regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu', ignore_result=True)
+    regions.work()
+    assert regions['eu'].tasks() == ['one']
+    assert regions['us'].records() == []
