@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from celery import Celery
 
@@ -98,8 +98,7 @@ class Regions:
 def new_link(app: Celery, other: str) -> Iterator[Link]:
     """Provide a link in a process that leads the region of an app, with a connection of its own."""
     connection = app.connection_for_write()
-    lead: Any = SharedLead()
-    lead.lease = SimpleNamespace(term=1)
+    lead = SharedLead(cast(Any, SimpleNamespace(term=1)))
     link = Link(app, connection.connection, lambda: None, lead, other)
     yield link
     link.close()

@@ -10,7 +10,7 @@ from typing import Any
 from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 
 #: The ids in one request for all documents.
 _PAGE_IDS = 1000
@@ -85,6 +85,8 @@ class Inbox:
     def _note_changes(self) -> None:
         changes = self._follower.take()
         if changes is not None:
+            if isinstance(changes.error, (AccessDenied, DatabaseMissing)):
+                raise changes.error
             self.error = changes.error
             # What the feed does not report just now is not missed: it goes on from the same sequence.
             if changes.last is not None:

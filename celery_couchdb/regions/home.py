@@ -7,7 +7,7 @@ The record exists until the task has ended: its final result has returned, or ho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -15,6 +15,7 @@ from celery import states
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.conflicts import conflicts_of, delete_revisions
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.regions import region
@@ -113,7 +114,10 @@ class Home:
                 return  # the other region was faster; or this comes again
             doc = {**doc, '_rev': result.rev}
         reason = self._publish_here(doc) if where == self._name else self._give(doc, where)
-        self._own.bulk([parcel.refused(doc, reason, self._own.clock.now()) if reason else deletion(doc)])
+        if reason:
+            self._own.bulk([parcel.refused(doc, reason, self._own.clock.now())])
+        else:
+            delete(self._own, [doc])
 
     def _publish_here(self, doc: Document) -> str:
         """Publish the message of a record in this region; return why it cannot be, or ''."""
@@ -156,15 +160,15 @@ class Home:
             results = backend.store.read_many(ids)
             ended = [doc_id for doc_id, doc in zip(part, results, strict=True) if doc and is_final(doc)]
             docs = self._own.find(ended)
-            self._own.bulk([deletion(doc) for doc in docs if doc and region.state_of(doc) != 'refused'])
+            delete(self._own, [doc for doc in docs if doc and region.state_of(doc) != 'refused'])
             for doc_id in part:
                 pause = min(2 * self._looks[doc_id][1], _MAX_SECONDS)
                 self._looks[doc_id] = now + pause, pause
 
     # -- results that return
 
-    def store(self, docs: Sequence[Document], forget: Callable[[list[Document]], object]) -> None:
-        """Store results that have returned, delete the records of the tasks that have ended, then `forget(docs)`."""
+    def store(self, docs: Sequence[Document]) -> None:
+        """Store results that have returned, and delete the records of the tasks that have ended."""
         found = [doc for doc in docs if _is_valid(doc)]
         best = dict[str, Document]()
         for doc in sorted(found, key=lambda doc: float(doc.get('date') or 0)):
@@ -176,8 +180,7 @@ class Home:
         ended = [doc_id for doc_id in dict.fromkeys(ended) if doc_id.startswith(region.records_to(self._other))]
         for _ in range(2):  # the other region may say `there` meanwhile; `step` finds what is left
             current = [doc for doc in self._own.find(ended) if doc] if ended else []
-            ended = [result.id for result in self._own.bulk(list(map(deletion, current))) if not result.is_stored]
-        forget(list(map(deletion, docs)))
+            ended = delete(self._own, current)
 
     def _store(self, results: Sequence[Document]) -> None:
         """Store results, as every other result: a success stays, for example."""
@@ -193,6 +196,17 @@ class Home:
         for item, error in backend.store.write_batch(items):
             if instead := backend.handover._refused(item, error):
                 backend.store.write_batch([instead])
+
+
+def delete(client: Client, docs: Sequence[Document]) -> list[str]:
+    """Delete documents, and return the ids of those that another process has changed.
+
+    In a cluster an unproven write of another process may be a conflict, which would show when the document is deleted:
+    a task would run again.
+    """
+    if client.is_cluster():
+        delete_revisions(client, [(doc['_id'], rev) for doc in docs for rev in conflicts_of(client, doc['_id'])])
+    return [result.id for result in client.bulk(list(map(deletion, docs))) if not result.is_stored]
 
 
 def _is_valid(doc: Mapping[str, Any]) -> bool:

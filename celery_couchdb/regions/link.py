@@ -14,13 +14,13 @@ from math import inf
 from typing import Any
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.errors import AccessDenied, CouchDBError
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.regions import region
 
 from ..parcels.inbox import Inbox
-from .home import Home
+from .home import Home, delete
 from .lending import Activity, Demand, Lender, Looks
 from .taker import Taker
 
@@ -29,8 +29,9 @@ logger = get_logger(__name__)
 #: The time limits of connecting to another region and of its responses, in seconds.
 _CONNECT_SECONDS, _REQUEST_SECONDS = 3.0, 8.0
 
-#: The pause before a region that could not be read is tried again, in seconds.
-_RETRY_SECONDS = 3.0
+#: The pause before a region that could not be read is tried again, in seconds. CouchDB locks a user after five wrong
+#: passwords in a short time.
+_RETRY_SECONDS, _DENIED_SECONDS = 3.0, 60.0
 
 #: The documents that are processed together.
 _TURN_DOCS = 100
@@ -44,16 +45,15 @@ class SharedLead:
 
     renewal = next_in = _LOOK_SECONDS
 
-    def __init__(self) -> None:
-        #: Set by the leader of the region.
-        self.lease: LeaderLease | None = None
+    def __init__(self, lease: LeaderLease) -> None:
+        self._lease = lease
         #: Why other regions cannot be read, by region.
         self.errors: dict[str, str] = {}
 
     @property
     def term(self) -> int | None:
         """The number of the term in which this process leads; None if it does not."""
-        return self.lease.term if self.lease else None
+        return self._lease.term
 
     def step(self) -> int | None:
         """Return `term`."""
@@ -68,20 +68,25 @@ class RegionLeader(Duty):
 
     process = 'this worker'
 
-    def __init__(self, transport: Any, wake: Callable[[], None], lead: SharedLead, concurrency: int) -> None:
+    def __init__(self, app: Any, transport: Any, wake: Callable[[], None], concurrency: int) -> None:
         """Use the connected `transport`. The worker runs up to `concurrency` tasks at once."""
         own = transport.options.region
         super().__init__(LeaderLease(transport.couchdb, f'region:{own}'))
-        self._name, self._lead = own, lead
+        self._app, self._name, self._others = app, own, sorted({*transport.options.regions} - {own})
+        self._lead, self._links = SharedLead(self._leader), list[Led]()
         self._client = transport.couchdb.beside(region.database(transport.options.regions, own))
         self._activity = Activity(transport.couchdb, wake)
         self._demand = Demand(transport.couchdb, self._client, own, concurrency, Looks(self._activity))
-        lead.lease = self._leader
 
     def begin(self) -> None:
-        """Forget what a former term knew."""
+        """Forget what a former term knew, and start the links, unless they run."""
         logger.info('this worker leads region %s from now on', self._name)
         self._demand.reset()
+        for other in self._others if not self._links else ():
+            link = partial(_link, self._app, self._lead, other)
+            led = Led(self._app.connection_for_write(), link, f'tasks and results do not come from region {other}')
+            led.start(f'celery-couchdb-region-{other}')
+            self._links.append(led)
 
     def rest(self) -> float:
         """Follow nothing."""
@@ -97,7 +102,9 @@ class RegionLeader(Duty):
         return self._demand.next_at - time.monotonic()
 
     def close(self) -> None:
-        """Say that the region wants nothing, if it leads, and release the lead to another process."""
+        """Stop the links, say that the region wants nothing, if it leads, and release the lead to another process."""
+        for led in self._links:
+            led.stop()
         if self._leader.leads:
             try:
                 self._demand.close()
@@ -183,7 +190,8 @@ class Link(Duty):
         except CouchDBError as exc:
             self._arriving.reset()
             self._taker.reset()
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            pause = _DENIED_SECONDS if isinstance(exc, AccessDenied) else _RETRY_SECONDS
+            self._retry_at = time.monotonic() + pause
             self._note(str(exc))
             return self._retry_at
         self._note(str(self._arriving.error or ''))
@@ -194,7 +202,8 @@ class Link(Duty):
         docs = {doc_id: doc for doc_id, doc in found.items() if doc}
         self._taker.ended(found.keys() - docs.keys())
         if results := [doc for doc_id, doc in docs.items() if doc_id.startswith(region.results_to(self._name))]:
-            self._home.store(results, self._there.bulk)
+            self._home.store(results)
+            delete(self._there, results)
         self._taker.take([doc for doc_id, doc in docs.items() if doc_id.startswith(region.records_to(self._name))])
         name = region.region_id(self._other)
         if name in found:
@@ -209,22 +218,15 @@ class Link(Duty):
             logger.info('region %s can be read again', self._other)
 
 
-def duties(app: Any, concurrency: int) -> dict[str, Led]:
-    """Return the loops of a worker of a region, by the names of their threads; see `parcels.mover.DUTIES`."""
-    lead, options = SharedLead(), app.conf.broker_transport_options
-    loops = {
-        'celery-couchdb-region': Led(
-            app.connection_for_write(),
-            lambda connection, wake: RegionLeader(connection.connection, wake, lead, concurrency),
-            f'region {options["region"]} has no leader',
-        )
-    }
-    for other in sorted({*options['regions']} - {options['region']}):
-        make = partial(_link, app, lead, other)
-        failed = f'tasks and results do not come from region {other}'
-        loops[f'celery-couchdb-region-{other}'] = Led(app.connection_for_write(), make, failed)
-    return loops
-
-
 def _link(app: Any, lead: SharedLead, other: str, connection: Any, wake: Callable[[], None]) -> Link:
     return Link(app, connection.connection, wake, lead, other)
+
+
+def duties(app: Any, concurrency: int) -> dict[str, Led]:
+    """Return the loop of a worker of a region, by the name of its thread; see `parcels.mover.DUTIES`."""
+    region_leader = Led(
+        app.connection_for_write(),
+        lambda connection, wake: RegionLeader(app, connection.connection, wake, concurrency),
+        f'region {app.conf.broker_transport_options["region"]} has no leader',
+    )
+    return {'celery-couchdb-region': region_leader}

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from celery import states
 
-from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.log import get_logger
@@ -29,6 +28,7 @@ from kombu_couchdb.regions.region import Giver
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..parcels.receipts import MessageEnds, write
+from .home import delete
 from .outcomes import backend_of, outcome
 
 logger = get_logger(__name__)
@@ -112,7 +112,7 @@ class Taker:
             is_told = region.state_of(doc) == 'there'
             self._taken[doc['_id']] = _Taken(doc['message']['headers']['id'], doc['task'], inf if is_told else at)
         # Nobody will say how these end.
-        self._there.bulk([deletion(doc) for doc in docs if self._is_silent(doc)])
+        delete(self._there, [doc for doc in docs if self._is_silent(doc)])
         return len(docs)
 
     def step(self) -> None:
