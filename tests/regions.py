@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import urlsplit
 
+import pytest
 from celery import Celery
 
 import celery_couchdb.design
 from celery_couchdb.regions.link import Link, SharedLead
 from celery_couchdb.testing import Server
+from chaos.proxy import Proxy
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
+from tests.conftest import PATIENT, PATIENT_BROKER
 from tests.support import end, items
 
 
@@ -33,6 +36,9 @@ class Region:
             for step in plan(Wanted(client, docs)):
                 if step.do:
                     step.do()
+        target = urlsplit(server.url)
+        #: The way to this region's database of regions.
+        self.road = stack.enter_context(Proxy(str(target.hostname), target.port or 5984))
         self.options: dict[str, Any] = {}
         self.app = Celery(
             name,
@@ -49,9 +55,14 @@ class Region:
 
     def know(self, regions: list[Region], **options: Any) -> None:
         """Configure the app; `options` are more transport options."""
-        urls = {other.name: other.server.couchdb_url(other.regions.address.database) for other in regions}
+        urls = {other.name: other.url() for other in regions}
         self.options = {**PATIENT_BROKER, 'region': self.name, 'regions': urls, **options}
         self.app.conf.update(broker_transport_options=self.options, result_backend_transport_options=PATIENT)
+
+    def url(self) -> str:
+        """Return the URL of the database of regions, by the road that a test can cut."""
+        direct = self.server.couchdb_url(self.regions.address.database)
+        return direct.replace(f':{urlsplit(self.server.url).port}/', f':{self.road.port}/')
 
     def records(self, other: str = '') -> list[Document]:
         """Return the records of the tasks that the region has given away, to region `other` or to all."""
@@ -85,6 +96,16 @@ class Regions:
             self._links[own, other] = self._stack.enter_context(new_link(self[own].app, other))
         return self._links[own, other]
 
+    def cut(self) -> None:
+        """Let no region reach another one, until `restore`."""
+        for region in self.all:
+            region.road.refuse()
+
+    def restore(self) -> None:
+        """Let all regions reach each other again."""
+        for region in self.all:
+            region.road.restore()
+
     def work(self, own: str = '', other: str = '') -> None:
         """Let the links of a region, or of all, do what is due, as those of a new leader."""
         for pair in permutations([region.name for region in self.all], 2):
@@ -112,14 +133,21 @@ def regions_on(server: Server, *names: str, **options: Any) -> Iterator[Regions]
         yield Regions(dict.fromkeys(names, server), stack, **options)
 
 
-def await_death(step: Callable[[], object]) -> None:
-    """Call `step` until it raises `ServerUnavailable`, as a test lets it at the point where the process is killed."""
+@contextmanager
+def killed_after(writes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this process be killed after so many requests that write documents; what it raises then is caught."""
+    done = list[Any]()
 
-    def dies() -> bool:
-        try:
-            step()
-        except ServerUnavailable:
-            return True
-        return False
+    def killing(write: Callable[..., Any]) -> Callable[..., Any]:
+        def write_or_die(self: Client, docs: Any, *args: Any, **options: Any) -> Any:
+            if docs and len(done) >= writes:
+                raise ServerUnavailable('killed')
+            done.extend([docs] if docs else [])
+            return write(self, docs, *args, **options)
 
-    wait_for(dies, 'the link is killed')
+        return write_or_die
+
+    with monkeypatch.context() as patch, suppress(ServerUnavailable):
+        for name in ('bulk', 'create_once'):
+            patch.setattr(Client, name, killing(getattr(Client, name)))
+        yield

@@ -10,10 +10,13 @@ from typing import Any
 from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
+from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, CouchDBError, DatabaseMissing
 
 #: The ids in one request for all documents.
 _PAGE_IDS = 1000
+
+#: Stands for a document that has not been read.
+_UNREAD: Document = {}
 
 
 class Inbox:
@@ -23,17 +26,25 @@ class Inbox:
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
 
-    def __init__(self, client: Client, wake: Callable[[], object], *prefixes: str, heartbeat: float = 4.0) -> None:
+    def __init__(
+        self,
+        client: Client,
+        wake: Callable[[], object],
+        *prefixes: str,
+        docs: bool = False,
+        heartbeat: float = 4.0,
+    ) -> None:
         """Another thread calls `wake()` when documents have changed. Without `prefixes`, all documents are meant.
 
-        CouchDB sends an empty line every `heartbeat` seconds.
+        With `docs`, the feed sends the documents, so that they are not read in another request: for a distant server,
+        whose documents are not large. It sends an empty line every `heartbeat` seconds.
         """
         self.client = client
         self._prefixes = prefixes or ('',)
         # `;` is the character after `:`.
         ranges = [{'_id': {'$gte': prefix, '$lt': f'{prefix[:-1]};'}} for prefix in prefixes]
         self._selector: Document | None = {'$or': ranges} if ranges else None
-        self._follower = Follower(client, 'celery-couchdb-inbox', wake, heartbeat=heartbeat)
+        self._follower = Follower(client, 'celery-couchdb-inbox', wake, docs=docs, heartbeat=heartbeat)
         self.reset()
 
     def reset(self) -> None:
@@ -42,7 +53,8 @@ class Inbox:
         self._since: Any = None
         #: Why the feed does not report changes just now.
         self.error: CouchDBError | None = None
-        self._changed: dict[str, None] = {}
+        #: The documents that have changed; `_UNREAD` is for those that are to be read.
+        self._changed: dict[str, Document | None] = {}
         self._begin_scan()
         self._scan_at = inf
 
@@ -55,8 +67,11 @@ class Inbox:
         """The monotonic time at which `take` has something to do, unless something changes before; infinite if not."""
         return self._scan_at if not (self._changed or self._left or self._page) else 0.0
 
-    def take(self, limit: int) -> list[str]:
-        """Return up to `limit` ids; none if there is nothing to do until `wake` is called, or `next_at` has come."""
+    def take(self, limit: int) -> dict[str, Document | None]:
+        """Return up to `limit` documents by id, None for deleted ones.
+
+        An empty dictionary says that there is nothing to do until `wake` is called, or `next_at` has come.
+        """
         if self._since is None:
             self._since = self.client.sequence()
             if self.client.replicas > 1:  # the node that is asked may not have yet what others have stored
@@ -68,36 +83,40 @@ class Inbox:
         if not self._changed:
             self._read_page()
         source = self._changed or self._page
-        ids = list(source)[:limit]
-        for doc_id in ids:
-            del source[doc_id]
-        return ids
+        found = {doc_id: source.pop(doc_id) for doc_id in list(source)[:limit]}
+        unread = [doc_id for doc_id, doc in found.items() if doc is _UNREAD]
+        return {**found, **dict(zip(unread, self.client.fetch(unread), strict=True))}
 
     def put_back(self, ids: Sequence[str]) -> None:
-        """Return ids another time: their documents could not be processed."""
-        self._changed.update(dict.fromkeys(ids))
+        """Return these documents another time: they could not be processed."""
+        self._changed.update(dict.fromkeys(ids, _UNREAD))
 
     def _begin_scan(self) -> None:
         #: The prefixes that are to be read, the last id of the last page, and the ids of that page.
         self._left, self._after = list(self._prefixes), ''
-        self._page: dict[str, None] = {}
+        self._page: dict[str, Document | None] = {}
 
     def _note_changes(self) -> None:
         changes = self._follower.take()
         if changes is not None:
             if isinstance(changes.error, (AccessDenied, DatabaseMissing)):
                 raise changes.error
+            if isinstance(changes.error, AnswerTooLarge):  # documents that are too large together are read in parts
+                self._since = self.client.sequence()
+                self._begin_scan()
             self.error = changes.error
             # What the feed does not report just now is not missed: it goes on from the same sequence.
             if changes.last is not None:
                 self._since = changes.last
-            self._changed.update(dict.fromkeys(doc_id for doc_id in changes.ids if not doc_id.startswith('_')))
+            for row in changes.rows:
+                if not row['id'].startswith('_'):
+                    self._changed[row['id']] = None if row.get('deleted') else row.get('doc') or _UNREAD
         self._follower.follow(self._since, self._selector)
 
     def _read_page(self) -> None:
         while not self._page and self._left:
             rows = self.client.id_range(self._left[0], limit=_PAGE_IDS, after=self._after or None)
-            self._page = {row['id']: None for row in rows if not row['id'].startswith('_')}
+            self._page = {row['id']: _UNREAD for row in rows if not row['id'].startswith('_')}
             self._after = rows[-1]['id'] if rows else ''
             if len(rows) < _PAGE_IDS:
                 self._left, self._after = self._left[1:], ''

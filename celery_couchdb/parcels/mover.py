@@ -142,11 +142,10 @@ class Mover(Duty):
     def _turn(self, database: str, inbox: Inbox) -> int:
         """Process some documents of a database, and return their number."""
         try:
-            ids = inbox.take(_TURN_DOCS)
-            if ids:
-                self._process(database, inbox.client, ids)
+            docs = inbox.take(_TURN_DOCS)
+            self._process(database, inbox.client, [doc for doc in docs.values() if doc])
             self._errors.pop(database, None)
-            return len(ids)
+            return len(docs)
         except (DatabaseMissing, AccessDenied) as exc:
             if inbox is self._own:
                 raise
@@ -159,11 +158,9 @@ class Mover(Duty):
 
     # -- parcels
 
-    def _process(self, database: str, client: Client, ids: Sequence[str]) -> None:
+    def _process(self, database: str, client: Client, docs: Sequence[Document]) -> None:
         part, size = list[Document](), 0
-        for doc in client.fetch(ids):
-            if doc is None:
-                continue
+        for doc in docs:
             if doc.get('type') == 'Receipt' and self._receipts is not None:
                 self._receipts.note(database, doc)
             elif parcel.is_waiting(doc):

@@ -69,9 +69,9 @@ class Home:
 
     # -- records
 
-    def note(self, docs: Sequence[tuple[str, Document | None]]) -> None:
+    def note(self, changed: Mapping[str, Document | None]) -> None:
         """Note records that have changed, by id; None for deleted ones. Decide about those that are due."""
-        for doc_id, doc in docs:
+        for doc_id, doc in changed.items():
             self._due.pop(doc_id, None)
             if doc is None:
                 self._looks.pop(doc_id, None)
@@ -92,7 +92,7 @@ class Home:
         now = self._own.clock.now()
         due = [doc_id for doc_id, at in self._due.items() if at <= now]
         for part in chunks(due, _BATCH_DOCS):
-            self.note(list(zip(part, self._own.find(part), strict=True)))
+            self.note(dict(zip(part, self._own.find(part), strict=True)))
         if self._backend is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _FIRST_SECONDS
             self._look_up(self._backend)

@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger
@@ -132,7 +132,7 @@ class Link(Duty):
         self._own = broker.beside(region.database(options.regions, own))
         self._there = Client(address, _REQUEST_SECONDS, _CONNECT_SECONDS)
         prefixes = region.results_to(own), region.records_to(own), region.region_id('')
-        self._arriving = Inbox(self._there, wake, *prefixes)
+        self._arriving = Inbox(self._there, wake, *prefixes, docs=True)
         self._leaving = Inbox(self._own, wake, region.records_to(other))
         self._taker = Taker(app, transport, self._own, self._there, own, other)
         self._home = Home(app, transport, self._own, own, other, options.regions)
@@ -156,8 +156,8 @@ class Link(Duty):
         """Do all that is due, at home first."""
         if stale:
             self._forget()
-        while ids := self._leaving.take(_TURN_DOCS):
-            self._home.note(list(zip(ids, self._own.fetch(ids), strict=True)))
+        while changed := self._leaving.take(_TURN_DOCS):
+            self._home.note(changed)
             self.renew()
         self._home.step()
         arriving = self._work_there()
@@ -183,8 +183,8 @@ class Link(Duty):
             return self._retry_at
         try:
             self._arriving.put_back(self._taker.due())
-            while ids := self._arriving.take(_TURN_DOCS):
-                self._process(ids)
+            while changed := self._arriving.take(_TURN_DOCS):
+                self._process(changed)
                 self.renew()
             self._taker.step()
         except CouchDBError as exc:
@@ -197,17 +197,15 @@ class Link(Duty):
         self._note(str(self._arriving.error or ''))
         return min(self._arriving.next_at, self._taker.next_at)
 
-    def _process(self, ids: list[str]) -> None:
-        found = dict(zip(ids, self._there.fetch(ids), strict=True))
-        docs = {doc_id: doc for doc_id, doc in found.items() if doc}
-        self._taker.ended(found.keys() - docs.keys())
-        if results := [doc for doc_id, doc in docs.items() if doc_id.startswith(region.results_to(self._name))]:
+    def _process(self, changed: dict[str, Document | None]) -> None:
+        docs = [doc for doc in changed.values() if doc]
+        self._taker.ended(doc_id for doc_id, doc in changed.items() if doc is None)
+        if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
             self._home.store(results)
             delete(self._there, results)
-        self._taker.take([doc for doc_id, doc in docs.items() if doc_id.startswith(region.records_to(self._name))])
-        name = region.region_id(self._other)
-        if name in found:
-            self._lender.set_wants(docs.get(name))
+        self._taker.take([doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))])
+        if (name := region.region_id(self._other)) in changed:
+            self._lender.set_wants(changed[name])
 
     def _note(self, error: str) -> None:
         if error and self._errors.get(self._other) != error:

@@ -9,9 +9,9 @@ import pytest
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ConfigurationError, ServerUnavailable
+from kombu_couchdb.errors import ConfigurationError
 from tests.conftest import wait_for
-from tests.regions import Regions, new_link, regions_on
+from tests.regions import Regions, killed_after, new_link, regions_on
 from tests.support import items
 
 
@@ -80,23 +80,8 @@ def test_leader_killed_at_each_write(regions: Regions, monkeypatch: pytest.Monke
     for kill_at in range(4):
         result = send(regions, f'task {kill_at}', fallback=fallback, fallback_after=0.01)
         wait_for(lambda: us.broker.clock.now() > max(doc.get('fallback_at', 0) for doc in us.records()), 'the fallback')
-        writes = list[Any]()
-        with monkeypatch.context() as patch, new_link(us.app, 'eu') as link:
-            for name in ('bulk', 'create_once'):
-                write = getattr(Client, name)
-
-                def killed(self: Client, docs: Any, *args: Any, write: Any = write, **options: Any) -> Any:
-                    if docs:
-                        writes.append(docs)
-                    if docs and len(writes) > kill_at:
-                        raise ServerUnavailable('killed')
-                    return write(self, docs, *args, **options)
-
-                patch.setattr(Client, name, killed)
-            try:
-                link.step()
-            except ServerUnavailable:
-                pass
+        with new_link(us.app, 'eu') as link, killed_after(kill_at, monkeypatch):
+            link.step()
         regions.work('us')
         regions.work()
         found = [name for name in ('us', 'asia', 'eu') if result.id in regions[name].tasks()]
@@ -107,7 +92,6 @@ def test_leader_killed_at_each_write(regions: Regions, monkeypatch: pytest.Monke
 def test_unknown_fallback_waits_until_the_region_is_known(regions: Regions) -> None:
     us = regions['us']
     us.app.send_task('add', (), task_id='one', region='eu', fallback='asia', fallback_after=0.01)
-    [doc] = us.records()
     known = us.options['regions']
     us.app.conf.broker_transport_options = {
         **us.options,

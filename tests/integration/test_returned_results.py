@@ -1,0 +1,107 @@
+"""Results that return from another region: stored at home by the rules of all results, and their records deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import states
+from celery.backends.base import Backend
+
+from celery_couchdb.testing import Server
+from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.regions import region
+from tests.regions import Regions, killed_after, new_link, regions_on
+
+
+@pytest.fixture
+def regions(server: Server) -> Iterator[Regions]:
+    with regions_on(server, 'eu', 'us') as regions:
+        yield regions
+
+
+def back(regions: Regions, task_id: str, state: str, value: Any, tag: str = '1', **members: Any) -> Document:
+    """Let the region eu return a result to us, as a worker does it."""
+    eu, us = regions['eu'], regions['us']
+    backend: Any = eu.app.backend
+    meta = {'status': state, 'result': value, 'traceback': None, 'children': [], 'date_done': None}
+    result = {**backend.result_document(task_id, 'add', meta), **members}
+    record = next((doc['_id'] for doc in us.records('eu') if doc['id'] == task_id), None)
+    doc = region.returned('us', task_id, tag, result, record, float(tag))
+    eu.regions.bulk([doc])
+    return doc
+
+
+def test_result_is_stored_at_home_and_its_record_ends(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
+    result = us.app.send_task('add', (1, 2), region='eu')
+    regions.work('eu')
+    back(regions, result.id, states.STARTED, None)
+    regions.work('us')
+    assert (result.state, len(us.records())) == ('STARTED', 1)
+    back(regions, result.id, states.SUCCESS, 3, '2')
+    regions.work('us')
+    assert result.get(timeout=1) == 3
+    assert us.records() == eu.returning() == []
+    [doc] = us.results.find([us.app.backend.get_key_for_task(result.id)])
+    assert doc is not None
+    assert doc['expires'] > us.results.clock.now() + 3600, 'it expires from now on'
+
+
+def test_late_state_does_not_replace_a_success(regions: Regions) -> None:
+    """A region that was cut off sends what it knew; meanwhile the task has succeeded."""
+    result = regions['us'].app.send_task('add', (1, 2), region='eu')
+    back(regions, result.id, states.SUCCESS, 3)
+    regions.work('us')
+    for tag, state in enumerate((states.RETRY, states.FAILURE, states.STARTED, states.REVOKED), 2):
+        error = {'exc_type': 'ValueError', 'exc_message': ['late'], 'exc_module': 'builtins'}
+        back(regions, result.id, state, error, str(tag), delivery=[0, 9, 9])
+    regions.work('us')
+    assert (result.state, result.get(timeout=1)) == ('SUCCESS', 3)
+    assert regions['eu'].returning() == []
+
+
+def test_states_that_arrive_together_are_stored_in_their_order(regions: Regions) -> None:
+    result = regions['us'].app.send_task('add', (1, 2), region='eu')
+    back(regions, result.id, states.SUCCESS, 3, '2', delivery=[0, 1, 0])
+    back(regions, result.id, states.RETRY, None, '1', delivery=[0, 0, 0])
+    regions.work('us')
+    assert result.get(timeout=1) == 3
+
+
+def test_leader_killed_at_each_write(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    us, eu = regions['us'], regions['eu']
+    for kill_at in range(4):
+        result = us.app.send_task('add', (1, 2), region='eu')
+        back(regions, result.id, states.SUCCESS, kill_at)
+        with new_link(us.app, 'eu') as link, killed_after(kill_at, monkeypatch):
+            link.step()
+        regions.work('us')
+        assert result.get(timeout=1) == kill_at
+        assert us.records() == eu.returning() == []
+
+
+def test_record_ends_if_the_result_came_another_way(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    us = regions['us']
+    result = us.app.send_task('add', (1, 2), region='eu')
+    backend: Backend = us.app.backend
+    backend.store_result(result.id, 3, states.SUCCESS)
+    monkeypatch.setattr('celery_couchdb.regions.home._FIRST_SECONDS', 0.0)
+    link = regions.link('us', 'eu')
+    link.begin()
+    link.step()
+    link.step()
+    assert us.records() == []
+
+
+def test_documents_that_are_no_results_are_deleted(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
+    result = us.app.send_task('add', (1, 2), region='eu')
+    wrong: list[Any] = [None, 7, {}, {'_id': 'x', 'type': 'Result', 'status': 'SUCCESS'}, {'type': 'Result'}]
+    eu.regions.bulk([{'_id': f'r:us:{n}:t', 'type': 'Returned', 'result': one} for n, one in enumerate(wrong)])
+    back(regions, result.id, states.SUCCESS, 3)
+    regions.work('us')
+    assert result.get(timeout=1) == 3
+    assert eu.returning() == []
+    assert us.results.find(['x']) == [None]
