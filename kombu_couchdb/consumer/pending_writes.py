@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ..couchdb.client import Document
 from ..couchdb.write_result import MISSING_STUB, WriteResult, WriteStatus
-from ..documents import dead_letter, workitem
+from ..documents import dead_letter, unique_merge, workitem
 from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..leases.sweeper import UnprovenClaims
@@ -222,8 +222,11 @@ class Commits:
         # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
         # with the next message or its deletion.
         docs = [part for doc, _ in writes.values() for part in (dead_letter.apart(doc) if doc.get('status') else [doc])]
+        # The next publisher of a unique job may write over its tombstone, so its markers are stored before.
+        markers = [marker for doc in docs if doc.get('_deleted') for marker in unique_merge.markers(doc)]
         failure = None
         try:
+            self._store.client.create_once(markers)
             results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()
         except CouchDBError as exc:
             results, failure = exc.answered, exc

@@ -113,7 +113,7 @@ def copy(doc: Mapping[str, Any]) -> Document:
         known = f'{doc["_id"]}\0{doc["_rev"]}'
     made = int(max(0, min(_MAX_DATE, date)) * 1e6) if isinstance(date, (int, float)) else 0
     copy_id = f'{made:014x}{sha256(known.encode()).hexdigest()[:16]}'
-    kept = {name: value for name, value in doc.items() if name not in ('_rev', '_attachments', 'next')}
+    kept = {name: value for name, value in doc.items() if name not in ('_rev', '_attachments', 'next', 'moved')}
     return {**kept, '_id': copy_id}
 
 

@@ -92,7 +92,7 @@ class _WorkItemOptions(TypedDict, total=False):
     parked: Parked
     #: Only if the queue has a lifetime: without its queue the message is deleted.
     temporary: bool
-    #: The job key. This member and the four below are of unique jobs only.
+    #: The job key. This member and the five below are of unique jobs only.
     key: str
     #: When the job was last sent again, or when its message was taken from `next`. A queue's message TTL counts from
     #: this date if it is later than the due date.
@@ -101,6 +101,8 @@ class _WorkItemOptions(TypedDict, total=False):
     next: list[DatedMessage]
     #: The delivery tag of the message that was done last.
     done: str
+    #: Messages that were published once (see `unique_merge.once_id`): the ids of the tasks that run for them.
+    moved: dict[str, str | None]
     #: Blanks that keep space for later states of a large job, until it is claimed.
     room: str
     #: When an operator removed the message that is claimed: it is deleted when the claim ends. Of any WorkItem.
@@ -165,6 +167,8 @@ class DeadLetter(TypedDict):
 class _TombstoneOptions(TypedDict, total=False):
     #: The delivery tag of the message that this revision had; of unique jobs only.
     done: str
+    #: As in the WorkItem.
+    moved: dict[str, str | None]
     #: True if the deletion does not mean that the message is done: another leaf of the document has the message.
     void: bool
     #: True if an operator removed the message while a consumer held it.

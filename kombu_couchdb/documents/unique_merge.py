@@ -14,6 +14,12 @@ in the rules of CouchDB's RFC 007 (background jobs):
 
 A change of `next` makes the running job's ack a conflict. Its consumer then reads the item again and applies its
 decision to the new revision (`PendingWrites.retry_changed`).
+
+A message that is *published once* (see `once_id`) must not be merged a second time, even if the process that published
+it was killed before it noted that, and the job has run since. So the write that merges the message also adds its id to
+the member `moved` of the job. It stays there, through all messages of the job, until a *marker* is stored: a tombstone
+with this id. Whoever acknowledges the last message of a job stores the markers first, because the next publisher may
+write over the tombstone of the job. Whoever merges the next such message stores those of the earlier ones first.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from . import dead_letter, validation, workitem
+from .idempotency import copy_id
 from .types import Document, WorkItem
 
 ENQUEUED, MOVED, AGAIN = 'enqueued', 'moved', 'again'
@@ -46,11 +53,38 @@ class Outcome(NamedTuple):
     task_id: str | None
 
 
-def merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mapping[str, Any]], Outcome]:
+def once_id(doc: Mapping[str, Any]) -> str:
+    """Return the id by which a new WorkItem that is published once is known: of a unique job, that of its message."""
+    return copy_id(str(workitem.tag(doc)), doc['queue']) if 'key' in doc else str(doc['_id'])
+
+
+def moved(doc: Mapping[str, Any] | None) -> dict[str, str | None]:
+    """Return the member `moved` of a job, or of its tombstone."""
+    found = (doc or {}).get('moved')
+    return found if isinstance(found, dict) else {}
+
+
+def markers(doc: Mapping[str, Any] | None) -> list[Document]:
+    """Return the markers of the messages in `moved`, to be stored with `Client.create_once`."""
+    return [{'_id': once, '_deleted': True, 'moved': {once: task_id}} for once, task_id in moved(doc).items()]
+
+
+def merge(
+    found: Document | None, doc: WorkItem, now: float, once: str | None = None
+) -> tuple[list[Mapping[str, Any]], Outcome]:
     """Return the documents to write for a new WorkItem `doc`, in this order, and the outcome.
 
-    `found` is the stored document with this id, or None.
+    `found` is the stored document with this id, or None. `once` is the `once_id` of a message that is published once:
+    then the markers of `found` are stored, and none of them is this message.
     """
+    docs, outcome = _merge(found, doc, now)
+    known = moved(found) if once is None else {once: outcome.task_id}
+    if known and (docs or once):
+        docs = [*docs[:-1], {**(docs[-1] if docs else found or doc), 'moved': known}]
+    return docs, outcome
+
+
+def _merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mapping[str, Any]], Outcome]:
     own = workitem.task_id(doc)
     if found is None:
         return [doc], Outcome(ENQUEUED, own)
@@ -77,7 +111,7 @@ def merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mappi
 
 
 def _merge_into_next(running: Mapping[str, Any], doc: WorkItem) -> tuple[list[Mapping[str, Any]], Outcome]:
-    """Do the same as `merge` for a running job: add `doc` to its `next`, or move the message that waits there."""
+    """Do the same as `_merge` for a running job: add `doc` to its `next`, or move the message that waits there."""
     own, stored, followers, new = workitem.task_id(doc), running.get('next'), _followers(running), _message_of(doc)
     retries = [one for one in followers if workitem.task_id(one) == workitem.task_id(running)]
     others = [one for one in followers if one not in retries]
@@ -129,8 +163,11 @@ def add_missing(kept: Document, others: list[Document], done: Collection[Any]) -
     """Add to `next` of a job the messages that only other leaves of its document have, and return the job.
 
     These are the other leaves' own messages and those in their `next`. They are added at the end, the oldest first.
-    `done` contains the delivery tags of messages that are done: they are not added.
+    `done` contains the delivery tags of messages that are done: they are not added. `moved` of all leaves is kept.
     """
+    joined = {once: task_id for leaf in (*others, kept) for once, task_id in moved(leaf).items()}
+    if joined != moved(kept):
+        kept = {**kept, 'moved': joined}
     known = {*done, *_tags(kept)}
     missing = {
         workitem.tag(one): one

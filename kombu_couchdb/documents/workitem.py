@@ -11,7 +11,7 @@
      "temporary": true,                only if its queue has a lifetime: without the queue the message is deleted
      "consumer": "broker:consumer:…",  only after a release or in a dead letter: the consumer that held it last
      "parked": {"key", "date"},        only while it waits for a slot or a start: see `concurrency`, `rates`
-     "key": "customer-42",             only of a unique job, which may also have `next`, `sent` and `done`; see `types`
+     "key": "customer-42",             only of a unique job; `types` has its other members
      "message": {"body", "headers", "properties", "content-type", "content-encoding"},
      "_attachments": {"body": …}}      only of a large message: its body, which is null in `message` then; see `body`
 
@@ -259,7 +259,7 @@ def acked(doc: Mapping[str, Any], now: float) -> Mapping[str, Any]:
     """
     following = doc.get('next')
     if isinstance(following, list) and following and isinstance(following[0], dict):
-        kept = {name: doc[name] for name in ('_id', '_rev', 'queue', 'key') if name in doc}
+        kept = {name: doc[name] for name in ('_id', '_rev', 'queue', 'key', 'moved') if name in doc}
         rest = {'next': following[1:]} if following[1:] else {}
         first = {name: value for name, value in following[0].items() if not name.startswith('_')}  # CouchDB's own names
         return {**first, **kept, 'type': 'WorkItem', 'attempts': 0, 'claimed': None, 'sent': now, **rest, **_done(doc)}
@@ -300,6 +300,8 @@ def deleted(doc: Mapping[str, Any]) -> Tombstone:
     tombstone: Tombstone = {'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True}
     if finished := _done(doc):
         tombstone['done'] = finished['done']
+    if 'moved' in doc:
+        tombstone['moved'] = doc['moved']
     if 'removed' in doc:
         tombstone['removed'] = True
     return tombstone

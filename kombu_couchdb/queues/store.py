@@ -16,13 +16,14 @@ from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
-from ..couchdb.write_result import WriteResult
+from ..couchdb.write_result import REFUSED, WriteResult
 from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
 from ..documents.ids import CONSUMER, JOB, ONCE, QUEUE
 from ..documents.task_message import HIGHEST
 from ..documents.types import WorkItem
-from ..errors import ServerUnavailable
+from ..documents.unique_merge import once_id
+from ..errors import AccessDenied, DocumentTooLarge, RequestRefused, ServerUnavailable, Unstorable
 from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue
@@ -78,7 +79,7 @@ class Store:
         """
         if again:
             docs = self.unpublished(docs)
-        if fixed := [doc for doc in docs if doc['_id'].startswith(ONCE)]:
+        if fixed := [doc for doc in docs if (workitem.tag(doc) or '').startswith(ONCE)]:
             for result in self.publish_once(fixed):
                 raise result.exception(self.client.address.url)
             docs = [doc for doc in docs if doc not in fixed]
@@ -104,21 +105,25 @@ class Store:
                     raise result.exception(self.client.address.url)
 
     def publish_once(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
-        """Store those new messages whose ids were never used: two requests, and one or more for each unique job.
+        """Store those new messages that were never stored: two requests, and two or more for each unique job.
 
         No process can store such a message a second time, even if it was paused while another process published the
-        same message: see `Client.create_once`. Return the results of the writes that failed. *Raises*
-        `ServerUnavailable`: publish the same documents again.
+        same message: see `Client.create_once`. A unique job is recognised after it has run, too: see `unique_merge`.
+        (Only a publisher that is paused between two requests about a job until the job has run merges it twice.)
+
+        `collect_outcomes` gets one outcome for each unique job that is not refused, in the order of `docs`. Return the
+        results of the writes that failed, with the `once_id` of the message. *Raises* `ServerUnavailable`: publish the
+        same documents again.
         """
-        docs = self.unpublished(docs)
+        refused = list[WriteResult]()
         for doc in docs:
             if 'key' in doc:
-                enqueue(self.client, doc)
-        return [
-            result
-            for result in self.client.create_once([doc for doc in docs if 'key' not in doc])
-            if not result.is_stored
-        ]
+                try:
+                    enqueue(self.client, doc, once=True)
+                except (DocumentTooLarge, RequestRefused, Unstorable, AccessDenied) as exc:
+                    refused.append(WriteResult.refused(once_id(doc), REFUSED, str(exc)))
+        new = self.unpublished([doc for doc in docs if 'key' not in doc])
+        return refused + [result for result in self.client.create_once(new) if not result.is_stored]
 
     def unpublished(self, docs: Sequence[_Published]) -> list[_Published]:
         """Return those new messages whose ids were never used, and all unique jobs, which `enqueue` checks.

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any
 
 from ..couchdb.client import Client, Document
 from ..documents import workitem
 from ..documents.types import WorkItem
-from ..documents.unique_merge import Outcome, merge
+from ..documents.unique_merge import ENQUEUED, MOVED, Outcome, markers, merge, moved, once_id
 from ..errors import Conflict, ServerUnavailable
 from ..log import get_logger
 from ..values import revision_parts
@@ -40,27 +41,51 @@ def collect_outcomes() -> Iterator[list[Outcome]]:
             outer += outcomes
 
 
-def enqueue(client: Client, doc: WorkItem) -> Outcome:
+def enqueue(client: Client, doc: WorkItem, *, once: bool = False) -> Outcome:
     """Store a new WorkItem with a job key, or merge it into the stored one; one request if none is stored.
+
+    With `once` nothing is stored if this message was stored before, even if its job has ended and was published again
+    since: see `documents.unique_merge`. That needs one more request, or two if the job exists, or three if it has
+    markers to be stored. The outcome of an earlier call is `ENQUEUED` or `MOVED`.
 
     *Raises* `ServerUnavailable` (call it again with the same `doc`, which is recognized by its delivery tag),
     `DocumentTooLarge`, `AccessDenied`.
     """
+    outcome = _merge(client, doc, once_id(doc) if once else None)
+    if (outcomes := _outcomes.get()) is not None:
+        outcomes.append(outcome)
+    return outcome
+
+
+def _merge(client: Client, doc: WorkItem, once: str | None) -> Outcome:
     found: Document | None = None
     for _ in range(_MAX_TRIES):
-        docs, outcome = merge(found, doc, client.clock.now())
+        if once:
+            if (earlier := _earlier_outcome(client, doc, once)) is not None:
+                return earlier
+            client.create_once(markers(found))
+        docs, outcome = merge(found, doc, client.clock.now(), once)
         try:
             for one in docs:
                 _store(client, one, doc['_id'])
         except Conflict:
             found = client.get_or_none(doc['_id'])
             continue
-        if (outcomes := _outcomes.get()) is not None:
-            outcomes.append(outcome)
         return outcome
     raise ServerUnavailable(
         f'{client.address.url}: other processes changed the unique job {doc["_id"]} at each of {_MAX_TRIES} attempts'
     )
+
+
+def _earlier_outcome(client: Client, doc: WorkItem, once: str) -> Outcome | None:
+    """Return the outcome of a message that was stored before, as its marker, the job or the job's tombstone has it."""
+    known = client.known([once, doc['_id']])  # others are not read: see `Client.find`
+    for leaf in chain.from_iterable(map(client.leaves, sorted(known))):
+        if leaf['_id'] == once or (once in moved(leaf) and not leaf.get('void')):
+            own = workitem.task_id(doc)
+            task_id = moved(leaf).get(once, own)
+            return Outcome(ENQUEUED if task_id == own else MOVED, task_id)
+    return None
 
 
 def _store(client: Client, doc: Mapping[str, Any], job: str) -> None:

@@ -24,6 +24,7 @@ from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.consumer.worker_hooks import RunningTask
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.options import Options
@@ -111,6 +112,8 @@ def test_documents_of_messages(connect: Connect, client: Client, sent: list[Requ
     worker.wait(2)
     worker.messages[1].ack()
     worker.wait(3)
+    with idempotent('a schedule'):
+        publish(connection, 'job', 'jobs', headers={**job, 'id': 'e'})
     jobs.remove(client, worker.messages[2].headers['id'])  # the worker holds it
     limited = Inbox(connect(), 'limited', ack=False)
     for body in ('first', 'second'):

@@ -112,3 +112,28 @@ def test_retry_runs_before_the_next_job() -> None:
 def test_publishing_the_same_message_again_has_no_effect() -> None:
     for found in (stored(job('a')), running(stored(job('a')))):
         assert merge(found, job('a'), NOW) == ([], Outcome(ENQUEUED, 'a'))
+
+
+def test_message_that_was_published_once_is_kept_with_the_job() -> None:
+    [new], _ = unique_merge.merge(None, job('a'), NOW, 'once:a')
+    assert unique_merge.moved(new) == {'once:a': 'a'}
+    [merged], outcome = unique_merge.merge(stored(job('b')), job('a'), NOW, 'once:a')
+    assert (outcome, unique_merge.moved(merged)) == (Outcome(MOVED, 'b'), {'once:a': 'b'})
+    [behind], _ = merge(running(merged), job('c'), NOW)
+    following = workitem.acked(behind, NOW)
+    assert unique_merge.moved(following) == {'once:a': 'b'}
+    ended = workitem.acked(stored(following), NOW)
+    assert [marker['_id'] for marker in unique_merge.markers(ended)] == ['once:a']
+
+
+def test_new_job_in_place_of_a_dead_one_keeps_what_was_published_once() -> None:
+    dead = {**stored(job('a')), 'moved': {'once:a': 'a'}, 'status': 'fail', 'reason': 'rejected', 'failed': NOW}
+    copy, new = merge(dead, job('b'), NOW)[0]
+    assert unique_merge.moved(new) == {'once:a': 'a'}
+    assert not unique_merge.moved(copy)
+
+
+def test_leaf_that_stays_gets_what_others_published_once() -> None:
+    kept = {**stored(job('a')), 'moved': {'once:a': 'a'}}
+    found = unique_merge.add_missing(kept, [{**stored(job('a')), 'moved': {'once:b': 'a'}}], ())
+    assert unique_merge.moved(found) == {'once:a': 'a', 'once:b': 'a'}
