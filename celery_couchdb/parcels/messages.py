@@ -9,6 +9,7 @@ from kombu_couchdb.consumer import bodies
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
+from kombu_couchdb.documents.unique_merge import once_id
 from kombu_couchdb.errors import ConfigurationError, CouchDBError, Unstorable
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.transport.channel import Channel
@@ -87,7 +88,7 @@ class ParcelMessages:
 
     def store(self, items: Mapping[str, Collection[WorkItem]]) -> dict[str, str]:
         """Store items that were never stored, and return why CouchDB refuses those of some parcels."""
-        parcel_of = {item['_id']: doc_id for doc_id, its_items in items.items() for item in its_items}
+        parcel_of = {once_id(item): doc_id for doc_id, its_items in items.items() for item in its_items}
         new = [item for its_items in items.values() for item in its_items]
         return {
             parcel_of[result.id]: f'CouchDB refuses its message: {result.reason}'

@@ -1,13 +1,14 @@
 """Lending: messages that may run in any region are moved from their home to regions that want them.
 
-Each message is moved in three writes: its item becomes a LentItem, by revision, so that no consumer can claim it; the
-parcel is stored under an id that is derived from the item's id and the region; the item is deleted. The next leader
-finishes what a killed one has begun.
+Each message is moved in three writes: its item becomes a LentItem, by revision, so that no consumer can claim it; its
+record is stored under an id that is derived from the item's id and the region; the item is deleted. The next leader
+finishes what a killed one has begun. A message that its region does not take in time comes back, see `region.decide`,
+and is not lent again.
 
 The *demand* of a region says how many tasks of each queue it would run for other regions. Its Region document has it.
-That is written only when a queue begins or ceases to have nothing to do, and after lent tasks have arrived. So a region
-that stays idle, or busy, writes nothing. The demand follows from the load of the queues: waiting and claimed messages,
-and how many tasks the workers can run at once.
+That is written only when a queue begins or ceases to have nothing to do, after lent tasks have arrived, and when
+another region can be read, or no longer. So a region that stays idle, or busy, writes nothing. The demand follows from
+the load of the queues: waiting and claimed messages, and how many tasks the workers can run at once.
 
 A look is a few requests. After some looks that found nothing, the next one is made when CouchDB's changes feed reports
 a message, a pause, or a worker that has come or gone: until then, one waiting request takes their place. Only a region
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from kombu.exceptions import KombuError
@@ -27,7 +29,7 @@ from kombu.serialization import prepare_accept_content
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import Follower
-from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.client import Client, Row
 from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.couchdb.shapes import members, number
 from kombu_couchdb.design.rows import ClaimCount, QueueCount
@@ -36,14 +38,15 @@ from kombu_couchdb.documents.body import decoded, loaded, stub
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
 from kombu_couchdb.documents.task_message import HIGHEST
 from kombu_couchdb.documents.types import Document
-from kombu_couchdb.errors import Unstorable
-from kombu_couchdb.leases.lease import ends_at
+from kombu_couchdb.errors import CouchDBError, Unstorable
+from kombu_couchdb.leases.lease import ends_at, queues_of
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels.parcel import Parcel
 from kombu_couchdb.regions import region
+from kombu_couchdb.values import is_number
 
 from ..parcels.messages import attached_body
-from ..parcels.parcel_checks import UNSAFE_CONTENT, ParcelRefused
+from ..parcels.parcel_checks import UNSAFE_CONTENT
 
 logger = get_logger(__name__)
 
@@ -51,7 +54,7 @@ logger = get_logger(__name__)
 _QUIET_LOOKS = 5
 
 #: While the feed is followed, it is looked this often nevertheless: a consumer whose lease has ended, for example, is
-#: not a change.
+#: not a change. The Region document is read again as often: somebody may have deleted it.
 _RARELY_SECONDS = 60.0
 
 #: A message may be claimed already when the feed reports it. `;` is the character after `:`, and consumers follow
@@ -64,13 +67,11 @@ _SELECTOR = {
     ]
 }
 
-#: The interval at which the load is read, unless nothing happens; and for some time after lent tasks have
-#: arrived.
+#: The interval at which the load is read, unless nothing happens; and for some time after lent tasks have arrived.
 _LOAD_SECONDS, _SOON_SECONDS, _LENT_SECONDS = 5.0, 1.0, 60.0
 
 #: The maximum number of tasks of a queue that a region asks for at once, and by how much short tasks raise the number.
 _MAX_TASKS, _MAX_FACTOR = 100, 32
-
 
 #: The end of the names of the queues through which workers receive remote control (in kombu.pidbox).
 _MAILBOX = '.pidbox'
@@ -170,34 +171,43 @@ class Load(NamedTuple):
 
 
 class Demand:
-    """Writes the Region document of this region, for the leader."""
+    """Writes the Region document of this region, for the leader. Use it in one thread."""
 
     def __init__(self, broker: Client, regions: Client, own: str, concurrency: int, looks: Looks) -> None:
+        """`regions` is a client for the database of regions of this region, `own`."""
         self._broker, self._regions, self._own, self._concurrency = broker, regions, own, concurrency
-        self._looks = looks
+        self._looks, self._lent = looks, 0
+        self._errors: dict[str, str] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forget what was written: another process may have been the leader."""
-        self._doc: dict[str, object] | None = None
-        self._arrived, self._lent_until = 0, 0.0
+        self._doc: Document | None = None
+        self._has_arrived, self._lent_until, self._read_at = False, 0.0, 0.0
         self._looks.reset()
-        self._factors: Counter[str] = Counter()
+        self._factors = Counter[str]()
 
     @property
     def next_at(self) -> float:
         """The monotonic time of the next step."""
         return self._looks.next_at
 
-    def note_arrived(self, count: int) -> None:
-        """Note that lent tasks have arrived."""
-        if count:
-            self._arrived, self._lent_until = self._arrived + count, time.monotonic() + _LENT_SECONDS
+    def note_lent(self, count: int) -> None:
+        """Note how many lent tasks have arrived since this process was started."""
+        if count != self._lent:
+            self._lent, self._has_arrived = count, True
+            self._lent_until = time.monotonic() + _LENT_SECONDS
             self.note_activity()
 
     def note_activity(self) -> None:
         """Note that the load may have changed."""
         self._looks.soon(_SOON_SECONDS)
+
+    def note_errors(self, errors: dict[str, str]) -> None:
+        """Note which regions cannot be read, and why."""
+        if errors != self._errors:
+            self._errors = errors
+            self._looks.soon(0.0)
 
     def step(self) -> None:
         """Read the load if it is time, and write the document if it has to change."""
@@ -207,26 +217,35 @@ class Demand:
         is_lent_to = now < self._lent_until
         self._looks.begin(_SOON_SECONDS if is_lent_to else _LOAD_SECONDS)
         found = loads(self._broker, self._concurrency)
-        self._write(found)
+        before = region.wants_of(self._read())
+        for queue, load in found.items():
+            is_short = self._has_arrived and not load.messages and queue in before
+            self._factors[queue] = min(_MAX_FACTOR, 2 * max(1, self._factors[queue])) if is_short else 1
+        want = wanted(found, before, self._factors)
+        self._write(want if self._has_arrived or want.keys() != before.keys() else before)
         is_busy = any(load.messages for load in found.values())
         self._looks.end(found=is_busy or is_lent_to or self._doc is None)
 
-    def _write(self, found: Mapping[str, Load]) -> None:
-        """Write the document if the load of the queues requires that."""
-        doc = self._doc or self._regions.find([region.region_id(self._own)])[0] or {}
-        before = region.wants_of(doc)
-        for queue, load in found.items():
-            again = self._arrived and not load.messages and queue in before
-            self._factors[queue] = min(_MAX_FACTOR, 2 * max(1, self._factors[queue])) if again else 1
-        want = wanted(found, before, self._factors)
-        self._doc = doc
-        if want.keys() == before.keys() and not (want and self._arrived):
+    def close(self) -> None:
+        """Say that this region wants nothing."""
+        self._read()
+        self._write({})
+
+    def _read(self) -> Document:
+        """Return the document as it was written last; {} if there is none."""
+        if self._doc is None or time.monotonic() >= self._read_at:
+            [found] = self._regions.find([region.region_id(self._own)])
+            self._doc, self._read_at = found or {}, time.monotonic() + _RARELY_SECONDS
+        return self._doc
+
+    def _write(self, want: dict[str, int]) -> None:
+        """Write the document unless it says this already, and no lent tasks have arrived since."""
+        doc = self._doc or {}
+        new: Document = {'_id': region.region_id(self._own), 'type': 'Region', 'want': want, 'errors': self._errors}
+        if new.items() <= doc.items() and not (want and self._has_arrived):
             return
-        self._doc, self._arrived = None, 0  # if the write fails, the document is read again
-        new = {
-            **region.new(self._own, want, self._regions.clock.now()),
-            **({'_rev': doc['_rev']} if '_rev' in doc else {}),
-        }
+        self._doc, self._has_arrived = None, False  # if the write fails, the document is read again
+        new |= {'date': self._regions.clock.now(), **({'_rev': doc['_rev']} if doc else {})}
         [result] = self._regions.bulk([new])
         if result.is_stored:
             self._doc = {**new, '_rev': result.rev}
@@ -251,19 +270,21 @@ def loads(client: Client, concurrency: int) -> dict[str, Load]:
 
     No document says how many tasks another worker runs at once: each worker counts as `concurrency`.
     """
-    now, workers, paused = client.clock.now(), Counter[str](), set[str]()
-    for row in client.id_range(PAUSE, to=CONSUMER, docs=True):
-        doc = row['doc']
-        if doc.get('type') == 'Pause':
-            paused.add(str(doc.get('queue')))
-        elif 'worker' in doc and ends_at(doc) > now:
-            queues = map(str, doc.get('queues') or ())
-            workers.update(queue for queue in queues if not queue.endswith(_MAILBOX))
+    now, workers = client.clock.now(), Counter[str]()
+    rows = client.id_range(PAUSE, to=CONSUMER, docs=True)
+    for doc in (row['doc'] for row in rows):
+        if 'worker' in doc and ends_at(doc) > now:
+            workers.update(queue for queue in queues_of(doc) if not queue.endswith(_MAILBOX))
     messages = waiting(client)
     claims = client.view(design.NAME, 'leases', _CLAIMS, startkey=['claim'], endkey=['claim', {}], group_level=3)
     for claim in map(ClaimCount.of, claims):
         messages[str(claim.queue)] += claim.total
-    return {queue: Load(workers[queue] * concurrency, messages[queue]) for queue in workers.keys() - paused}
+    return {queue: Load(workers[queue] * concurrency, messages[queue]) for queue in workers.keys() - paused(rows)}
+
+
+def paused(rows: Iterable[Row]) -> set[str]:
+    """Return the queues that are paused, given rows of a range of ids."""
+    return {row['id'].removeprefix(PAUSE) for row in rows if row['id'].startswith(PAUSE)}
 
 
 def waiting(client: Client) -> Counter[str]:
@@ -280,154 +301,148 @@ def waiting(client: Client) -> Counter[str]:
 
 
 class Lender:
-    """Lends messages of this region to other regions, for the leader."""
+    """Lends messages of this region to another one, for the leader. Use it in one thread."""
 
     def __init__(
         self,
         broker: Client,
         regions: Client,
         own: str,
-        others: Sequence[str],
+        other: str,
         lend_after: float,
         content: Collection[str],
         looks: Looks,
     ) -> None:
-        """Lend messages that wait for `lend_after` seconds. `content` is the app's `accept_content`."""
-        self._broker, self._regions, self._own, self._others = broker, regions, own, others
+        """Lend messages that wait for `lend_after` seconds to region `other`. `content` is the app's `accept_content`.
+
+        `regions` is a client for the database of regions of this region, `own`.
+        """
+        self._broker, self._regions, self._own, self._other = broker, regions, own, other
         self._lend_after, self._content, self._looks = lend_after, content, looks
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: another process may have been the leader."""
-        self._wants: dict[str, dict[str, int]] = {}  # by region and queue, what is not lent yet
-        self._seen: dict[str, str] = {}  # by region, the revision of its document
+        self._want: dict[str, int] = {}  # by queue, what is not lent yet
+        self._seen = ''  # the revision of the other region's document
         self._looks.reset()
-        self._finish_at: float | None = 0.0
+        self._finish_at = 0.0
 
     @property
     def next_at(self) -> float:
         """The monotonic time of the next step; infinite if only a change makes one useful."""
-        looks = self._looks.next_at if any(any(want.values()) for want in self._wants.values()) else float('inf')
-        return looks if self._finish_at is None else min(looks, self._finish_at)
+        return min(self._looks.next_at if any(self._want.values()) else inf, self._finish_at)
 
-    def read_wants(self) -> None:
-        """Read what the other regions want; one request. What a document asks for is lent once."""
-        docs = self._regions.find([region.region_id(name) for name in self._others])
-        for name, doc in zip(self._others, docs, strict=True):
-            if doc is None:
-                self._wants.pop(name, None)
-            elif self._seen.get(name) != doc['_rev']:
-                self._seen[name], self._wants[name] = doc['_rev'], region.wants_of(doc)
-                self._looks.soon(0.0)
+    def set_wants(self, doc: Mapping[str, Any] | None) -> None:
+        """Note what the other region's document asks for, which is lent once; None if it cannot be read."""
+        rev = doc['_rev'] if doc else ''
+        if rev != self._seen:
+            self._seen, self._want = rev, region.wants_of(doc or {})
+            self._looks.soon(0.0)
 
     def note_activity(self) -> None:
         """Note that a message may wait now: it can be lent `lend_after` seconds after it was published."""
         self._looks.soon(min(_LOOK_SECONDS, self._lend_after))
 
     def step(self) -> None:
-        """Finish what was begun, and lend what other regions want, if it is time."""
-        now = time.monotonic()
-        if self._finish_at is not None and now >= self._finish_at:
-            self._finish_at = now + SYNC
+        """Finish what was begun, and lend what the other region wants, if it is time."""
+        if time.monotonic() >= self._finish_at:
+            self._finish_at = time.monotonic() + SYNC
             if self._finish():
-                self._finish_at = None
-        if now >= self.next_at:
+                self._finish_at = inf
+        if time.monotonic() >= self.next_at:
             self._looks.begin(max(_LOOK_SECONDS, self._lend_after))
-            wanted = {queue for want in self._wants.values() for queue, count in want.items() if count}
-            found = wanted & waiting(self._broker).keys()
+            found = {queue for queue, count in self._want.items() if count} & waiting(self._broker).keys()
+            if found:
+                found -= paused(self._broker.id_range(PAUSE))
             for queue in sorted(found):
                 self._lend(queue)
             self._looks.end(found=bool(found))
 
     def _lend(self, queue: str) -> None:
-        """Lend the messages of a queue that have waited longest."""
-        left = {name: want[queue] for name, want in self._wants.items() if want.get(queue)}
+        """Lend the messages of a queue that have waited longest; those that must stay here name no region any more."""
         before, key = self._broker.clock.now() - self._lend_after, design.key_of(queue)
         rows = self._broker.view(
             region.LENDING,
             'lendable',
             startkey=[key],
             endkey=[key, before],
-            limit=min(_BATCH_DOCS, 2 * sum(left.values()) + _MORE_DOCS),
+            limit=min(_BATCH_DOCS, 2 * self._want[queue] + _MORE_DOCS),
             # The index is updated afterwards: a long queue delays nothing. Each document is read and checked.
             update='lazy',
         )
-        prepared, size = list[tuple[Document, Parcel]](), 0
+        now, size = self._broker.clock.now(), 0
+        leaving, staying = list[tuple[Document, Parcel]](), list[Document]()
         for doc in self._broker.fetch([row['id'] for row in rows]):
-            to = max(left, key=lambda name: left[name])
-            if not left[to] or (prepared and size + (_size(doc) if doc else 0) > _BATCH_BYTES):
+            if not doc or not region.is_lendable(doc, before):
+                continue
+            if len(leaving) == self._want[queue] or (leaving and size + _size(doc) > _BATCH_BYTES):
                 break
-            if doc and region.is_lendable(doc, before) and (made := self._parcel_of(doc, to, is_marked=False)):
-                left[to], size = left[to] - 1, size + _size(doc)
-                prepared.append((doc, made))
-        if prepared:
-            self._move(prepared)
-
-    def _move(self, prepared: Sequence[tuple[Document, Parcel]]) -> None:
-        """Mark items as lent, and send those whose marks are proven."""
-        now = self._broker.clock.now()
-        destinations = [made['_id'].split(':')[1] for _, made in prepared]
+            lent = region.lent(doc, self._other, now)
+            if record := self._record_of(lent, is_marked=False):
+                leaving.append((lent, record))
+                size += _size(doc)
+            else:
+                staying.append(region.not_lent(doc))
         self._finish_at = time.monotonic() + SYNC  # if a request fails
-        results = self._broker.bulk(
-            [region.lent(doc, to, now) for (doc, _), to in zip(prepared, destinations, strict=True)]
-        )
-        marked = list[tuple[Document, Parcel]]()
-        for (doc, made), to, result in zip(prepared, destinations, results, strict=True):
-            if result.is_proven:
-                self._wants[to][doc['queue']] -= 1
-                marked.append(({**region.lent(doc, to, now), '_rev': result.rev}, made))
+        results = self._broker.bulk([*(lent for lent, _ in leaving), *staying])[: len(leaving)]
+        marked = [
+            ({**lent, '_rev': result.rev}, record)
+            for (lent, record), result in zip(leaving, results, strict=True)
+            if result.is_proven
+        ]
+        self._want[queue] -= len(marked)
         self._send(marked)
         if not any(result.is_unproven for result in results):
-            self._finish_at = None
+            self._finish_at = inf
 
     def _finish(self) -> bool:
         """Send the messages that a killed leader, or a failed request, has left; return whether none is left."""
         rows = self._broker.view(region.LENDING, 'lendable', startkey=[None], endkey=[None, {}], limit=_BATCH_DOCS)
-        if not rows:
-            return True
-        settled = SYNC if self._broker.is_cluster() else 0.0
-        now, found = self._broker.clock.now(), list[tuple[Document, Parcel]]()
+        settled = SYNC if rows and self._broker.is_cluster() else 0.0
+        now, found = self._broker.clock.now(), list[Document]()
         for leaves in self._broker.fetch_leaves([row['id'] for row in rows]):
             rivals = [leaf for leaf in leaves if not (leaf.get('_deleted') and leaf.get('void'))]
-            is_settled = len(rivals) == 1 and _is_lent(doc := rivals[0]) and abs(now - doc['lent']) >= settled
-            if is_settled and (made := self._parcel_of(doc, doc['region'], is_marked=True)):
-                found.append((doc, made))
-        self._send(found)
+            if len(rivals) == 1 and _is_lent(rivals[0]) and abs(now - rivals[0]['lent']) >= settled:
+                found += rivals
+        self._send([(doc, self._record_of(doc, is_marked=True)) for doc in found])
         return len(found) == len(rows) < _BATCH_DOCS
 
-    def _send(self, lending: Sequence[tuple[Document, Parcel]]) -> None:
-        """Store the parcels of LentItems, and delete the items; those that CouchDB refuses stay at home."""
-        if not lending:
-            return
-        results = self._regions.create_once([made for _, made in lending])
-        self._broker.bulk(
-            [
-                deletion(doc) if result.is_stored else region.not_lent(doc)
-                for (doc, _), result in zip(lending, results, strict=True)
-            ]
-        )
-        for (doc, made), result in zip(lending, results, strict=True):
-            if result.is_stored:
-                logger.debug('message %s of queue %s was lent: parcel %s', doc['_id'], doc['queue'], made['_id'])
+    def _send(self, lending: Sequence[tuple[Document, Parcel | None]]) -> None:
+        """Store the records of LentItems, and delete the items; those without a record stay at home."""
+        results = iter(self._regions.create_once([record for _, record in lending if record]))
+        changes = list[Mapping[str, Any]]()
+        for doc, record in lending:
+            result = next(results) if record else None
+            if result and result.is_stored:
+                changes.append(deletion(doc))
+                logger.debug('message %s of queue %s was lent: record %s', doc['_id'], doc['queue'], result.id)
             else:
-                logger.warning('message %s of queue %s cannot be lent: %s', doc['_id'], doc['queue'], result.reason)
+                changes.append(region.not_lent(doc))
+                if result:
+                    logger.warning('message %s of queue %s cannot be lent: %s', doc['_id'], doc['queue'], result.reason)
+        self._broker.bulk(changes)
 
-    def _parcel_of(self, doc: Document, to: str, *, is_marked: bool) -> Parcel | None:
-        """Return the parcel with the message of an item; None if it has to stay at home, or has no valid body.
+    def _record_of(self, doc: Document, *, is_marked: bool) -> Parcel | None:
+        """Return the record of a LentItem, the same in each try; None if its message has to stay at home.
 
-        An item that is marked as lent must leave: its parcel may be stored already.
+        One that is marked as lent must leave if it can: its record may be stored already.
         """
         try:
             body = attached_body(self._broker, doc)
-        except ParcelRefused:
+            if not is_marked and may_be_in_header(doc['message'], body, self._content):
+                return None
+            return region.lent_parcel(doc, self._own, doc['region'], body, doc['lent'])
+        except CouchDBError:
+            raise
+        except Exception as exc:  # somebody may have written anything into the document
+            logger.warning('message %s is not lent: %r', doc['_id'], exc)
             return None
-        if not is_marked and may_be_in_header(doc['message'], body, self._content):
-            return None
-        return region.lent_parcel(doc, self._own, to, body, self._broker.clock.now())
 
 
-def _is_lent(doc: Mapping[str, object]) -> bool:
-    return doc.get('type') == 'LentItem' and isinstance(doc.get('lent'), (int, float)) and validation.flaw(doc) is None
+def _is_lent(doc: Mapping[str, Any]) -> bool:
+    is_valid = doc.get('type') == 'LentItem' and is_number(doc.get('lent')) and isinstance(doc.get('region'), str)
+    return is_valid and validation.flaw(doc) is None
 
 
 def _size(doc: Document) -> int:

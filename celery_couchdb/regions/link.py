@@ -8,6 +8,7 @@ that return (`home`). It decides about the tasks that this region gave to the ot
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -49,6 +50,8 @@ class SharedLead:
         self._lease = lease
         #: Why other regions cannot be read, by region.
         self.errors: dict[str, str] = {}
+        #: How many tasks other regions have lent to this one since the process was started, by region.
+        self.lent = Counter[str]()
 
     @property
     def term(self) -> int | None:
@@ -98,6 +101,7 @@ class RegionLeader(Duty):
         if self._activity.take():
             self._demand.note_activity()
         self._demand.note_errors(dict(self._lead.errors))
+        self._demand.note_lent(sum(self._lead.lent.copy().values()))
         self._demand.step()
         return self._demand.next_at - time.monotonic()
 
@@ -127,7 +131,7 @@ class Link(Duty):
         """Use the connected `transport`. Another thread calls `wake()` when there is something to do."""
         super().__init__(lead)  # type: ignore[arg-type]  # it has the members that a duty uses
         options, broker, own = transport.options, transport.couchdb, transport.options.region
-        self._name, self._other, self._errors = own, other, lead.errors
+        self._name, self._other, self._errors, self._lent = own, other, lead.errors, lead.lent
         address = region.addresses(options.regions, options.credentials, app.conf.broker_use_ssl)[other]
         self._own = broker.beside(region.database(options.regions, own))
         self._there = Client(address, _REQUEST_SECONDS, _CONNECT_SECONDS)
@@ -190,6 +194,7 @@ class Link(Duty):
         except CouchDBError as exc:
             self._arriving.reset()
             self._taker.reset()
+            self._lender.set_wants(None)
             pause = _DENIED_SECONDS if isinstance(exc, AccessDenied) else _RETRY_SECONDS
             self._retry_at = time.monotonic() + pause
             self._note(str(exc))
@@ -203,7 +208,9 @@ class Link(Duty):
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
             self._home.store(results)
             delete(self._there, results)
-        self._taker.take([doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))])
+        records = [doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))]
+        self._taker.take(records)
+        self._lent[self._other] += sum('lent' in doc and region.state_of(doc) == 'sent' for doc in records)
         if (name := region.region_id(self._other)) in changed:
             self._lender.set_wants(changed[name])
 

@@ -204,7 +204,7 @@ def addresses(regions: Mapping[str, str], credentials: str | None, tls: Any = No
 
 def record_id(to: str, task_id: str, tag: str = '') -> str:
     """Return the id of a record; without `tag`, the beginning of the ids of a task's records."""
-    return f'{_RECORD}{to}:{task_id}:{tag}'
+    return f'{_RECORD}{to}:{task_id}:{tag.replace(":", "-")}'  # so the tag is what follows the last colon
 
 
 def records_to(name: str) -> str:
