@@ -20,8 +20,8 @@ from celery.canvas import Signature
 
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.parcels.parcel import FROM_REGION
-from kombu_couchdb.regions.region import ANY, GIVER, Giver, named, returned
+from kombu_couchdb.parcels.parcel import FROM_REGION, GIVER
+from kombu_couchdb.regions.region import ANY, Giver, named, returned
 
 from ..parcels import INHERITED, header_of
 

@@ -59,7 +59,7 @@ class OtherDatabases:
 
     def _client(self, database: str) -> Client:
         if (client := self._clients.get(database)) is None:
-            with self._app.connection_for_read() as connection:  # does not connect
+            with self._app.connection_for_write() as connection:  # does not connect
                 if connection.transport.driver_type != 'couchdb':
                     raise ConfigurationError(
                         f'the database {database} is beside that of the broker, which is not CouchDB'

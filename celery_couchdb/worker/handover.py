@@ -47,7 +47,7 @@ class HandOver:
     def __init__(self, backend: Any) -> None:
         self._backend, self._app = backend, backend.app
         self._others = OtherDatabases(self._app)
-        self.queue = ResultQueue(backend.store, Counting(backend.count_parts).add, self._refused, self._others)
+        self.queue = ResultQueue(backend.store, Counting(backend.count_parts).add, self.refused, self._others)
         self._has_our_broker = False
 
     def open(self, *, serve_children: bool) -> None:
@@ -130,7 +130,7 @@ class HandOver:
             return False
         return True
 
-    def _refused(self, item: QueueItem, error: CouchDBError) -> list[QueueItem]:
+    def refused(self, item: QueueItem, error: CouchDBError) -> list[QueueItem]:
         """Log that something is lost, or return what is to be stored in its place."""
         head = item.head
         if item.is_message:
