@@ -8,13 +8,15 @@ This module implements Celery's interface of a backend. `results.documents` defi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 from celery import signals, states
 from celery._state import get_current_task, task_join_will_block
+from celery.app.task import Context
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
@@ -62,12 +64,24 @@ logger = get_logger(__name__)
 #: Whether the current thread stores the result of a task.
 _stores: ContextVar[bool] = ContextVar('stores', default=False)
 
+#: The request whose headers say where a failure is stored that the current thread stores for tasks that were not sent.
+_failing: ContextVar[Any] = ContextVar('failing', default=None)
+
 #: How long a chord is unchanged, at least, before another worker ends it, because its own worker may be lost.
 _MIN_CHORD_PAUSE_SECONDS = 30.0
 
 
 #: What optional rooms add to a result. They are imported now: they add headers to what tasks publish, too.
 _members_of_result = hooks('members_of_result')
+
+
+@contextmanager
+def _failure_of(request: Any) -> Iterator[None]:
+    token = _failing.set(request)
+    try:
+        yield
+    finally:
+        _failing.reset(token)
 
 
 class CouchDBBackend(ChordMixin, PushMixin):
@@ -149,7 +163,8 @@ class CouchDBBackend(ChordMixin, PushMixin):
         # A saved group expires, but not before the results of a chord that may be joined by it. Other values belong to
         # the program that stored them, and do not expire.
         lifetime = self._chord_lifetime() if kind == 'Group' else None
-        self._write({'_id': doc_id, 'type': kind, 'status': None, **pack(value, self.content_type)}, lifetime)
+        doc = {'_id': doc_id, 'type': kind, 'status': None, **pack(value, self.content_type)}
+        self.store.write(stamp(doc, self.client.clock.now(), lifetime))
 
     def delete(self, key: str | bytes) -> None:
         """Delete a key, if it exists. Two requests."""
@@ -177,6 +192,18 @@ class CouchDBBackend(ChordMixin, PushMixin):
         finally:
             _stores.reset(token)
 
+    def mark_as_failure(
+        self, task_id: Any, exc: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Store the failure of a task and of the later steps of its chain, as Celery does."""
+        with _failure_of(request or _failing.get()):
+            return super().mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
+
+    def chord_error_from_stack(self, callback: Any, exc: Any = None) -> Any:
+        """Store the failure of the body of a chord, as Celery does."""
+        with _failure_of(Context(headers=callback.options.get('headers'))):
+            return super().chord_error_from_stack(callback, exc)
+
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         read = partial(self.read_ahead.read, self.get_key_for_task(task_id))
         if not self.always_retry or get_current_task() is None or (seconds := seconds_left()) <= 0:
@@ -199,16 +226,20 @@ class CouchDBBackend(ChordMixin, PushMixin):
         doc = self.result_document(task_id, getattr(request, 'task', None), meta)
         if delivery := delivery_of(request, task_id):
             doc['delivery'] = delivery
+        sender = _failing.get() or request
         for members_of in _members_of_result:
-            doc.update(members_of(self.app, request, task_id))
+            doc.update(members_of(self.app, sender, task_id))
         lifetime = self.failure_expires if state == states.FAILURE else self.expires
         part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):
             chord = self._chord_lifetime()
             lifetime = max(lifetime, chord) if lifetime and chord else None
             part = self.chord_part(request, task_id, state, result)
-        if not self.handover.hand_over(stamp(doc, self.client.clock.now(), lifetime), request, state, part):
-            self._write(doc, lifetime, part)
+        doc = stamp(doc, self.client.clock.now(), lifetime)
+        # First elsewhere: if it is too large there, Celery stores a failure in its place, here as well.
+        is_here = self.handover.store_elsewhere(doc, task_id, request, sender)
+        if (is_here or part) and not self.handover.hand_over(doc, request, state, part):
+            self.store.write(doc, part)
         self.subscriber.cache.drop(doc['_id'])
         return result
 
@@ -256,7 +287,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
 
     def _on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
-            self.handover.queue.close()
+            self.handover.close()
             self.sweeper.stop()
 
     # -- encoding, decoding and writing
@@ -301,6 +332,3 @@ class CouchDBBackend(ChordMixin, PushMixin):
         chord = self.app.conf.get('result_chord_expires')
         chord = self.expires if chord is None else self.prepare_expires(chord)
         return max(chord, self.expires) if chord and self.expires else None
-
-    def _write(self, doc: Mapping[str, Any], lifetime: float | None, part: ChordPart | None = None) -> None:
-        self.store.write(stamp(doc, self.client.clock.now(), lifetime), part)

@@ -6,9 +6,9 @@ parcels (`mover`); `parcel_checks` decides which. A parcel of a program without 
 `receipts` writes how the task ended.
 
 This module has what the core asks of the room, and the header `x-parcel`, by which a result finds its receipt: it has
-the document id of a parcel with a receipt, and the id of its task. The result of this task names the parcel. Other
-tasks inherit the header, because one of them may store the result under the id of the first: a retry, or what replaces
-it. A task with the first version of Celery's message protocol has no headers and passes nothing on.
+the database and the document id of a parcel with a receipt, and the id of its task. The result of this task names the
+parcel. Other tasks inherit the header, because one of them may store the result under the id of the first: a retry, or
+what replaces it. A task with the first version of Celery's message protocol has no headers and passes nothing on.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PARCEL = 'x-parcel'
 INHERITED = [PARCEL]
 
 
-def parcel_of(request: Any, task_id: str) -> str | None:
-    """Return the document id of the parcel whose task has this id; None if it came from no parcel with a receipt.
+def parcel_of(request: Any, task_id: str) -> list[str] | None:
+    """Return database and document id of the parcel whose task has this id; None if no parcel with a receipt has it.
 
     `request` is the task's request or None.
     """
     found = header_of(request, PARCEL)
-    is_valid = isinstance(found, (list, tuple)) and len(found) == 2 and all(isinstance(part, str) for part in found)
-    return found[0] if is_valid and found[1] == task_id else None
+    is_valid = isinstance(found, (list, tuple)) and len(found) == 3 and all(isinstance(part, str) for part in found)
+    return [*found[:2]] if is_valid and found[2] == task_id else None
 
 
 def pass_on(headers: dict[str, Any]) -> None:

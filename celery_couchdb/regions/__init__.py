@@ -13,19 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
+from uuid import uuid4
 
 from celery import group
 from celery.canvas import Signature
 
+from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.parcels.parcel import FROM_REGION
-from kombu_couchdb.regions.region import ANY, named
+from kombu_couchdb.parcels.parcel import FROM_REGION, GIVER
+from kombu_couchdb.regions.region import ANY, Giver, named, returned
 
-from ..parcels import INHERITED
+from ..parcels import INHERITED, header_of
 
 __all__ = ['everywhere']
 
-INHERITED.append(FROM_REGION)
+INHERITED.extend((FROM_REGION, GIVER))
 
 
 def everywhere(signature: Signature) -> group:
@@ -38,6 +40,23 @@ def everywhere(signature: Signature) -> group:
     if not regions:
         raise ConfigurationError('everywhere() needs the transport option regions')
     return group([signature.clone().set(region=name) for name in sorted(regions)], app=signature.app)
+
+
+def results_elsewhere(request: Any, task_id: str, doc: Mapping[str, Any]) -> tuple[list[tuple[str, Document]], bool]:
+    """Return how a result returns to other regions, and whether it is stored here, too; see `celery_couchdb.rooms`.
+
+    It returns to the region where the first task was sent. The result of a task that was given away also returns to its
+    giver, and is stored here only if the first task was sent here. Results of the tasks that it sends are stored here.
+    """
+    giver, sent_in = Giver.of({GIVER: header_of(request, GIVER)}), header_of(request, FROM_REGION)
+    if giver is None:
+        return [], True
+    is_given = giver.task_id == task_id
+    records: dict[str, str | None] = {sent_in: None} if isinstance(sent_in, str) and sent_in != giver.own else {}
+    if is_given:
+        records[giver.region] = giver.record
+    docs = [returned(home, task_id, uuid4().hex, doc, record, doc['date']) for home, record in records.items()]
+    return [(giver.database, document) for document in docs], not is_given or sent_in == giver.own
 
 
 def check_header(app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:

@@ -194,8 +194,7 @@ class Home:
             for doc in results
         ]
         for item, error in backend.store.write_batch(items):
-            if instead := backend.handover._refused(item, error):
-                backend.store.write_batch([instead])
+            backend.store.write_batch(backend.handover.refused(item, error))
 
 
 def delete(client: Client, docs: Sequence[Document]) -> list[str]:

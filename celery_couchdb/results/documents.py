@@ -67,10 +67,8 @@ class _ResultOptions(Packed, _Expiring, total=False):
     #: The type of the exception of a failed task.
     error: str
     delivery: list[int]
-    #: The region in which the task was sent, if it is another one: the result is replicated there.
-    to: str
-    #: The document id of the parcel from which the task came, if the parcel has a receipt.
-    parcel: str
+    #: The database and the document id of the parcel from which the task came, if the parcel has a receipt.
+    parcel: list[str]
 
 
 class Result(_ResultOptions):

@@ -34,6 +34,8 @@ class QueueItem:
     #: If the worker's process counts the part: the id of the chord's group, and the encoded body as JSON.
     group_id: str = ''
     body: bytes = b''
+    #: The database beside the broker's in which it is stored; '': that of the results.
+    database: str = ''
     #: The revision that the document is written over, if it is known.
     rev: str | None = None
     #: Whether it is stored; the chord that it belongs to may not be counted yet.
@@ -58,6 +60,12 @@ class QueueItem:
             group_id,
             encoded(body) if body is not None else b'',
         )
+
+    @classmethod
+    def of_returned(cls, database: str, doc: Document) -> QueueItem:
+        """Encode a document of another database, with a result in its member `result`; *raises* `Unstorable`."""
+        head = {name: value for name, value in doc['result'].items() if name not in _VALUE}
+        return cls({**head, '_id': doc['_id'], 'type': doc['type']}, encoded(doc), database=database)
 
     @classmethod
     def of_message(cls, item: WorkItem) -> QueueItem:
@@ -98,14 +106,15 @@ class QueueItem:
 
     def to_bytes(self) -> bytes:
         """Return it as one message; JSON texts contain no line breaks."""
-        return b'\n'.join([encoded([self.head, self.part_id, self.group_id]), self.text, self.part, self.body])
+        head = encoded([self.head, self.part_id, self.group_id, self.database])
+        return b'\n'.join([head, self.text, self.part, self.body])
 
     @classmethod
     def from_bytes(cls, message: bytes) -> QueueItem:
         """Return what `to_bytes` has made a message of; *raises* `ValueError` for anything else."""
         head, text, part, body = message.split(b'\n')
-        found, part_id, group_id = json.loads(head)
-        return cls(found, text, part_id, part, group_id, body)
+        found, part_id, group_id, database = json.loads(head)
+        return cls(found, text, part_id, part, group_id, body, database)
 
 
 #: Something handed over that is not stored, and why.

@@ -14,7 +14,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from socket import socket
 
@@ -25,6 +25,7 @@ from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 from kombu_couchdb.log import get_logger
 
 from .documents import is_outdated
+from .other_databases import OtherDatabases, write_new
 from .prefork_relay import Received, Relay
 from .queue_item import QueueItem, Refusal
 from .result_store import Recent, ResultStore
@@ -77,17 +78,19 @@ class ResultQueue:
     """Takes results of one store in each process of a worker, and stores them in a thread of its main process.
 
     `on_stored(results, done)` is called after a write, and calls `done(results)` when nothing is left to do for them.
-    `on_refused(result, error)` is called for a result that CouchDB refuses, and returns another one to be stored in its
-    place, or None. In a process without a worker, and before `open`, the queue takes nothing.
+    `on_refused(result, error)` is called for a result that CouchDB refuses, and returns others to be stored in its
+    place. In a process without a worker, and before `open`, the queue takes nothing.
     """
 
     def __init__(
         self,
         store: ResultStore,
         on_stored: Callable[[Sequence[QueueItem], Done], None],
-        on_refused: Callable[[QueueItem, CouchDBError], QueueItem | None],
+        on_refused: Callable[[QueueItem, CouchDBError], Iterable[QueueItem]],
+        others: OtherDatabases,
     ) -> None:
         self._store, self._on_stored, self._on_refused = store, on_stored, on_refused
+        self._others = others
         self._timeout = sum(store.client.timeouts) + _GRACE_SECONDS
         self._relay = Relay(self._timeout)
         #: The database of the broker, if messages can be handed over.
@@ -156,7 +159,7 @@ class ResultQueue:
             return False
         if self._relay.is_child:
             taken = self._relay.send(result.to_bytes())
-            if taken and not result.is_message:
+            if taken and not result.is_message and not result.database:
                 self._sent[result.id] = None
             return taken
         with self._changed:
@@ -360,8 +363,6 @@ class ResultQueue:
         """Store results; *raises* the errors of an outage, also if a proxy responds with a page of its own."""
         try:
             refusals = self._try_to_write(batch, uncertain=uncertain)
-        except (AccessDenied, ConfigurationError) as exc:
-            refusals = [(each, exc) for each in batch]
         except CouchDBError:
             raise
         except Exception as exc:  # the thread must go on
@@ -377,14 +378,23 @@ class ResultQueue:
         self._note_stored([each for each in batch if each not in refused])
 
     def _try_to_write(self, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
-        """Store messages, then results, as Celery does: one request each; return those that CouchDB refuses."""
+        """Store messages, then results, as Celery does, and return those that CouchDB refuses.
+
+        One request for each database.
+        """
         messages = [item for item in batch if item.is_message]
         refusals = list[Refusal]()
         if messages:
             assert self.broker is not None
-            refusals += write_messages(self.broker, messages, uncertain=uncertain)
-        results = [item for item in batch if not item.is_message]
-        return refusals + self._store.write_batch(results, uncertain=uncertain)
+            refusals += write_new(self.broker, messages, uncertain=uncertain)
+        for database in {item.database: None for item in batch if item.database}:
+            items = [item for item in batch if item.database == database]
+            refusals += self._others.write(database, items, uncertain=uncertain)
+        results = [item for item in batch if not item.is_message and not item.database]
+        try:
+            return refusals + self._store.write_batch(results, uncertain=uncertain)
+        except (AccessDenied, ConfigurationError) as exc:
+            return refusals + [(item, exc) for item in results]
 
     def _note_stored(self, stored: list[QueueItem]) -> None:
         with self._changed:
@@ -399,32 +409,11 @@ class ResultQueue:
 
     def _refuse(self, result: QueueItem, error: CouchDBError) -> None:
         try:
-            if (instead := self._on_refused(result, error)) is not None:
+            for instead in self._on_refused(result, error):
                 self._add(instead)
         except Exception:
             logger.exception('unexpected error in the thread that stores results')
         self._note_done([result])
-
-
-def write_messages(client: Client, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
-    """Store messages in the database of `client`, in one request, and return those that CouchDB refuses.
-
-    With `uncertain`, an earlier attempt got no response. What it stored is not stored again: a worker may have run it,
-    and deleted its message, meanwhile. *Raises* the errors of `kombu_couchdb.errors` for an outage.
-    """
-    by_id = {item.id: item for item in batch}
-    heads = [item.head for item in batch]
-    try:
-        if uncertain:
-            heads = client.never_stored(heads)
-        results = client.bulk(heads, texts=[by_id[head['_id']].text for head in heads])
-    except (AccessDenied, ConfigurationError) as exc:
-        return [(item, exc) for item in batch]
-    for result in results:
-        if not result.is_refused:
-            logger.debug('published message %s to queue %s', result.id, by_id[result.id].head['queue'])
-    # A conflict means that an earlier attempt was stored.
-    return [(by_id[result.id], result.exception(client.address.url)) for result in results if result.is_refused]
 
 
 def _has_waiting_tasks() -> bool:

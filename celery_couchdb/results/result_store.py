@@ -251,24 +251,24 @@ class ResultStore:
             return self.write_batch([item], uncertain=next(attempts) > 0, send=self._commit.write)
 
         with _large_results(doc):
-            for _, error in self._retried(write):
+            for _, error in self.retried(write):
                 raise error
 
     def current(self, doc_id: str) -> Document | None:
         """Return a document even if it has expired, or None if there is none."""
-        return self._retried(self._current, [doc_id])[0]
+        return self.retried(self._current, [doc_id])[0]
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Return those of these ids that have a document, or had one that was deleted."""
-        return self._retried(self.client.known, ids)
+        return self.retried(self.client.known, ids)
 
     def id_range(self, prefix: str, *, docs: bool = False) -> list[Row]:
         """Return the rows of all documents whose id starts with `prefix`."""
-        return self._retried(lambda: self.client.id_range(prefix, docs=docs))
+        return self.retried(lambda: self.client.id_range(prefix, docs=docs))
 
     def writes(self) -> int:
         """Return the number of the last write to the database, as CouchDB counts them."""
-        return self._retried(lambda: int(str(self.client.sequence()).partition('-')[0]))
+        return self.retried(lambda: int(str(self.client.sequence()).partition('-')[0]))
 
     def put(self, doc: Mapping[str, Any]) -> str | None:
         """Store a document with the `_rev` that it has and return its new revision, or None in case of a conflict."""
@@ -283,7 +283,7 @@ class ResultStore:
             return result.rev if result.is_stored else None
 
         with _large_results(doc):
-            return self._retried(put)
+            return self.retried(put)
 
     def delete(self, doc_id: str) -> None:
         """Delete a document if it exists; two requests. *Raises* `Conflict` as `write` does."""
@@ -302,7 +302,7 @@ class ResultStore:
         """
         count = 0
         for part in chunks([deletion(doc) for doc in docs], _DELETE_DOCS):
-            count += sum(result.is_stored for result in self._retried(self.client.bulk, part))
+            count += sum(result.is_stored for result in self.retried(self.client.bulk, part))
         return count
 
     def claim(self, doc: Mapping[str, Any]) -> str | None:
@@ -310,7 +310,7 @@ class ResultStore:
 
         An unproven write and a lost response are no proof: then no process has the claim, and a later attempt decides.
         """
-        [result] = self._retried(self.client.bulk, [doc])
+        [result] = self.retried(self.client.bulk, [doc])
         return result.rev if result.is_proven else None
 
     # -- many results in one request: not retried
@@ -419,7 +419,9 @@ class ResultStore:
         """Return documents even if they have expired, and None for missing ones; one request."""
         return self.database.call(self.client.find, ids)
 
-    def _retried(self, request: Callable[..., T], *args: Any) -> T:
+    def retried(self, request: Callable[..., T], *args: Any) -> T:
+        """Make a request, and repeat it as the transport option `retry_policy` says while the server is unavailable."""
+
         def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:
             pause = float(next(iter(intervals)))
             level = logging.DEBUG if retries else logging.WARNING  # one warning for each request that waits

@@ -1,15 +1,19 @@
 """Handing over of results and next tasks: which ones a task leaves to the worker's process.
 
-Also what happens to those that CouchDB refuses then. `results.result_queue` takes them.
+Also what happens to those that CouchDB refuses then. `results.result_queue` takes them. Optional rooms may name other
+databases in which a result is stored (`results.other_databases`).
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from celery import states
 from celery._state import get_current_task
+from celery.app.task import Context
 
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
@@ -19,9 +23,11 @@ from kombu_couchdb.log import get_logger
 
 from ..chords.completion import Counting
 from ..results.documents import ChordPart, Packed, Result, pack, stamp
+from ..results.other_databases import OtherDatabases
 from ..results.queue_item import QueueItem
 from ..results.result_queue import ResultQueue
 from ..results.result_store import ResultTooLarge
+from ..rooms import hooks
 
 logger = get_logger(__name__)
 
@@ -31,13 +37,17 @@ _CELERY_STATES = states.ALL_STATES - {states.PENDING}
 #: More messages than this are not handed over: they are published in one request, which costs little for each.
 _MAX_NEXT_TASKS = 20
 
+#: What optional rooms say about where a result is stored.
+_results_elsewhere = hooks('results_elsewhere')
+
 
 class HandOver:
     """Hands over the results of a backend, the parts of its chords, and next tasks."""
 
     def __init__(self, backend: Any) -> None:
         self._backend, self._app = backend, backend.app
-        self.queue = ResultQueue(backend.store, Counting(backend.count_parts).add, self._refused)
+        self._others = OtherDatabases(self._app)
+        self.queue = ResultQueue(backend.store, Counting(backend.count_parts).add, self.refused, self._others)
         self._has_our_broker = False
 
     def open(self, *, serve_children: bool) -> None:
@@ -56,9 +66,7 @@ class HandOver:
         The caller stores it with the option `confirm_results`, if it is no state of Celery's own, and if a broker other
         than ours might store an acknowledgement before.
         """
-        if not self.queue.is_open or request is None or getattr(request, 'is_eager', False):
-            return False
-        if self._backend.options.confirm_results or state not in _CELERY_STATES or not self._results_come_first():
+        if not self._may_hand_over(request, state):
             return False
         body: Packed | None = None
         if doc['type'] == 'Part' or part is not None:
@@ -70,6 +78,24 @@ class HandOver:
         if body:
             request.couchdb_handed_over = True
         return True
+
+    def store_elsewhere(self, doc: Result, task_id: str, request: Any, sender: Any) -> bool:
+        """Store a result in the databases that optional rooms name; return whether it is to be stored here, too.
+
+        `request` is that of the task or None, and `sender` the one whose headers count. *Raises* what
+        `ResultStore.write` raises.
+        """
+        others, is_here = _elsewhere(sender, task_id, doc)
+        for item in others:
+            if self._may_hand_over(request, doc['status']) and self.queue.hand_over(item):
+                continue
+            is_here |= not self._write_elsewhere(item)
+        return is_here
+
+    def close(self) -> None:
+        """Store what was handed over, and close the idle connections."""
+        self.queue.close()
+        self._others.close()
 
     def take_next_tasks(self, address: Address, items: Sequence[WorkItem]) -> Sequence[WorkItem]:
         """Hand over the messages that are published after a task; return those that the caller must store.
@@ -83,26 +109,60 @@ class HandOver:
             return items
         return [item for item in items if not self.queue.hand_over(QueueItem.of_message(item))]
 
+    def _may_hand_over(self, request: Any, state: str) -> bool:
+        if not self.queue.is_open or request is None or getattr(request, 'is_eager', False):
+            return False
+        return not self._backend.options.confirm_results and state in _CELERY_STATES and self._results_come_first()
+
     def _results_come_first(self) -> bool:
         """Tell whether no acknowledgement is stored before the results that were handed over before it."""
         return self._has_our_broker or not any(task.acks_late for task in self._app.tasks.values())
 
-    def _refused(self, item: QueueItem, error: CouchDBError) -> QueueItem | None:
-        """Log that something is lost, or return the failure to be stored in its place."""
+    def _write_elsewhere(self, item: QueueItem) -> bool:
+        """Store a result in another database; return False if it can only be stored here."""
+        attempts = itertools.count()
+        for _, error in self._backend.store.retried(
+            lambda: self._others.write(item.database, [item], uncertain=next(attempts) > 0)
+        ):
+            if isinstance(error, DocumentTooLarge):
+                raise _result_too_large(item, error) from error
+            self._log_kept(item, error)
+            return False
+        return True
+
+    def refused(self, item: QueueItem, error: CouchDBError) -> list[QueueItem]:
+        """Log that something is lost, or return what is to be stored in its place."""
         head = item.head
         if item.is_message:
             logger.error('task %s[%s] could not be published: %s', head['task'], head['task_id'], error)
-            return self._never_sent(head['task_id'], head['task'], error) if head['task_id'] else None
+            return self._never_sent(item, error) if head['task_id'] else []
         if states.SUCCESS in (head.get('status'), head.get('state')) and isinstance(error, DocumentTooLarge):
-            return self._too_large(item, error)
+            return [self._too_large(item, error)]
+        if item.database:
+            self._log_kept(item, error)
+            return [self._kept(item)]
         task_id = self._task_id(item)
         logger.error('the result of %s[%s] (%s) is lost: %s', head.get('task'), task_id, head.get('status'), error)
-        return None
+        return []
+
+    def _log_kept(self, item: QueueItem, error: CouchDBError) -> None:
+        head, task_id = item.head, self._task_id(item)
+        text = 'the result of %s[%s] (%s) cannot be stored in %s, and is stored here: %s'
+        logger.error(text, head.get('task'), task_id, head.get('status'), item.database, error)
+
+    def _kept(self, item: QueueItem) -> QueueItem:
+        """Return the result that another database has refused as one of this database."""
+        backend, doc = self._backend, json.loads(item.text)['result']
+        lifetime = backend.failure_expires if doc['status'] == states.FAILURE else backend.expires
+        return QueueItem.of(stamp(doc, backend.client.clock.now(), lifetime))
 
     def _too_large(self, item: QueueItem, error: CouchDBError) -> QueueItem:
         """Return the failure that takes the place of a success."""
-        head = item.head
-        failure = ResultTooLarge(f'the result of {head.get("task") or item.id} cannot be stored: {error}')
+        head, failure = item.head, _result_too_large(item, error)
+        if item.database:
+            doc = json.loads(item.text)
+            doc['result'] = {**head, **self._failure(self._task_id(item), head['task'], failure)}
+            return QueueItem.of_returned(item.database, doc)
         if head['type'] == 'Part':
             value = self._backend.encode({'result': self._backend.prepare_exception(failure)})
             doc = {**head, 'state': states.FAILURE, 'value': pack(value, self._backend.content_type)}
@@ -112,20 +172,38 @@ class HandOver:
         instead.take_part(item)  # which is counted with the failure
         return instead
 
-    def _never_sent(self, task_id: str, task: str | None, error: CouchDBError) -> QueueItem:
+    def _never_sent(self, item: QueueItem, error: CouchDBError) -> list[QueueItem]:
         """Return the failure of a task whose message could not be stored, so that nobody waits for its result."""
-        doc = self._failure(task_id, task, error)
-        return QueueItem.of(stamp(doc, self._backend.client.clock.now(), self._backend.failure_expires))
+        backend, task_id = self._backend, item.head['task_id']
+        failure = self._failure(task_id, item.head['task'], error)
+        doc = stamp(failure, backend.client.clock.now(), backend.failure_expires)
+        others, is_here = _elsewhere(Context(json.loads(item.text)['message']['headers']), task_id, doc)
+        return [*others, QueueItem.of(doc)] if is_here else others
 
     def _task_id(self, item: QueueItem) -> str:
-        return item.id.removeprefix(self._backend.task_keyprefix)
+        doc_id: str = json.loads(item.text)['result']['_id'] if item.database else item.id
+        return doc_id.removeprefix(self._backend.task_keyprefix)
 
-    def _failure(self, task_id: str, task: str | None, error: CouchDBError) -> dict[str, Any]:
+    def _failure(self, task_id: str, task: str | None, error: CouchDBError) -> Result:
         """Return the document of a failure without a traceback."""
         result = self._backend.prepare_exception(error)
         meta = {'status': states.FAILURE, 'result': result, 'traceback': None, 'children': [], 'date_done': None}
-        found: dict[str, Any] = self._backend.result_document(task_id, task, meta)
+        found: Result = self._backend.result_document(task_id, task, meta)
         return found
+
+
+def _elsewhere(request: Any, task_id: str, doc: Result) -> tuple[list[QueueItem], bool]:
+    """Return a result as optional rooms store it in other databases, and whether it is stored here, too."""
+    found, is_here = list[QueueItem](), True
+    for results_elsewhere in _results_elsewhere:
+        docs, is_here_too = results_elsewhere(request, task_id, doc)
+        found += [QueueItem.of_returned(database, other) for database, other in docs]
+        is_here &= is_here_too
+    return found, is_here
+
+
+def _result_too_large(item: QueueItem, error: CouchDBError) -> ResultTooLarge:
+    return ResultTooLarge(f'the result of {item.head.get("task") or item.id} cannot be stored: {error}')
 
 
 def _is_part_of_chord() -> bool:

@@ -83,7 +83,7 @@ def test_invalid_signature_is_refused(embedded: Any) -> None:
     [
         {'region': 'us'},
         {'headers': {'x-from-region': 'us'}},
-        {'task_id': 'b', 'headers': {'headers': {PARCEL: ['order-17', 'b']}}},
+        {'task_id': 'b', 'headers': {'headers': {PARCEL: ['parcels', 'order-17', 'b']}}},
     ],
 )
 def test_signature_cannot_say_where_its_result_goes(options: dict[str, Any]) -> None:
@@ -126,13 +126,18 @@ def test_message_keeps_only_allowed_properties() -> None:
 
 def test_message_cannot_say_where_its_result_goes() -> None:
     own = {'task': 'add', 'id': 'a'}
-    where = {PARCEL: ['order-17', 'a'], 'x-from-region': 'us'}
-    assert parcel_of(Context({**own, 'headers': where}), 'a') == 'order-17'  # Celery has its own headers there
+    where = {PARCEL: ['parcels', 'order-17', 'a'], 'x-from-region': 'us'}
+    assert parcel_of(Context({**own, 'headers': where}), 'a') == [
+        'parcels',
+        'order-17',
+    ]  # Celery has its own headers there
     forged = message(headers={**own, **where, 'headers': where})
     assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == own
 
 
-@pytest.mark.parametrize('header', [['order-17', 'another task'], ['order-17'], [17, 'a'], None])
+@pytest.mark.parametrize(
+    'header', [['parcels', 'order-17', 'another task'], ['order-17', 'a'], ['parcels', 17, 'a'], None]
+)
 def test_result_of_another_task_names_no_parcel(header: Any) -> None:
     """All tasks that a task sends have its header."""
     assert parcel_of(Context({'task': 'add', 'id': 'a', 'headers': {PARCEL: header}}), 'a') is None
@@ -150,7 +155,7 @@ def test_header_that_acts_like_a_part_of_the_body_is_refused(name: str, own_body
 @pytest.mark.parametrize('missing', ['callbacks', 'chain'])
 def test_body_that_leaves_a_part_to_the_headers_is_refused(missing: str) -> None:
     embedded = {name: None for name in ('callbacks', 'errbacks', 'chain', 'chord') if name != missing}
-    for spoilt in (embedded, {**embedded, missing: None, PARCEL: ['order-17', 'a']}):
+    for spoilt in (embedded, {**embedded, missing: None, PARCEL: ['parcels', 'order-17', 'a']}):
         with pytest.raises(ParcelRefused, match='must have exactly the members callbacks, chain, chord, errbacks'):
             checked({'message': message(body=json.dumps([[1], {}, spoilt]))}, None, ACCEPT, ['json'])
 

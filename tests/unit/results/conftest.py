@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from celery_couchdb.results.documents import ChordPart
+from celery_couchdb.results.other_databases import OtherDatabases
 from celery_couchdb.results.queue_item import QueueItem, Refusal
 from celery_couchdb.results.result_queue import Done, ResultQueue
 from celery_couchdb.results.result_store import ResultStore
@@ -30,7 +31,7 @@ class Recorder:
         self.gate = threading.Event()
         self.gate.set()
         self.on_stored: Callable[[Sequence[QueueItem], Done], None] = lambda results, done: done(results)
-        self.on_refused: Callable[[QueueItem, CouchDBError], QueueItem | None] = lambda result, error: None
+        self.on_refused: Callable[[QueueItem, CouchDBError], Sequence[QueueItem]] = lambda result, error: ()
 
     def write(self, batch: Sequence[QueueItem], *, uncertain: bool = False) -> list[Refusal]:
         self.tried.append([each.id for each in batch])
@@ -51,6 +52,7 @@ class Recorder:
             cast(ResultStore, store),
             lambda results, done: self.on_stored(results, done),
             lambda result, error: self.on_refused(result, error),
+            OtherDatabases(None),
         )
         queue._relay._timeout = queue._timeout = timeout
         return queue
