@@ -5,7 +5,7 @@ region one worker is the leader. For each other region it has a `link`, which re
 puts its tasks into queues here, and `home` stores results that return, and decides about tasks that were given away.
 `lending` moves messages to idle regions.
 
-This module has the functions that `celery_couchdb.rooms` names, and `everywhere` for programs.
+This module has the functions that `celery_couchdb.rooms` names, and `everywhere` and `where` for programs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-from celery import group
+from celery import current_app, group
 from celery.canvas import Signature
 
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.parcels.parcel import FROM_REGION
-from kombu_couchdb.regions.region import ANY, named
+from kombu_couchdb.regions import records
+from kombu_couchdb.regions.records import Whereabouts
+from kombu_couchdb.regions.region import ANY, database, named
 
 from ..parcels import INHERITED
 
-__all__ = ['everywhere']
+__all__ = ['everywhere', 'where']
 
 INHERITED.append(FROM_REGION)
 
@@ -38,6 +40,25 @@ def everywhere(signature: Signature) -> group:
     if not regions:
         raise ConfigurationError('everywhere() needs the transport option regions')
     return group([signature.clone().set(region=name) for name in sorted(regions)], app=signature.app)
+
+
+def where(task_id: str, app: Any = None) -> Whereabouts | None:
+    """Return the region to which a task was given, its state there, and since when; a few requests.
+
+    None for a task that was given to no other region, or has ended. `app` is by default the current one. *Raises* the
+    errors of `kombu_couchdb.errors`, and `ConfigurationError` if the app has no regions.
+    """
+    app = app or current_app
+    options = app.conf.broker_transport_options or {}
+    if not options.get('region') or not options.get('regions'):
+        raise ConfigurationError('where() needs the transport options region and regions')
+    client = import_module('celery_couchdb.connections').client_of(app)
+    regions = client.beside(database(options['regions'], options['region']))
+    try:
+        return records.where(regions, task_id)
+    finally:
+        regions.close()
+        client.close()
 
 
 def check_header(app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:
