@@ -20,7 +20,7 @@ from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
 from kombu_couchdb.regions import records, region_status
-from kombu_couchdb.regions.region import STATES, addresses, database, region_of
+from kombu_couchdb.regions.region import STATES, addresses, database
 from kombu_couchdb.regions.region_status import GivenAway, RegionStatus, Tally
 
 from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start

@@ -160,7 +160,7 @@ def _change(
         conflicts = [result.id for result in results if result.is_conflict]
         read_again = client.find(conflicts) if conflicts else []
         left = [doc for doc in read_again if doc]
-        reasons |= {doc_id: 'it has ended just now' for doc_id in {*conflicts} - {doc['_id'] for doc in left}}
+        reasons |= dict.fromkeys({*conflicts} - {doc['_id'] for doc in left}, 'it has ended just now')
         if not left:
             break
     reasons |= {doc['_id']: f'it was changed by others at each of {_MAX_TRIES} attempts' for doc in left}
