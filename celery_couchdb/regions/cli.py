@@ -20,7 +20,7 @@ from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
 from kombu_couchdb.regions import records, region_status
-from kombu_couchdb.regions.region import STATES, addresses, database
+from kombu_couchdb.regions.region import RECORD, STATES, addresses, database, records_to
 from kombu_couchdb.regions.region_status import GivenAway, RegionStatus, Tally
 
 from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
@@ -221,7 +221,7 @@ def _problems(own: str, region: RegionStatus) -> Iterator[str]:
             f'region {own} was added'
         )
     if given['delayed']:
-        yield f'{name} cannot take {counted(given["delayed"], "task")} now: {given["reason"]}'
+        yield f'{counted(given["delayed"], "task")} for {name} cannot be moved now: {given["reason"]}'
     if count := given['refused']['count']:
         yield f'{name} has refused {counted(count, "task")}: see "couchdb regions tasks --state refused"'
     if remote:
@@ -236,7 +236,7 @@ def _remote_problems(own: str, name: str, given: GivenAway, back: Tally, error: 
     if age := _late(given['untaken']):
         yield f'tasks from {name} wait for {age}: the leader of region {own} has not taken them'
     if given['delayed']:
-        yield f'{counted(given["delayed"], "task")} from {name} cannot be taken now: {given["reason"]}'
+        yield f'{counted(given["delayed"], "task")} from {name} cannot be moved now: {given["reason"]}'
 
 
 def _late(seconds: float | None) -> str:
@@ -416,7 +416,7 @@ def _note(doc: Document, now: float) -> str:
         parts.append(str(doc.get('reason')))
     if state == 'withdrawn':
         parts.append(f'runs in {doc.get("run_in")}')
-    if state == 'sent' and 'delayed' in doc:
+    if state in ('sent', 'withdrawn') and 'delayed' in doc:
         parts.append(f'delayed: {doc["delayed"]}')
     if 'cancelled' in doc:
         parts.append(f'cancelled {format_ago(doc["cancelled"], now)} ago')
@@ -467,6 +467,9 @@ def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     own = OwnRegion.of(app, admin)
 
     def moving() -> set[str]:
-        return {doc_id for name in own.others for doc_id in region_status.moving(own.client_of(name), own.name, name)}
+        found = region_status.moving(own.client, own.name, RECORD)  # those that are taken back
+        for name in own.others:
+            found |= region_status.moving(own.client_of(name), name, records_to(own.name))
+        return found
 
     return VacuumPart(moving, lambda: iter(()), own.client)

@@ -24,7 +24,7 @@ _MAX_FOUND = 50
 _MAX_TRIES = 20
 
 #: The members that a replayed record loses.
-_OF_REFUSED = frozenset(('status', 'reason', 'failed', 'state', 'taken', 'delayed', 'cancelled', 'terminate'))
+_OF_REFUSED = frozenset(('status', 'reason', 'failed', 'state', 'taken', 'delayed', 'run_in', 'cancelled', 'terminate'))
 
 #: The member with the date of a record, by state.
 _DATES = {'sent': 'published', 'there': 'taken', 'refused': 'failed', 'withdrawn': 'published'}

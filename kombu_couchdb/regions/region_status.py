@@ -16,7 +16,7 @@ from ..errors import AccessDenied, CouchDBError, DatabaseMissing
 from ..parcels.parcel import moved_id
 from ..values import is_number
 from . import records
-from .region import records_to, region_id, results_to, state_of, wants_of
+from .region import STATES, records_to, region_id, results_to, state_of, wants_of
 
 #: The maximum number of documents that are read of one kind.
 _MAX_DOCS = 10_000
@@ -42,7 +42,7 @@ class GivenAway(TypedDict):
     #: delayed.
     sent: Tally
     untaken: float | None
-    #: The number of those sent that the other region cannot take now, and the reason for one of them.
+    #: The number of tasks that the leaders cannot move now, and the reason for one of them.
     delayed: int
     reason: str | None
     there: Tally
@@ -119,15 +119,15 @@ def remote(client: Client, own: str, other: str) -> Remote:
     }
 
 
-def moving(client: Client, own: str, other: str) -> set[str]:
-    """Return the ids of the messages in the own broker's database that have a record in that of region `other`.
+def moving(client: Client, name: str, prefix: str) -> set[str]:
+    """Return the ids that the messages of these records have, or will have, in the broker's database.
 
-    `client` is for the database of regions of `other`. A message whose record still exists is published again, unless
-    the broker's database knows that it existed. *Raises* the errors of `Client`.
+    The records are those in the database of region `name` whose ids begin with `prefix`. A message whose record still
+    exists is published again, unless the broker's database knows that it existed. *Raises* the errors of `Client`.
     """
-    found, start = set[str](), records_to(own)
-    while rows := client.id_range(start, to=records_to(own), limit=_BATCH_ROWS):
-        found.update(moved_id(f'region {other}', row['id']) for row in rows)
+    found, start = set[str](), prefix
+    while rows := client.id_range(start, to=prefix, limit=_BATCH_ROWS):
+        found.update(moved_id(f'region {name}', row['id']) for row in rows)
         start = f'{rows[-1]["id"]} '
     return found
 
@@ -151,10 +151,10 @@ def unready(client: Client, name: str) -> str | None:
 def _given(client: Client, to: str) -> GivenAway:
     docs = list(islice(records.documents(client, records_to(to)), _MAX_DOCS))
     more = len(docs) == _MAX_DOCS
-    by_state: dict[str, list[Document]] = {'sent': [], 'there': [], 'refused': []}
+    by_state: dict[str, list[Document]] = {state: [] for state in STATES}
     for doc in docs:
-        by_state.setdefault(state_of(doc), []).append(doc)
-    delayed = [doc for doc in by_state['sent'] if 'delayed' in doc]
+        by_state[state_of(doc)].append(doc)
+    delayed = [doc for doc in by_state['sent'] + by_state['withdrawn'] if 'delayed' in doc]
     others = [doc for doc in by_state['sent'] if 'delayed' not in doc]
     return {
         'sent': _tally(client, by_state['sent'], 'published', more),

@@ -1,6 +1,6 @@
 """`celery couchdb regions`: databases of regions are set up, and tasks that were given away are shown and changed.
 
-Two regions are databases on one server. Tests write the documents that the workers of both regions write.
+Most tests write the documents that the workers of both regions write.
 """
 
 from __future__ import annotations
@@ -8,107 +8,81 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from celery import Celery
 from click.testing import Result
 
 from celery_couchdb.regions import where
 from celery_couchdb.testing import Server
-from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.parcels.parcel import moved_id
 from kombu_couchdb.regions import records, region
-from tests.conftest import PATIENT, PATIENT_BROKER, Users
-from tests.support import command_of, end
-
-
-class Site:
-    """A region: its app, and clients for the databases of its broker and of regions."""
-
-    def __init__(self, name: str, server: Server, stack: ExitStack) -> None:
-        self.name, self.server = name, server
-        broker, results, regions = (stack.enter_context(server.fresh_database()) for _ in range(3))
-        self.broker, self.regions = server.client(broker), server.client(regions)
-        self.url = server.couchdb_url(regions)
-        self.app = Celery(
-            name, set_as_current=False, broker=server.couchdb_url(broker), backend=server.couchdb_url(results)
-        )
-        self.app.conf.result_backend_transport_options = PATIENT
-        for closing in (self.broker.close, self.regions.close):
-            stack.callback(closing)
-        stack.callback(end, self.app)
-
-    @property
-    def urls(self) -> dict[str, str]:
-        """The option `regions` of the app."""
-        found: dict[str, str] = self.app.conf.broker_transport_options['regions']
-        return found
-
-    def run(self, *given: str) -> Result:
-        """Run a command; its output contains no password."""
-        done = command_of(self.app)(*given)
-        assert f':{self.server.password}@' not in done.output
-        return done
-
-    def succeed(self, *given: str) -> str:
-        """Return the output of a command of regions."""
-        done = self.run('regions', *given)
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    def fail(self, *given: str) -> str:
-        """Return the output of a command of regions that fails."""
-        done = self.run('regions', *given)
-        assert done.exit_code == 1, done.output
-        return done.output
-
-    def status(self) -> dict[str, Any]:
-        """Return the state of the only other region."""
-        [line] = self.succeed('status', '--json').splitlines()
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def give(self, task_id: str = '', *, to: str = 'us', age: float = 0.0, **members: Any) -> str:
-        """Store the record of a task that this region gave to another one; return its document id."""
-        task_id = task_id or str(uuid.uuid4())
-        doc = {
-            '_id': region.record_id(to, task_id, uuid.uuid4().hex),
-            'type': 'Parcel',
-            'task': 'shop.add',
-            'id': task_id,
-            'exchange': '',
-            'routing_key': 'celery',
-            'published': self.broker.clock.now() - age,
-            'message': {'body': '', 'headers': {'task': 'shop.add', 'id': task_id}, 'properties': {}},
-        }
-        self.regions.put({**doc, **members})
-        return str(doc['_id'])
+from tests.conftest import Users
+from tests.regions import Region, Regions, regions_on
+from tests.support import command_of
 
 
 @pytest.fixture
-def sites(server: Server) -> Iterator[tuple[Site, Site]]:
-    """The regions `eu` and `us`, which are set up."""
-    with ExitStack() as stack:
-        eu, us = (Site(name, server, stack) for name in ('eu', 'us'))
-        for site in (eu, us):
-            urls = {other.name: other.url for other in (eu, us)}
-            site.app.conf.broker_transport_options = {**PATIENT_BROKER, 'region': site.name, 'regions': urls}
-            assert site.run('setup').exit_code == 0
-            site.succeed('setup')
-        yield eu, us
+def regions(server: Server) -> Iterator[Regions]:
+    """The regions `eu` and `us`."""
+    with regions_on(server, 'eu', 'us') as regions:
+        yield regions
 
 
 @pytest.fixture
-def eu(sites: tuple[Site, Site]) -> Site:
-    return sites[0]
+def eu(regions: Regions) -> Region:
+    return regions['eu']
 
 
 @pytest.fixture
-def us(sites: tuple[Site, Site]) -> Site:
-    return sites[1]
+def us(regions: Regions) -> Region:
+    return regions['us']
+
+
+def run(site: Region, *given: str) -> Result:
+    """Run a command in a region; its output contains no password."""
+    done = command_of(site.app)(*given)
+    assert f':{site.server.password}@' not in done.output
+    return done
+
+
+def succeed(site: Region, *given: str) -> str:
+    """Return the output of a command of regions."""
+    done = run(site, 'regions', *given)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def fail(site: Region, *given: str) -> str:
+    """Return the output of a command of regions that fails."""
+    done = run(site, 'regions', *given)
+    assert done.exit_code == 1, done.output
+    return done.output
+
+
+def status(site: Region) -> dict[str, Any]:
+    """Return the state of the only other region."""
+    [line] = succeed(site, 'status', '--json').splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def give(site: Region, task_id: str = '', *, to: str = 'us', age: float = 0.0, **members: Any) -> str:
+    """Store the record of a task that a region gave to another one; return its document id."""
+    task_id = task_id or str(uuid.uuid4())
+    doc = {
+        '_id': region.record_id(to, task_id, uuid.uuid4().hex),
+        'type': 'Parcel',
+        'task': 'shop.add',
+        'id': task_id,
+        'exchange': '',
+        'routing_key': 'celery',
+        'published': site.broker.clock.now() - age,
+        'message': {'body': '', 'headers': {'task': 'shop.add', 'id': task_id}, 'properties': {}},
+    }
+    site.regions.put({**doc, **members})
+    return str(doc['_id'])
 
 
 def words(output: str) -> list[str]:
@@ -121,7 +95,7 @@ def returned(date: float) -> dict[str, Any]:
     return {'_id': 'r:eu:task:tag', 'type': 'Returned', 'date': date, 'result': {}}
 
 
-def lead(site: Site) -> None:
+def lead(site: Region) -> None:
     """Let this process lead in a region."""
     LeaderLease(site.broker, f'region:{site.name}', node=f'w1@{site.name}').step()
 
@@ -129,81 +103,81 @@ def lead(site: Site) -> None:
 # -- setup
 
 
-def test_setup_creates_the_database_and_says_what_is_missing_elsewhere(eu: Site, us: Site) -> None:
+def test_setup_creates_the_database_and_says_what_is_missing_elsewhere(eu: Region, us: Region) -> None:
     for site in (eu, us):
         site.regions.delete()
-    output = eu.succeed('setup', '--dry-run')
+    output = succeed(eu, 'setup', '--dry-run')
     assert 'not yet' in words(output)
     assert 'region us is not set up yet: run "couchdb regions setup" there' in output
-    assert 'done' in words(eu.succeed('setup'))
-    us.succeed('setup')
-    assert words(eu.succeed('setup')) == ['ok', 'ok']
+    assert 'done' in words(succeed(eu, 'setup'))
+    succeed(us, 'setup')
+    assert words(succeed(eu, 'setup')) == ['ok', 'ok']
     assert eu.regions.info()['doc_count'] == 0
 
 
-def test_setup_needs_no_administrator_if_all_is_there(eu: Site, us: Site, member: dict[str, str]) -> None:
-    eu.urls['eu'] = eu.server.couchdb_url(eu.regions.address.database, **member)
-    eu.succeed('setup')
+def test_setup_needs_no_administrator_if_all_is_there(eu: Region, us: Region, member: dict[str, str]) -> None:
+    eu.options['regions']['eu'] = eu.server.couchdb_url(eu.regions.address.database, **member)
+    succeed(eu, 'setup')
     eu.app.conf.broker_url = eu.server.couchdb_url(eu.broker.address.database, **member)
-    assert 'done' not in words(eu.succeed('setup'))
+    assert 'done' not in words(succeed(eu, 'setup'))
     eu.regions.delete()
-    assert 'name an administrator of CouchDB with --admin' in eu.fail('setup')
+    assert 'name an administrator of CouchDB with --admin' in fail(eu, 'setup')
 
 
-def test_setup_says_how_a_region_becomes_readable(eu: Site, us: Site, users: Users, member: dict[str, str]) -> None:
+def test_setup_says_how_a_region_becomes_readable(eu: Region, us: Region, users: Users, member: dict[str, str]) -> None:
     database = us.regions.address.database
-    us.succeed('setup', '--member', f'nobody-{member["user"]}')  # the database is open to its members only
-    eu.urls['us'] = us.server.couchdb_url(database, member['user'], 'wrong')
-    assert 'create its user there, or correct its URL' in eu.succeed('setup')
-    eu.urls['us'] = us.server.couchdb_url(database, **member)
-    assert f'run "couchdb regions setup --member {member["user"]}" there' in eu.succeed('setup')
-    assert 'cannot be read from this machine' in eu.fail('status', '--check')
-    us.urls['us'] = eu.urls['us']  # the user in the region's own URL becomes a member
-    us.succeed('setup')
-    assert 'note' not in words(eu.succeed('setup'))
+    succeed(us, 'setup', '--member', f'nobody-{member["user"]}')  # the database is open to its members only
+    eu.options['regions']['us'] = us.server.couchdb_url(database, member['user'], 'wrong')
+    assert 'create its user there, or correct its URL' in succeed(eu, 'setup')
+    eu.options['regions']['us'] = us.server.couchdb_url(database, **member)
+    assert f'run "couchdb regions setup --member {member["user"]}" there' in succeed(eu, 'setup')
+    assert 'cannot be read from this machine' in fail(eu, 'status', '--check')
+    us.options['regions']['us'] = eu.options['regions']['us']  # the user in the region's own URL becomes a member
+    succeed(us, 'setup')
+    assert 'note' not in words(succeed(eu, 'setup'))
 
 
 @pytest.mark.parametrize('use', ['broker', 'broadcasts', 'results', 'parcels', 'region'])
-def test_setup_refuses_a_database_of_other_use(eu: Site, us: Site, use: str) -> None:
-    eu.app.conf.broker_transport_options['parcels'] = 'parcels-of-eu'
+def test_setup_refuses_a_database_of_other_use(eu: Region, us: Region, use: str) -> None:
+    eu.options['parcels'] = 'parcels-of-eu'
     databases = {
         'broker': eu.broker.address.database,
         'broadcasts': f'{eu.broker.address.database}-broadcasts',
-        'results': eu.app.backend.client.address.database,
+        'results': eu.results.address.database,
         'parcels': 'parcels-of-eu',
         'region': us.regions.address.database,
     }
-    eu.urls['eu'] = eu.server.couchdb_url(databases[use])
-    output = eu.fail('setup', '--member', 'stranger')
+    eu.options['regions']['eu'] = eu.server.couchdb_url(databases[use])
+    output = fail(eu, 'setup', '--member', 'stranger')
     names = {'broker': 'the broker', 'region': "region 'us'"}
     assert f'is the database of {names.get(use, use)}: name a database of its own' in output
 
 
-def test_setup_refuses_a_database_of_another_app(eu: Site, us: Site) -> None:
-    for database in (us.broker.address.database, us.app.backend.client.address.database):
-        eu.urls['eu'] = eu.server.couchdb_url(database)
-        assert 'so it is used for something else' in eu.fail('setup', '--member', 'stranger')
+def test_setup_refuses_a_database_of_another_app(eu: Region, us: Region) -> None:
+    for database in (us.broker.address.database, us.results.address.database):
+        eu.options['regions']['eu'] = eu.server.couchdb_url(database)
+        assert 'so it is used for something else' in fail(eu, 'setup', '--member', 'stranger')
 
 
-def test_app_without_regions_is_told_so(eu: Site) -> None:
+def test_app_without_regions_is_told_so(eu: Region) -> None:
     eu.app.conf.broker_transport_options = {}
-    assert 'this app has no regions' in eu.fail('status')
+    assert 'this app has no regions' in fail(eu, 'status')
 
 
 # -- status
 
 
-def test_status_of_healthy_regions(eu: Site, us: Site) -> None:
+def test_status_of_healthy_regions(eu: Region, us: Region) -> None:
     lead(eu)
-    assert eu.succeed('status', '--check').splitlines()[-1] == 'leader: w1@eu'
-    eu.give(age=10)
-    eu.give(state='there', taken=eu.broker.clock.now() - 1000)
-    us.give(to='eu')
+    assert succeed(eu, 'status', '--check').splitlines()[-1] == 'leader: w1@eu'
+    give(eu, age=10)
+    give(eu, state='there', taken=eu.broker.clock.now() - 1000)
+    give(us, to='eu')
     us.regions.put(returned(eu.broker.clock.now()))
     us.regions.put({'_id': 'region:us', 'type': 'Region', 'want': {'celery': 3}, 'errors': {}})
-    output = eu.succeed('status', '--check')
+    output = succeed(eu, 'status', '--check')
     assert output.split()[:8] == ['REGION', 'SENT', 'OLDEST', 'THERE', 'BACK', 'FROM', 'REFUSED', 'RESPONDS']
-    found = eu.status()
+    found = status(eu)
     assert (found['name'], found['leader']) == ('us', 'w1@eu')
     given = found['given']
     assert [given[state]['count'] for state in ('sent', 'there', 'refused')] == [1, 1, 0]
@@ -212,38 +186,38 @@ def test_status_of_healthy_regions(eu: Site, us: Site) -> None:
     assert (found['remote']['wanted'], found['remote']['error']) == (3, None)
 
 
-def test_check_names_what_is_wrong(eu: Site, us: Site) -> None:
-    assert "no worker leads in region eu: start a worker whose app has the option region = 'eu'" in eu.fail(
-        'status', '--check'
+def test_check_names_what_is_wrong(eu: Region, us: Region) -> None:
+    assert "no worker leads in region eu: start a worker whose app has the option region = 'eu'" in fail(
+        eu, 'status', '--check'
     )
     lead(eu)
     now = eu.broker.clock.now()
-    eu.give(age=130)
-    eu.give(delayed='exchange orders is unknown')
-    eu.give(status='fail', reason='no', failed=now)
-    us.give(to='eu', age=300)
-    us.give(to='eu', delayed='queue q has no consumer')
+    give(eu, age=130)
+    give(eu, delayed='exchange orders is unknown')
+    give(eu, status='fail', reason='no', failed=now)
+    give(us, to='eu', age=300)
+    give(us, to='eu', delayed='queue q has no consumer')
     us.regions.put(returned(now - 60))
     us.regions.put({'_id': 'region:us', 'type': 'Region', 'want': {}, 'errors': {'eu': 'wrong password'}})
     eu.regions.put({'_id': 'region:eu', 'type': 'Region', 'want': {}, 'errors': {'us': 'timed out'}})
-    output = eu.fail('status', '--check')
+    output = fail(eu, 'status', '--check')
     for text in (
         'us cannot be read by the leader of this region: timed out',
         'us has taken nothing for 2 m 1',
         'no worker runs there, or its workers have not been restarted since region eu was added',
-        'us cannot take 1 task now: exchange orders is unknown',
+        '1 task for us cannot be moved now: exchange orders is unknown',
         'us has refused 1 task: see "couchdb regions tasks --state refused"',
         'us cannot read region eu: wrong password',
         'results wait in us for 1 m ',
         'tasks from us wait for 5 m ',
-        '1 task from us cannot be taken now: queue q has no consumer',
+        '1 task from us cannot be moved now: queue q has no consumer',
         '8 problems found',
     ):
         assert text in output
-    assert eu.run('regions', 'status').exit_code == 0
+    assert run(eu, 'regions', 'status').exit_code == 0
 
 
-def test_malformed_documents_are_no_obstacle(eu: Site, us: Site) -> None:
+def test_malformed_documents_are_no_obstacle(eu: Region, us: Region) -> None:
     lead(eu)
     for site, to in ((eu, 'us'), (us, 'eu')):
         site.regions.bulk(
@@ -256,89 +230,102 @@ def test_malformed_documents_are_no_obstacle(eu: Site, us: Site) -> None:
                 {'_id': f'region:{site.name}', 'errors': 7, 'want': [1]},
             ]
         )
-    found = eu.status()
+    found = status(eu)
     assert (found['given']['sent']['count'], found['given']['refused']['count']) == (1, 1)
     assert found['remote']['back']['count'] == 1
-    assert len(eu.succeed('tasks', '--json').splitlines()) == 4
+    assert len(succeed(eu, 'tasks', '--json').splitlines()) == 4
 
 
-def test_region_that_does_not_respond_and_a_missing_database(eu: Site) -> None:
+def test_region_that_does_not_respond_and_a_missing_database(eu: Region) -> None:
     lead(eu)
-    eu.urls['us'] = 'couchdb://127.0.0.1:1/regions'
-    assert 'region us does not respond to this machine' in eu.succeed('setup')
-    output = eu.fail('status', '--check')
+    eu.options['regions']['us'] = 'couchdb://127.0.0.1:1/regions'
+    assert 'region us does not respond to this machine' in succeed(eu, 'setup')
+    output = fail(eu, 'status', '--check')
     assert 'us cannot be read from this machine: ' in output
     assert '1 problem found' in output
     eu.regions.delete()
     for command in ('status', 'tasks'):
-        assert 'the database does not exist; run "celery -A your_app couchdb regions setup"' in eu.fail(command)
+        assert 'the database does not exist; run "celery -A your_app couchdb regions setup"' in fail(eu, command)
 
 
-def test_without_other_regions(eu: Site) -> None:
-    del eu.urls['us']
-    assert 'There are no other regions.' in eu.succeed('status', '--check')
+def test_without_other_regions(eu: Region) -> None:
+    del eu.options['regions']['us']
+    assert 'There are no other regions.' in succeed(eu, 'status', '--check')
 
 
 # -- tasks
 
 
-def test_tasks_are_listed_by_region_and_state(eu: Site) -> None:
+def test_tasks_are_listed_by_region_and_state(eu: Region) -> None:
     now = eu.broker.clock.now()
     ids = [str(uuid.uuid4()) for _ in range(4)]
-    eu.give(ids[0], age=5)
-    eu.give(ids[1], state='there', taken=now, cancelled=now)
-    eu.give(ids[2], to='old', status='fail', reason='unknown task', failed=now)
-    eu.give(ids[3], to='asia', state='withdrawn', run_in='eu')
+    give(eu, ids[0], age=5)
+    give(eu, ids[1], state='there', taken=now, cancelled=now)
+    give(eu, ids[2], to='old', status='fail', reason='unknown task', failed=now)
+    give(eu, ids[3], to='asia', state='withdrawn', run_in='eu')
 
     def listed(*given: str) -> set[str]:
-        return {json.loads(line)['id'] for line in eu.succeed('tasks', '--json', *given).splitlines()}
+        return {json.loads(line)['id'] for line in succeed(eu, 'tasks', '--json', *given).splitlines()}
 
     assert listed() == {*ids}
     assert listed('us') == {*ids[:2]}
     assert listed('--state', 'refused', '--state', 'there') == {*ids[1:3]}
-    lines = {line.split()[0]: line for line in eu.succeed('tasks').splitlines()}
+    lines = {line.split()[0]: line for line in succeed(eu, 'tasks').splitlines()}
     assert 'unknown task' in lines[ids[2]]
     assert 'cancelled 0 s ago' in lines[ids[1]]
     assert 'runs in eu' in lines[ids[3]]
-    assert 'there are more' in eu.succeed('tasks', '-n', '2')
+    assert 'there are more' in succeed(eu, 'tasks', '-n', '2')
 
 
-def test_a_task_is_shown_with_where_it_is(eu: Site) -> None:
+def test_a_task_is_shown_with_where_it_is(eu: Region) -> None:
     task_id = str(uuid.uuid4())
     assert where(task_id, eu.app) is None
-    doc_id = eu.give(task_id, age=3)
-    eu.give()
+    doc_id = give(eu, task_id, age=3)
+    give(eu)
     assert where(task_id, eu.app) == {
         'region': 'us',
         'state': 'sent',
         'since': eu.regions.get(doc_id)['published'],
     }
     for name in (task_id, task_id[:13]):
-        done = eu.run('show', name)
+        done = run(eu, 'show', name)
         assert (done.exit_code, 'sent to region us' in done.output) == (0, True), done.output
         assert 'shop.add' in done.output
-        assert f'p:us:{task_id}' in eu.succeed('show', name)
+        assert f'p:us:{task_id}' in succeed(eu, 'show', name)
     eu.regions.put(region.there(eu.regions.get(doc_id), eu.broker.clock.now()))
-    assert json.loads(eu.run('show', task_id, '--json').output)['state'] == 'elsewhere'
-    assert 'in region us since ' in eu.run('show', task_id).output
-    assert 'was given to another region, or it has ended' in eu.fail('show', str(uuid.uuid4()))
+    assert json.loads(run(eu, 'show', task_id, '--json').output)['state'] == 'elsewhere'
+    assert 'in region us since ' in run(eu, 'show', task_id).output
+    assert 'was given to another region, or it has ended' in fail(eu, 'show', str(uuid.uuid4()))
 
 
-def test_cancel_marks_what_has_not_ended(eu: Site) -> None:
+def test_cancel_marks_what_has_not_ended(eu: Region) -> None:
     running, refused = str(uuid.uuid4()), str(uuid.uuid4())
-    doc_id = eu.give(running, state='there', taken=1.0)
-    eu.give(refused, status='fail', reason='no', failed=1.0)
-    assert '1 to be cancelled.' in eu.succeed('cancel', running[:13], '--yes')
+    doc_id = give(eu, running, state='there', taken=1.0)
+    give(eu, refused, status='fail', reason='no', failed=1.0)
+    assert '1 to be cancelled.' in succeed(eu, 'cancel', running[:13], '--yes')
     doc = eu.regions.get(doc_id)
     assert (doc['cancelled'] > 1, 'terminate' in doc) == (True, False)
-    eu.succeed('cancel', running, '--terminate', '--yes')
+    succeed(eu, 'cancel', running, '--terminate', '--yes')
     assert eu.regions.get(doc_id) == {**doc, '_rev': eu.regions.get(doc_id)['_rev'], 'terminate': True}
-    assert 'has refused it' in eu.fail('cancel', refused, '--yes')
+    assert 'has refused it' in fail(eu, 'cancel', refused, '--yes')
     assert records.cancel(eu.regions, str(uuid.uuid4())) == (0, {})
 
 
-def test_change_of_a_record_that_others_change(eu: Site) -> None:
-    doc_id, gone = eu.give(), eu.give()
+def test_a_cancelled_task_ends_as_revoked(regions: Regions, eu: Region, us: Region) -> None:
+    tasks = [eu.app.send_task('shop.add', region='us') for _ in range(2)]
+    regions.work('us')
+    assert us.tasks() == sorted(task.id for task in tasks)
+    cancelled, other = tasks
+    succeed(eu, 'cancel', cancelled.id, '--yes')
+    regions.work()
+    regions.work()
+    assert us.tasks() == [other.id]
+    assert cancelled.state == 'REVOKED'
+    assert [json.loads(line)['id'] for line in succeed(eu, 'tasks', '--json').splitlines()] == [other.id]
+
+
+def test_change_of_a_record_that_others_change(eu: Region) -> None:
+    doc_id, gone = give(eu), give(eu)
     docs = [doc for doc in eu.regions.fetch([doc_id, gone]) if doc]
     eu.regions.put(region.there(docs[0], 7.0))
     eu.regions.request('DELETE', f'/{gone}', {'rev': docs[1]['_rev']})
@@ -347,47 +334,47 @@ def test_change_of_a_record_that_others_change(eu: Site) -> None:
     assert (doc['taken'], 'cancelled' in doc) == (7.0, True)
 
 
-def test_replay_and_drop(eu: Site) -> None:
+def test_replay_and_drop(eu: Region) -> None:
     first, other, sent = (str(uuid.uuid4()) for _ in range(3))
     refused: dict[str, Any] = {'status': 'fail', 'reason': 'unknown', 'failed': 1.0, 'state': 'there', 'taken': 1.0}
-    doc_ids = [eu.give(first, **refused), eu.give(other, **refused)]
-    assert 'it was not refused' in eu.fail('replay', eu.give(sent), '--yes')
-    assert '1 replayed.' in eu.succeed('replay', first, '--yes')
+    doc_ids = [give(eu, first, **refused), give(eu, other, **refused)]
+    assert 'it was not refused' in fail(eu, 'replay', give(eu, sent), '--yes')
+    assert '1 replayed.' in succeed(eu, 'replay', first, '--yes')
     doc = eu.regions.get(doc_ids[0])
     assert region.state_of(doc) == 'sent'
     assert not doc.keys() & refused.keys()
-    assert '1 replayed.' in eu.succeed('replay', '--all', '--yes')
+    assert '1 replayed.' in succeed(eu, 'replay', '--all', '--yes')
     assert region.state_of(eu.regions.get(doc_ids[1])) == 'sent'
-    assert '2 dropped.' in eu.succeed('drop', first, sent, '--yes')
-    assert eu.status()['given']['sent']['count'] == 1
-    assert eu.run('regions', 'replay').exit_code == 2
+    assert '2 dropped.' in succeed(eu, 'drop', first, sent, '--yes')
+    assert status(eu)['given']['sent']['count'] == 1
+    assert run(eu, 'regions', 'replay').exit_code == 2
 
 
-def test_more_records_than_one_request_reads(eu: Site) -> None:
+def test_more_records_than_one_request_reads(eu: Region) -> None:
     docs = [{'_id': region.record_id('us', f'{n:05}', 't'), 'id': f'{n:05}', 'status': 'fail'} for n in range(450)]
     eu.regions.bulk(docs)
-    assert eu.status()['given']['refused']['count'] == 450
-    assert '450 replayed.' in eu.succeed('replay', '--all', '--yes')
-    assert 'several ids begin with' in eu.fail('show', '0012')
+    assert status(eu)['given']['refused']['count'] == 450
+    assert '450 replayed.' in succeed(eu, 'replay', '--all', '--yes')
+    assert 'several ids begin with' in fail(eu, 'show', '0012')
 
 
 # -- vacuum
 
 
 def test_vacuum_keeps_the_tombstones_of_messages_that_have_a_record_elsewhere(
-    eu: Site, us: Site, apache_couchdb: bool
+    eu: Region, us: Region, apache_couchdb: bool
 ) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server has no tombstones')
-    eu.app.conf.broker_transport_options.update(visibility_timeout=0.5, request_timeout=0.4, connect_timeout=0.4)
-    moved = [moved_id('region us', us.give(to='eu')), moved_id('region us', 'p:eu:ended:1')]
-    record = eu.give()
+    eu.options.update(visibility_timeout=0.5, request_timeout=0.4, connect_timeout=0.4)
+    kept = [moved_id('region us', give(us, to='eu')), moved_id('region eu', give(eu, state='withdrawn', run_in='eu'))]
+    moved = [*kept, moved_id('region us', 'p:eu:ended:1')]
+    record = give(eu)
     for client, ids in ((eu.broker, moved), (eu.regions, [record])):
         for doc_id in ids:
             rev = eu.regions.get(doc_id)['_rev'] if client is eu.regions else client.put({'_id': doc_id})
             client.request('DELETE', f'/{doc_id}', {'rev': rev})
-    done = eu.run('vacuum', '--yes', '--age', '0.6')
+    done = run(eu, 'vacuum', '--yes', '--age', '0.6')
     assert done.exit_code == 0, done.output
-    assert eu.broker.known(moved) == {moved[0]}
-    assert words(eu.succeed('setup')) == ['ok', 'ok']  # the vacuum has left its marks there
-    assert isinstance(eu.regions, Client)
+    assert eu.broker.known(moved) == {*kept}
+    assert words(succeed(eu, 'setup')) == ['ok', 'ok']  # the vacuum has left its marks there
