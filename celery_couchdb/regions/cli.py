@@ -192,10 +192,10 @@ def _look(own: OwnRegion) -> list[RegionStatus]:
     with needs_setup():
         found = own.look()
     until = time.monotonic() + _REMOTE_SECONDS
-    calls = [start(partial(region_status.remote, own.client_of(name), own.name, name)) for name in own.others]
-    for region, call in zip(found, calls, strict=True):
+    calls = {name: start(partial(region_status.remote, own.client_of(name), own.name, name)) for name in own.others}
+    for region in (region for region in found if region['name'] in calls):
         try:
-            region['remote'] = result_of(call, round(max(0.0, until - time.monotonic()), 1))
+            region['remote'] = result_of(calls[region['name']], round(max(0.0, until - time.monotonic()), 1))
         except CouchDBError as exc:
             region['unreadable'] = str(exc)
     return found
@@ -296,7 +296,7 @@ def tasks(ctx: click.Context, name: str, states: tuple[str, ...], limit: int, as
     """
     client = regions_of(app_of(ctx))
     with needs_setup():
-        found = records.listing(client, [name] if name else [], states or STATES)
+        found = records.listing(client, name, states or STATES)
         print_list(record_resource(client.clock.now()), found, as_json, limit=limit, empty=NO_TASKS)
 
 
@@ -364,7 +364,7 @@ def needs_setup() -> Iterator[None]:
 def _selected(client: Client, names: Sequence[str]) -> Selection[Document]:
     """Return the records of the tasks with these names; all refused ones without names."""
     with needs_setup():
-        found = [doc for name in names for doc in _find(client, name)] or records.listing(client, (), ('refused',))
+        found = [doc for name in names for doc in _find(client, name)] or records.listing(client, states=('refused',))
         docs = list({doc['_id']: doc for doc in found}.values())
     ids = {records.task_id_of(doc) for doc in docs}
     return Selection(f'task {ids.pop()}' if len(ids) == 1 else counted(len(docs), 'task'), docs, len(docs))

@@ -27,8 +27,6 @@ _SECONDS = 30
 #: The maximum number of tasks that are shown, and of reasons why some were not changed.
 _LIMIT, _MAX_REASONS = 200, 5
 
-_HINT = 'The databases of other regions are not read here: run "couchdb regions status".'
-
 
 def _options(app: Any) -> dict[str, Any]:
     return app.conf.broker_transport_options or {}
@@ -55,7 +53,7 @@ def show(view: View) -> Response:
     resource = record_resource(now)
     return view.render(
         'tables.html',
-        hint=_HINT,
+        hint='The databases of other regions are not read here: run "couchdb regions status".',
         numbers=(),
         remarks=[('bad', line) for line in problems(own.name, found)],
         tables=[
@@ -95,7 +93,7 @@ def _act(
 
 
 def _cancel(view: View, client: Client, docs: Sequence[Document]) -> tuple[int, Mapping[str, str]]:
-    return records.cancel_all(client, docs, terminate=bool(view.form.get('terminate')))
+    return records.cancel_all(client, docs, terminate='terminate' in view.form)
 
 
 _ACTIONS = (

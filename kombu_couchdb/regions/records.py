@@ -48,10 +48,11 @@ def documents(client: Client, prefix: str) -> Iterator[Document]:
         start = f'{rows[-1]["id"]} '  # sorts before every other id that follows
 
 
-def listing(client: Client, regions: Collection[str] = (), states: Collection[str] = STATES) -> Iterator[Document]:
-    """Yield the records of tasks for these regions, or for all, in these states; ordered by region."""
-    for prefix in [records_to(name) for name in sorted(regions)] or [RECORD]:
-        yield from (doc for doc in documents(client, prefix) if state_of(doc) in states)
+def listing(client: Client, name: str = '', states: Collection[str] = STATES) -> Iterator[Document]:
+    """Yield the records of tasks for region `name`, or for all, in these states; ordered by region."""
+    for doc in documents(client, records_to(name) if name else RECORD):
+        if state_of(doc) in states:
+            yield doc
 
 
 def find(client: Client, start: str) -> list[Document]:
@@ -61,11 +62,11 @@ def find(client: Client, start: str) -> list[Document]:
     """
     if start.startswith(RECORD):
         return [doc for doc in client.find([start]) if doc]
-    rows = [row for name in _regions(client) for row in client.id_range(record_id(name, start)[:-1], limit=_MAX_FOUND)]
+    rows = [row for name in regions(client) for row in client.id_range(record_id(name, start)[:-1], limit=_MAX_FOUND)]
     return [doc for doc in client.fetch([row['id'] for row in rows]) if doc] if rows else []
 
 
-def _regions(client: Client) -> Iterator[str]:
+def regions(client: Client) -> Iterator[str]:
     """Yield the regions for which there are records, among them those that are not in the option `regions` any more."""
     start = RECORD
     while rows := client.id_range(start, to=RECORD, limit=1):
@@ -89,9 +90,14 @@ def whereabouts(doc: Mapping[str, object]) -> Whereabouts:
     return {'region': region_of(str(doc['_id'])), 'state': state_of(doc), 'since': since(doc)}
 
 
+def of_task(client: Client, task_id: str) -> list[Document]:
+    """Return the records of a task: one for each message that was sent."""
+    return [doc for doc in find(client, task_id) if task_id_of(doc) == task_id]
+
+
 def where(client: Client, task_id: str) -> Whereabouts | None:
     """Return where a task is that was given to another region and has not ended; None for any other task."""
-    found = [whereabouts(doc) for doc in find(client, task_id) if task_id_of(doc) == task_id]
+    found = map(whereabouts, of_task(client, task_id))
     return max(found, key=lambda one: one['since'] or 0.0, default=None)
 
 
@@ -103,8 +109,7 @@ def cancel(client: Client, task_id: str, *, terminate: bool = False) -> tuple[in
 
     A worker of this region or of the other one does the rest. Then the record is gone, and the result is `REVOKED`.
     """
-    docs = [doc for doc in find(client, task_id) if task_id_of(doc) == task_id]
-    return cancel_all(client, docs, terminate=terminate)
+    return cancel_all(client, of_task(client, task_id), terminate=terminate)
 
 
 def cancel_all(client: Client, docs: Sequence[Document], *, terminate: bool = False) -> tuple[int, dict[str, str]]:

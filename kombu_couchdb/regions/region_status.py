@@ -58,8 +58,7 @@ class Remote(TypedDict):
     back: Tally
     #: The tasks that it gave to this region.
     given: GivenAway
-    #: Whether a worker of it has told what it wants, and the number of tasks that it would run for other regions.
-    known: bool
+    #: The number of tasks that it would run for other regions.
     wanted: int
     #: Why its leader cannot read the database of this region; None if it can.
     error: str | None
@@ -81,8 +80,12 @@ class RegionStatus(TypedDict):
 
 
 def look(regions: Client, broker: Client, own: str, others: Collection[str]) -> list[RegionStatus]:
-    """Return the other regions as the databases of the region `own` show them; *raises* `DatabaseMissing`."""
-    leader = leader_of(broker, own)
+    """Return the other regions as the databases of the region `own` show them; *raises* `DatabaseMissing`.
+
+    `others` are those in the option `regions`. Removed ones that still have records are also returned.
+    """
+    duty = f'region:{own}'
+    leader = next((lead['name'] for lead in leaders(broker) if lead['alive'] and lead['duty'] == duty), None)
     errors = _errors(regions.get_or_none(region_id(own)) or {}) if leader else {}
     return [
         {
@@ -91,16 +94,10 @@ def look(regions: Client, broker: Client, own: str, others: Collection[str]) -> 
             'given': _given(regions, name),
             'error': errors.get(name),
             'remote': None,
-            'unreadable': None,
+            'unreadable': None if name in others else 'it is not in the transport option regions',
         }
-        for name in others
+        for name in sorted({*others, *records.regions(regions)})
     ]
-
-
-def leader_of(broker: Client, own: str) -> str | None:
-    """Return the worker that leads in the region `own`; None if there is none; one request."""
-    duty = f'region:{own}'
-    return next((lead['name'] for lead in leaders(broker) if lead['alive'] and lead['duty'] == duty), None)
 
 
 def remote(client: Client, own: str, other: str) -> Remote:
@@ -113,7 +110,6 @@ def remote(client: Client, own: str, other: str) -> Remote:
         'response': response,
         'back': _tally(client, returning, 'date', len(returning) == _MAX_DOCS),
         'given': _given(client, own),
-        'known': bool(doc),
         'wanted': sum(wants_of(doc).values()),
         'error': _errors(doc).get(own),
     }

@@ -253,6 +253,16 @@ def test_without_other_regions(eu: Region) -> None:
     assert 'There are no other regions.' in succeed(eu, 'status', '--check')
 
 
+def test_a_removed_region_that_still_has_tasks(eu: Region) -> None:
+    lead(eu)
+    give(eu, 'a-task', to='old')
+    assert 'old cannot be read from this machine: it is not in the transport option regions' in fail(
+        eu, 'status', '--check'
+    )
+    succeed(eu, 'drop', 'a-task', '--yes')
+    succeed(eu, 'status', '--check')
+
+
 # -- tasks
 
 
