@@ -12,7 +12,8 @@ there (`hooks`, `command_hooks`, `web_pages`). These are the functions that it a
   made its result backend only now.
 * of commands: `setup_plans(…)`, see `cli.setup`, `vacuum_part(…)`, see `cli.vacuum`, `exposition(status, seconds)`,
   which returns the metrics of a status in Prometheus' text format, and `read_history(client, hours)`, which returns
-  the minutes of the last hours, see `metrics.history`.
+  the minutes of the last hours, see `metrics.history`. `whereabouts(app, broker, start)` returns the tasks that are
+  elsewhere and whose ids begin with `start`, with their `id`, their name `task`, and where they are as `text`.
 
 The room `web` asks the others for their pages; each is an object `page`, see `web.view.Page`.
 """

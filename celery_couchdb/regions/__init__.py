@@ -5,27 +5,31 @@ region one worker is the leader. For each other region it has a `link`, which re
 puts its tasks into queues here, and `home` stores results that return, and decides about tasks that were given away.
 `lending` moves messages to idle regions.
 
-This module has the functions that `celery_couchdb.rooms` names, and `everywhere` for programs.
+This module has the functions that `celery_couchdb.rooms` names, and `everywhere` and `where` for programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
-from celery import group
+from celery import current_app, group
 from celery.canvas import Signature
 
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.parcels.parcel import FROM_REGION, GIVER
-from kombu_couchdb.regions.region import ANY, Giver, named, returned
+from kombu_couchdb.regions import records
+from kombu_couchdb.regions.records import Whereabouts
+from kombu_couchdb.regions.region import ANY, Giver, database, named, returned
 
 from ..parcels import INHERITED, header_of
 
-__all__ = ['everywhere']
+__all__ = ['everywhere', 'revoke', 'where']
 
 INHERITED.extend((FROM_REGION, GIVER))
 
@@ -57,6 +61,42 @@ def results_elsewhere(request: Any, task_id: str, doc: Mapping[str, Any]) -> tup
         records[giver.region] = giver.record
     docs = [returned(home, task_id, uuid4().hex, doc, record, doc['date']) for home, record in records.items()]
     return [(giver.database, document) for document in docs], not is_given or sent_in == giver.own
+
+
+def where(task_id: str, app: Any = None) -> Whereabouts | None:
+    """Return the region to which a task was given, its state there, and since when; a few requests.
+
+    None for a task that was given to no other region, or has ended. `app` is by default the current one. *Raises* the
+    errors of `kombu_couchdb.errors`, and `ConfigurationError` if the app has no regions.
+    """
+    with _database(app) as client:
+        return records.where(client, task_id)
+
+
+def revoke(task_id: str, app: Any = None, *, terminate: bool = False) -> bool:
+    """Ask for the end of a task that was given to another region; return whether there is such a task.
+
+    If no worker has begun it, it does not run; otherwise it goes on, unless `terminate` is true. Its result is
+    `REVOKED` then. The other region learns of it when it can be reached. `app` and errors are those of `where`.
+    """
+    with _database(app) as client:
+        return records.cancel(client, task_id, terminate=terminate)[0] > 0
+
+
+@contextmanager
+def _database(app: Any) -> Iterator[Client]:
+    """Provide a client for the database of regions of an app."""
+    app = app or current_app
+    options = app.conf.broker_transport_options or {}
+    if not options.get('region') or not options.get('regions'):
+        raise ConfigurationError('the app has no regions: set the transport options region and regions')
+    broker = import_module('celery_couchdb.connections').client_of(app)
+    regions: Client = broker.beside(database(options['regions'], options['region']))
+    try:
+        yield regions
+    finally:
+        regions.close()
+        broker.close()
 
 
 def check_header(app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:

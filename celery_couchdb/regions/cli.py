@@ -1,47 +1,63 @@
-"""The commands `celery couchdb regions`: set up, watch and restart the replications between regions."""
+"""The commands `celery couchdb regions`: set up and watch regions, and the tasks that this region gave to others."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NoReturn
 
 import click
 
+from kombu_couchdb.admin.jobs import choose
 from kombu_couchdb.admin.setup import Step, Wanted, plan
+from kombu_couchdb.admin.vacuum import MARKS
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.errors import CouchDBError, DatabaseMissing
-from kombu_couchdb.parcels import replications
-from kombu_couchdb.parcels.replications import Replicator, endpoint
-from kombu_couchdb.parcels.stored_parcels import Parcels, moving
-from kombu_couchdb.regions import region_status
-from kombu_couchdb.regions.region import REGIONS, database, design_document
-from kombu_couchdb.regions.region_status import RegionStatus, Remote
+from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
+from kombu_couchdb.queues.databases import broadcasts_of
+from kombu_couchdb.regions import records, region_status
+from kombu_couchdb.regions.region import RECORD, STATES, addresses, database, records_to
+from kombu_couchdb.regions.region_status import GivenAway, RegionStatus, Tally
 
 from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
-from ..cli.resource_commands import print_list
-from ..cli.setup import Admin, members_of, print_plan, wanted_results
+from ..cli.resource_commands import (
+    change,
+    json_option,
+    limit_option,
+    print_details,
+    print_list,
+    selection_options,
+    yes_option,
+)
+from ..cli.setup import Admin, members_of, print_plan
 from ..cli.tables import echo
 from ..cli.vacuum import VacuumPart
-from ..resources.columns import Cell, Column, Row, count_cell, format_duration
-from ..resources.resource import Resource
+from ..parcels.cli import parcels_of
+from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_date, format_duration
+from ..resources.resource import Resource, Selection, counted
 
-#: Shown in place of a table of regions.
-NO_REGIONS = 'There are no other regions.'
+#: Shown in place of a table of regions, and of tasks.
+NO_REGIONS, NO_TASKS = 'There are no other regions.', 'No task is on its way to another region, or there.'
 
-#: The longest wait for another region, in seconds: for one request, and for all together and its parcels.
+#: The longest wait for another region, in seconds: for one request, and for all together.
 _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
+
+#: What waits longer for the workers of a region is a problem. Without an outage it takes less than a second.
+_WAIT_SECONDS = 30.0
+
+_TONES: dict[str, Tone] = {'sent': 'warning', 'there': 'info', 'withdrawn': 'warning', 'refused': 'bad'}
 
 
 @click.group('regions')
 def command() -> None:
-    """Set up, watch and restart the replications between regions."""
+    """Set up and watch regions, and list, cancel, replay or drop tasks that this region gave to others."""
 
 
-def regions_of(app: Any, admin: tuple[str, str] | None = None) -> Client:
+def regions_of(app: Any, admin: Admin = None) -> Client:
     """Return a client for the app's database of regions; *raises* `click.ClickException` if it has no regions."""
     options = options_of(app)
     if not options.region or not options.regions:
@@ -56,115 +72,87 @@ class OwnRegion:
     """The region of the app."""
 
     name: str
-    #: A client for its database of regions.
+    #: Clients for its database of regions, and for that of its broker.
     client: Client
-    #: The databases of regions of all regions, as other regions reach them.
+    broker: Client
+    #: The databases of regions of all regions, as the workers of other regions reach them.
     addresses: Mapping[str, Address]
 
     @classmethod
     def of(cls, app: Any, admin: Admin = None) -> OwnRegion:
         client, options = regions_of(app, admin), options_of(app)
         assert options.region, 'regions_of checks that'
-        return cls(options.region, client, region_status.addresses(options, app.conf.broker_use_ssl))
+        assert options.regions, 'regions_of checks that'
+        found = addresses(options.regions, options.credentials, app.conf.broker_use_ssl)
+        return cls(options.region, client, broker_of(app, admin), found)
 
     @property
     def others(self) -> list[str]:
         return sorted(self.addresses.keys() - {self.name})
 
-    def chosen(self, names: Sequence[str]) -> list[str]:
-        """Return the other regions with these names; all other ones without names."""
-        for name in names:
-            if name not in self.others:
-                reason = 'is the region of this app' if name == self.name else 'is unknown'
-                known = ', '.join(self.others) or 'none'
-                raise click.UsageError(f'Region {name!r:.80} {reason}; other regions are: {known}.')
-        return list(names) or self.others
+    def client_of(self, name: str) -> Client:
+        """Return a client for the database of another region, which waits for 3 seconds at most."""
+        return Client(self.addresses[name], _REQUEST_SECONDS, _REQUEST_SECONDS)
+
+    def look(self) -> list[RegionStatus]:
+        """Return the other regions as the own databases show them; *raises* `DatabaseMissing`."""
+        return region_status.look(self.client, self.broker, self.name, self.others)
+
+
+# -- setup
 
 
 @command.command('setup')
-@click.option(
-    '--member', 'members', multiple=True, metavar='NAME', help='Also make this user a member of the databases.'
-)
-@click.option(
-    '--trusted-certificates',
-    'trusted',
-    metavar='PATH',
-    help="A file with the certificates of CAs, on CouchDB's machines: with them CouchDB verifies other regions.",
-)
+@click.option('--member', 'members', multiple=True, metavar='NAME', help='Also make this user a member.')
 @click.option('--dry-run', is_flag=True, help='Print what would be done, and change nothing.')
 @admin_option
 @click.pass_context
-def setup(ctx: click.Context, members: tuple[str, ...], trusted: str | None, dry_run: bool, admin: Admin) -> None:
-    """Create or update the database of regions, and the replications from all other regions.
+def setup(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Admin) -> None:
+    """Create the database of regions, and set its rights.
 
-    Run it in each region, as an administrator of its CouchDB, after "couchdb setup"; and again when the transport
-    option "regions", a password or the user of another region has changed. Only what has changed is written. The
-    replications of a region that is no longer in the option are removed.
-
-    Passwords of other regions are stored in CouchDB's database _replicator, which only administrators can read.
+    Run it in each region after "couchdb setup", and again when the user of another region has changed. Members are the
+    user of the app, the user in the URL of this region, and those that --member names: the users with which the workers
+    of other regions read the database. A note says which regions cannot be read from here yet.
     """
     app = app_of(ctx)
     own = OwnRegion.of(app, admin)
+    _check_database(app, own)
     app_user, (peer, _) = broker_of(app).user, user_and_password(own.addresses[own.name]) or (None, None)
     peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
-    results = wanted_results(app, peers, admin)
-    server = Client(own.client.address.root)
-    wanted = Wanted(own.client, [design_document()], members_of(app_user, peers, admin), not app_user)
-    # Make all plans before the first change, so that an error leaves everything as it was.
-    print_plan(
-        [
-            *((one.client.address.url, plan(one)) for one in (wanted, results) if one),
-            (server.address.url, _server_plan(app, own, server, trusted)),
-        ],
-        dry_run,
-    )
+    steps = plan(Wanted(own.client, [], members_of(app_user, peers, admin), not app_user))
+    calls = [start(partial(region_status.unready, own.client_of(name), name)) for name in own.others]
+    notes = [Step(text, notice=True) for call in calls if (text := result_of(call, _REMOTE_SECONDS))]
+    print_plan([(own.client.address.url, [*steps, *notes])], dry_run)
 
 
-def _server_plan(app: Any, own: OwnRegion, server: Client, trusted: str | None) -> list[Step]:
-    """Return the steps that change settings of the server and its replications."""
-    replicator = Replicator(server)
-    verify = any(own.addresses[name].tls and own.addresses[name].verify is not False for name in own.others)
-    settings = list(replicator.plan(verify=verify, trusted=trusted))
-    root, documents = replicator.own_url(), list[Document]()
-    remarks: list[str | None] = []
-    of_app = broker_of(app).beside(own.client.address.database).address
-    stored_results, found = results_of(app), replications.stored(server, own.name) or {}
+def _check_database(app: Any, own: OwnRegion) -> None:
+    """*Raise* `click.ClickException` if the database of regions is another database of the app, or of other use."""
+    url = own.client.address.url
+
+    def refuse(reason: str) -> NoReturn:
+        raise click.ClickException(
+            f'{url} {reason}: name a database of its own for region {own.name!r} in the transport option regions'
+        )
+
+    taken = {
+        'the broker': own.broker,
+        'broadcasts': broadcasts_of(own.broker),
+        'results': results_of(app),
+        'parcels': parcels_of(app),
+    }
+    for use, client in taken.items():
+        if client and client.address.url == url:
+            refuse(f'is the database of {use}')
     for name in own.others:
-        old = found.get(replications.id_of('regions', own.name, name), {})
-        source = replications.chosen(own.addresses[name], replications.server_in(old.get('source')))
-        documents.append(region_status.pulled_parcels(own.name, name, endpoint(source), endpoint(of_app, root)))
-        remarks.append(region_status.unready(_remote_client(source), name))
-        if stored_results:
-            source = _remote_client(source).beside(stored_results.address.database).address
-            # The backend may name the server differently, or be on another one.
-            same = stored_results.address.server == of_app.server
-            target = endpoint(stored_results.address, root if same else None)
-            documents.append(region_status.pulled_results(own.name, name, endpoint(source), target))
-    databases = {one.address.database for one in (own.client, stored_results) if one}
-    steps = replications.plan(server, own.name, databases, documents, restart=any(step.do for step in settings))
-    return [*settings, *steps, *(Step(text, notice=True) for text in remarks if text)]
+        if own.addresses[name].url in (url, own.addresses[own.name].url):
+            refuse(f'is the database of region {name!r}')
+    with suppress(DatabaseMissing, AccessDenied):  # the plan says so
+        for row in own.client.id_range('_design/'):
+            if row['id'].startswith(('_design/celery-', '_design/parcels-')) and row['id'] != MARKS:
+                refuse(f'has the design document {row["id"]}, so it is used for something else')
 
 
-@command.command('nudge')
-@click.argument('names', metavar='[NAME…]', nargs=-1)
-@admin_option
-@click.pass_context
-def nudge(ctx: click.Context, names: tuple[str, ...], admin: Admin) -> None:
-    """Let CouchDB try the replications from these regions at once, by default from all.
-
-    After a failure CouchDB waits before it tries a replication again. Use this command when a region that was cut off
-    can be reached again, or when the node of a region from which CouchDB pulls is down: if its URL names several nodes,
-    one is chosen that responds to this machine. It needs an administrator of CouchDB.
-    """
-    app = app_of(ctx)
-    own = OwnRegion.of(app, admin)
-    chosen = {name: own.addresses[name] for name in own.chosen(names)}
-    found = replications.nudge(own.client, own.name, chosen)
-    for doc_id, url in found.items():
-        echo(f'{doc_id} starts again, and pulls from {url}')
-    wanted = {replications.id_of(kind, own.name, name) for kind in _kinds(app) for name in chosen}
-    if missing := ', '.join(sorted(wanted - found.keys())):
-        raise click.ClickException(f'missing: {missing}; run "celery -A your_app couchdb regions setup"')
+# -- status
 
 
 @command.command('status')
@@ -173,198 +161,315 @@ def nudge(ctx: click.Context, names: tuple[str, ...], admin: Admin) -> None:
 @admin_option
 @click.pass_context
 def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None:
-    """Show the replications and the parcels between this region and each other one.
+    """Show the tasks and results between this region and each other one, and what is wrong.
 
-    PULLS is the state of the two replications from that region, of parcels and of results. LAG is the number of changes
-    there that CouchDB has not looked at here. TO is the number of parcels that the region has not published yet, as far
-    as is known here, FROM the same in the other direction; OLDEST is the age of the oldest. REFUSED parcels stay in the
-    database of regions, with the reason. RESPONDS is how long a request to the other region takes.
+    SENT is the number of tasks that this region gave to the other one and that have not ended there yet; OLDEST is the
+    age of the oldest. After five seconds, a task that was taken and has not ended is counted in THERE. BACK is the
+    number of results that wait there for this region, FROM that of tasks, each with the age of the oldest. REFUSED
+    tasks stay, with the reason, see "regions tasks". RESPONDS is how long a request to the other region takes. At most
+    10,000 tasks are counted for each region.
 
-    States of replications can only be read by an administrator of CouchDB. The command waits at most 7 seconds for a
-    region that does not respond, and 2 seconds for parcels that are not here yet.
+    The command waits at most 7 seconds for a region that does not respond.
 
-    With --check it ends with exit status 1 if a region does not respond, a replication is not running or has not
-    reached that region since it was started, or a parcel is not here after 2 seconds. For others than administrators,
-    --check does not include the replications.
+    With --check it ends with exit status 1 if a region does not respond or refuses the user, no worker leads in this
+    region, something waits for more than 30 seconds, a task is delayed or was refused, or one of the regions cannot
+    read the other one.
     """
     app = app_of(ctx)
     own = OwnRegion.of(app, admin)
-    found = _look(app, own)
-    resource = Resource(described, _COLUMNS, summarize=list)
-    print_list(resource, found, as_json, empty=NO_REGIONS)
-    for line in () if as_json else remarks(found):
-        echo(line)
-    if not as_json and hides_states(found):
-        echo('the states of replications can be read by administrators of CouchDB only: name one with --admin')
-    bad = [one['name'] for one in found if _is_bad(one)]
-    if check and bad:
-        raise click.ClickException(f'not connected: {", ".join(bad)}')
+    found = _look(own)
+    print_list(Resource(list, _COLUMNS), found, as_json, empty=NO_REGIONS)
+    wrong = problems(own.name, found)
+    if not as_json:
+        for line in [*([f'leader: {found[0]["leader"]}'] if found and found[0]['leader'] else []), *wrong]:
+            echo(line)
+    if check and wrong:
+        raise click.ClickException(f'{counted(len(wrong), "problem")} found' if not as_json else '; '.join(wrong))
 
 
-class OtherRegion(TypedDict):
-    """The state of another region."""
-
-    name: str
-    #: As the own server knows it.
-    local: RegionStatus
-    #: As the other region's server knows it; None if that does not respond, or was not asked.
-    remote: Remote | None
-    #: The reason for which it does not respond; None if it does, or was not asked.
-    error: str | None
-    #: True if the node from which CouchDB pulls responds; None if that is unknown, or the region has one URL.
-    source_responds: bool | None
-
-
-def look_here(app: Any, own: OwnRegion) -> list[OtherRegion]:
-    """Return the other regions as the own server knows them; *raises* `DatabaseMissing` without the own database."""
-    kinds, reached = _kinds(app), replications.reached(Client(own.client.address.root), own.name)
-    return [
-        {
-            'name': name,
-            'local': region_status.region(own.client, own.name, name, kinds, reached),
-            'remote': None,
-            'error': None,
-            'source_responds': None,
-        }
-        for name in own.others
-    ]
-
-
-def _look(app: Any, own: OwnRegion) -> list[OtherRegion]:
-    try:
-        found = look_here(app, own)
-    except DatabaseMissing as exc:
-        raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
-    calls, asked = {}, {}
-    for one in found:
-        name, region = one['name'], one['local']
-        address = own.addresses[name]
-        remote = partial(region_status.remote, _remote_client(address), own.client, own.name, name, region['through'])
-        calls[name] = start(remote)
-        if address.others and (node := replications.named(address, replications.server_in(_source_of(region)))):
-            asked[name] = start(partial(replications.responds, node))
-    for one in found:
-        name = one['name']
+def _look(own: OwnRegion) -> list[RegionStatus]:
+    """Return the other regions, which are all asked at the same time."""
+    with needs_setup():
+        found = own.look()
+    until = time.monotonic() + _REMOTE_SECONDS
+    calls = {name: start(partial(region_status.remote, own.client_of(name), own.name, name)) for name in own.others}
+    for region in (region for region in found if region['name'] in calls):
         try:
-            if name in asked:
-                one['source_responds'] = result_of(asked[name], _REMOTE_SECONDS)
-            one['remote'] = result_of(calls[name], _REMOTE_SECONDS)
+            region['remote'] = result_of(calls[region['name']], round(max(0.0, until - time.monotonic()), 1))
         except CouchDBError as exc:
-            one['error'] = str(exc)
+            region['unreadable'] = str(exc)
     return found
 
 
-def _kinds(app: Any) -> tuple[str, ...]:
-    """Return the kinds of replications that an app needs."""
-    return ('regions', 'results') if results_of(app) else ('regions',)
-
-
-def _remote_client(address: Address) -> Client:
-    return Client(address, _REQUEST_SECONDS, _REQUEST_SECONDS)
-
-
-# -- the output of `status`
-
-
-def _source_of(region: RegionStatus) -> str | None:
-    """Return the URL of the database of regions from which CouchDB pulls, if it is known."""
-    return region['replications']['regions']['source']
-
-
-def _is_bad(one: OtherRegion) -> bool:
-    """Tell whether a region or its node does not respond, a replication is not running, or a parcel is missing."""
-    remote = one['remote']
-    return remote is None or remote['missing'] > 0 or one['source_responds'] is False or _is_broken(one['local'])
-
-
-def _is_broken(region: RegionStatus) -> bool:
-    return any(one['state'] not in (None, 'running') for one in region['replications'].values())
-
-
-def described(found: Sequence[OtherRegion]) -> list[Row]:
-    """Return the states of regions without `through`, which is long and opaque."""
-    return [{**one, 'local': {k: v for k, v in one['local'].items() if k != 'through'}} for one in found]
-
-
-def _responds(remote: Remote | None) -> Cell:
-    return Cell(f'{remote["response"] * 1000:.0f} ms') if remote else Cell('no', 'bad')
-
-
-def _arriving(one: Row) -> Any:
-    """Return the parcels from the region, as it knows them, or else as the own server does."""
-    return one['remote']['leaving'] if one['remote'] else one['local']['arrived']
-
-
-#: What the own server knows alone.
-LOCAL_COLUMNS = [
-    Column('REGION', 'name', min_width=6),
-    Column('PULLS', 'local', lambda local: Cell(_pulls(local), 'bad' if _is_broken(local) else '')),
-    Column('TO', 'local', lambda local: count_cell(local['leaving']['count']), right=True),
-    Column('OLDEST', 'local', lambda local: format_duration(local['leaving']['oldest']), right=True),
-    Column('FROM', None, lambda one: count_cell(_arriving(one)['count']), right=True),
-    Column('OLDEST', None, lambda one: format_duration(_arriving(one)['oldest']), right=True),
-    Column('REFUSED', 'local', lambda local: count_cell(local['refused']['count'], 'bad'), right=True),
-]
-
-_COLUMNS = [
-    *LOCAL_COLUMNS[:2],
-    Column('LAG', 'remote', lambda remote: count_cell(remote and remote['pending']), right=True),
-    *LOCAL_COLUMNS[2:],
-    Column('RESPONDS', 'remote', _responds, right=True),
-]
-
-
-def _pulls(region: RegionStatus) -> str:
-    states = [one['state'] or 'unknown' for one in region['replications'].values()]
-    return states[0] if len(set(states)) == 1 else ', '.join(states)
-
-
-def remarks(found: Sequence[OtherRegion]) -> list[str]:
-    """Return sentences about what is wrong."""
-    lines = []
-    for one in found:
-        lines += [
-            f'{one["name"]}: the replication of {"parcels" if kind == "regions" else kind} is {state["state"]} since '
-            f'{state["since"]}: {state["error"]}'
-            for kind, state in one['local']['replications'].items()
-            if state['error']
-        ]
-        lines += [f'{one["name"]}: {one["error"]}'] if one['error'] else []
-        if one['source_responds'] is not None:
-            hint = ', which does not respond: "celery -A your_app couchdb regions nudge" chooses another node'
-            used = f'{one["name"]}: CouchDB pulls from {_source_of(one["local"])}'
-            lines.append(used if one['source_responds'] else used + hint)
-        if one['remote'] and (missing := one['remote']['missing']):
-            lines.append(f'{one["name"]}: {missing:,} parcels from there are not here')
-    states = [state['state'] for one in found for state in one['local']['replications'].values()]
-    if 'missing' in states:
-        lines.append('a replication is missing: run "celery -A your_app couchdb regions setup"')
+def problems(own: str, found: Sequence[RegionStatus]) -> list[str]:
+    """Return sentences about what is wrong between the region `own` and the other ones."""
+    lines = [text for region in found for text in _problems(own, region)]
+    if found and not found[0]['leader']:
+        lines.insert(0, f'no worker leads in region {own}: start a worker whose app has the option region = {own!r}')
     return lines
 
 
-def hides_states(found: Sequence[OtherRegion]) -> bool:
-    """Tell whether CouchDB does not show the states of replications: only administrators see them."""
-    return any(state['state'] is None for one in found for state in one['local']['replications'].values())
+def _problems(own: str, region: RegionStatus) -> Iterator[str]:
+    name, given, remote = region['name'], region['given'], region['remote']
+    if region['unreadable']:
+        yield f'{name} cannot be read from this machine: {region["unreadable"]}'
+    if region['error']:
+        yield f'{name} cannot be read by the leader of this region: {region["error"]}'
+    if remote and (age := _late(given['untaken'])):
+        yield (
+            f'{name} has taken nothing for {age}: no worker runs there, or its workers have not been restarted since '
+            f'region {own} was added'
+        )
+    if given['delayed']:
+        yield f'{counted(given["delayed"], "task")} for {name} cannot be moved now: {given["reason"]}'
+    if count := given['refused']['count']:
+        yield f'{name} has refused {counted(count, "task")}: see "couchdb regions tasks --state refused"'
+    if remote:
+        yield from _remote_problems(own, name, remote['given'], remote['back'], remote['error'])
+
+
+def _remote_problems(own: str, name: str, given: GivenAway, back: Tally, error: str | None) -> Iterator[str]:
+    if error:
+        yield f'{name} cannot read region {own}: {error}'
+    if age := _late(back['oldest']):
+        yield f'results wait in {name} for {age}: the leader of region {own} has not fetched them'
+    if age := _late(given['untaken']):
+        yield f'tasks from {name} wait for {age}: the leader of region {own} has not taken them'
+    if given['delayed']:
+        yield f'{counted(given["delayed"], "task")} from {name} cannot be moved now: {given["reason"]}'
+
+
+def _late(seconds: float | None) -> str:
+    """Return a duration in words if it is too long, or else ''."""
+    return format_duration(seconds) if seconds is not None and seconds > _WAIT_SECONDS else ''
+
+
+def _tally(tally: Tally, tone: Tone = '') -> Cell:
+    cell = count_cell(tally['count'], tone)
+    return Cell(f'{cell.text}+', cell.tone) if tally['more'] and tally['count'] else cell
+
+
+def _with_age(tally: Tally | None) -> Cell:
+    if tally is None:
+        return Cell(NO_VALUE, 'dim')
+    cell = _tally(tally)
+    return cell if tally['oldest'] is None else Cell(f'{cell.text} ({format_duration(tally["oldest"])})', cell.tone)
+
+
+#: The columns that the own database fills.
+LOCAL_COLUMNS = [
+    Column('REGION', 'name', min_width=6),
+    Column('SENT', 'given', lambda given: _tally(given['sent']), right=True),
+    Column('OLDEST', 'given', lambda given: format_duration(given['sent']['oldest']), right=True),
+    Column('THERE', 'given', lambda given: _tally(given['there']), right=True),
+    Column('REFUSED', 'given', lambda given: _tally(given['refused'], 'bad'), right=True),
+]
+
+_COLUMNS = [
+    *LOCAL_COLUMNS[:-1],
+    Column('BACK', 'remote', lambda remote: _with_age(remote and remote['back']), right=True),
+    Column('FROM', 'remote', lambda remote: _with_age(remote and remote['given']['sent']), right=True),
+    LOCAL_COLUMNS[-1],
+    Column(
+        'RESPONDS',
+        'remote',
+        lambda remote: f'{remote["response"] * 1000:.0f} ms' if remote else Cell('no', 'bad'),
+        right=True,
+    ),
+]
+
+
+# -- tasks
+
+
+@command.command('tasks')
+@click.argument('name', metavar='[REGION]', default='')
+@click.option('--state', '-s', 'states', multiple=True, type=click.Choice(STATES), help='List only these.')
+@limit_option
+@json_option
+@click.pass_context
+def tasks(ctx: click.Context, name: str, states: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """List the tasks that this region gave to others, or to REGION, and that have not ended.
+
+    A task is sent until the other region has said that it has taken it, then there. A refused one stays, with the
+    reason. A withdrawn one runs in another region. The last column has the reason, or says what will happen.
+    """
+    client = regions_of(app_of(ctx))
+    with needs_setup():
+        found = records.listing(client, name, states or STATES)
+        print_list(record_resource(client.clock.now()), found, as_json, limit=limit, empty=NO_TASKS)
+
+
+@command.command('show')
+@click.argument('name', metavar='ID')
+@json_option
+@click.pass_context
+def show(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show the records of a task that this region gave to others. ID is the id of the task, or its first characters."""
+    client = regions_of(app_of(ctx))
+    with needs_setup():
+        docs = _find(client, name)
+    print_details(record_resource(client.clock.now(), whole=True), docs, as_json)
+
+
+@command.command('cancel')
+@click.argument('names', metavar='ID…', nargs=-1, required=True)
+@click.option('--terminate', is_flag=True, help='End the task even if it is running.')
+@yes_option
+@click.pass_context
+def cancel(ctx: click.Context, names: tuple[str, ...], terminate: bool, yes: bool) -> None:
+    """Cancel tasks in other regions: the workers there remove or revoke them, and their results become REVOKED.
+
+    ID is the id of a task, or its first characters.
+    """
+    client = regions_of(app_of(ctx))
+    act = partial(records.cancel_all, client, terminate=terminate)
+    change(ctx, 'Cancel', _selected(client, names), act, 'to be cancelled', yes=yes)
+
+
+@command.command('replay')
+@selection_options('Select all refused tasks.')
+@click.pass_context
+def replay(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> None:
+    """Send tasks again that another region has refused. ID is the id of a task, or its first characters."""
+    if bool(names) == every:
+        raise click.UsageError('Name tasks by id, or give --all for all refused ones.')
+    client = regions_of(app_of(ctx))
+    change(ctx, 'Replay', _selected(client, names), partial(records.replay, client), 'replayed', yes=yes)
+
+
+@command.command('drop')
+@click.argument('names', metavar='ID…', nargs=-1, required=True)
+@yes_option
+@click.pass_context
+def drop(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
+    """Forget tasks that were given to other regions, for example to one that never returns.
+
+    A task that the other region has not taken does not run. One that it has taken runs all the same, and its result is
+    stored. ID is the id of a task, or its first characters.
+    """
+    client = regions_of(app_of(ctx))
+    change(ctx, 'Drop', _selected(client, names), lambda docs: (records.drop(client, docs), {}), 'dropped', yes=yes)
+
+
+@contextmanager
+def needs_setup() -> Iterator[None]:
+    """Raise `click.ClickException` if the database of regions does not exist."""
+    try:
+        yield
+    except DatabaseMissing as exc:
+        raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
+
+
+def _selected(client: Client, names: Sequence[str]) -> Selection[Document]:
+    """Return the records of the tasks with these names; all refused ones without names."""
+    with needs_setup():
+        found = [doc for name in names for doc in _find(client, name)] or records.listing(client, states=('refused',))
+        docs = list({doc['_id']: doc for doc in found}.values())
+    ids = {records.task_id_of(doc) for doc in docs}
+    return Selection(f'task {ids.pop()}' if len(ids) == 1 else counted(len(docs), 'task'), docs, len(docs))
+
+
+def _find(client: Client, name: str) -> list[Document]:
+    """Return the records of a task; *raises* `click.ClickException` if there are none, or those of several tasks."""
+    by_task: dict[str, list[Document]] = {}
+    for doc in records.find(client, name):
+        by_task.setdefault(records.task_id_of(doc), []).append(doc)
+    chosen = name if name in by_task else choose(name, lambda: by_task)
+    if chosen is None:
+        raise click.ClickException(f'no task {name!r} was given to another region, or it has ended')
+    return by_task[chosen]
+
+
+def record_resource(now: float, *, whole: bool = False) -> Resource[Document]:
+    """Return the resource of records; `now` is in seconds since the epoch. With `whole`, the documents are shown."""
+    columns = [
+        Column('ID', 'id', min_width=12),
+        Column('TASK', 'task', min_width=10),
+        Column('REGION', 'region', min_width=6),
+        Column('STATE', 'state', lambda state: Cell(state, _TONES[state])),
+        Column('SINCE', 'since', lambda date: format_ago(date, now), right=True),
+        Column('', 'note', min_width=20),
+    ]
+
+    def described(doc: Document) -> Row:
+        return {
+            'id': records.task_id_of(doc),
+            'task': task if isinstance(task := doc.get('task'), str) else None,
+            **records.whereabouts(doc),
+            'note': _note(doc, now),
+            'record': doc['_id'],
+            **({'document': doc} if whole else {}),
+        }
+
+    return Resource(lambda docs: [described(doc) for doc in docs], columns, details=_details)
+
+
+def _details(row: Row) -> Row:
+    return {**{name: value for name, value in row.items() if name != 'document'}, **row['document']}
+
+
+def _note(doc: Document, now: float) -> str:
+    """Return why a task was refused or is delayed, and what will happen to it."""
+    state, parts = records.whereabouts(doc)['state'], list[str]()
+    if state == 'refused':
+        parts.append(str(doc.get('reason')))
+    if state == 'withdrawn':
+        parts.append(f'runs in {doc.get("run_in")}')
+    if state in ('sent', 'withdrawn') and 'delayed' in doc:
+        parts.append(f'delayed: {doc["delayed"]}')
+    if 'cancelled' in doc:
+        parts.append(f'cancelled {format_ago(doc["cancelled"], now)} ago')
+    if state == 'sent' and isinstance(at := doc.get('fallback_at'), (int, float)):
+        parts.append(f'runs in {doc.get("fallback")} if it is not taken within {format_duration(at - now)}')
+    return '; '.join(parts)
 
 
 # -- other commands
 
 
-def parcels_between_regions(app: Any) -> Parcels:
-    """Return the parcels in the database of regions, for the command `parcels`."""
-    return Parcels(regions_of(app), REGIONS, 'traffic')
+def whereabouts(app: Any, broker: Client, start: str) -> list[Row]:
+    """Return the tasks that were given to other regions and whose ids begin with `start`: where they are, in `text`.
+
+    `broker` is a client for the broker's database, whose user reads the database of regions, too.
+    """
+    options = app.conf.broker_transport_options or {}
+    if not options.get('region') or not options.get('regions'):
+        return []
+    client = broker.beside(database(options['regions'], options['region']))
+    try:
+        docs, now = records.find(client, start), client.clock.now()
+    except (DatabaseMissing, AccessDenied):
+        return []
+    finally:
+        client.close()
+    resource = record_resource(now)
+    return [{**row, 'text': _place(row, now)} for row in resource.describe(docs)]
+
+
+def _place(row: Row, now: float) -> str:
+    """Return where a task is, in words."""
+    region, ago = row['region'], f'{format_ago(row["since"], now)} ago'
+    place = {
+        'sent': f'sent to region {region} {ago}',
+        'there': f'in region {region} since {format_date(row["since"])} UTC ({ago})',
+        'refused': f'refused by region {region} {ago}',
+        'withdrawn': f'withdrawn from region {region}',
+    }[row['state']]
+    return f'{place}: {row["note"]}' if row['note'] else place
 
 
 def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
-    """Return what the command `vacuum` does for regions; None if the app has none. Their database is left out."""
+    """Return what the command `vacuum` does for regions; None if the app has none."""
     options = options_of(app)
     if not options.region or not options.regions:
         return None
-    client = regions_of(app, admin)
+    own = OwnRegion.of(app, admin)
 
-    def finish() -> Iterator[str]:
-        # Purges are not replicated. A region that has not received a deletion still has the parcel, and would send it
-        # back to the one that has purged the tombstone.
-        yield f'{client.address.database}: left out, because parcels could come back from other regions and run again'
+    def moving() -> set[str]:
+        found = region_status.moving(own.client, own.name, RECORD)  # those that are taken back
+        for name in own.others:
+            found |= region_status.moving(own.client_of(name), name, records_to(own.name))
+        return found
 
-    return VacuumPart(partial(moving, [Parcels(client, REGIONS, 'traffic')]), finish)
+    return VacuumPart(moving, lambda: iter(()), own.client)

@@ -17,6 +17,7 @@ from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
 from ..failures import Failures
+from ..rooms import command_hooks
 from ..stored_results import StoredResult
 from .columns import Lines, Row, format_date, format_duration, json_line
 from .jobs import job_resource
@@ -45,6 +46,8 @@ class FoundTask(NamedTuple):
     result: StoredResult | None
     #: Celery's answer which workers have a task that is in no queue: `{worker: 'active', 'reserved' or 'ready'}`.
     workers: Mapping[str, str]
+    #: What optional rooms know of a task that was sent elsewhere, see `rooms`.
+    elsewhere: Sequence[Row]
 
 
 def task_resource(sources: Failures, now: float) -> Resource[FoundTask]:
@@ -63,14 +66,16 @@ def without_arguments(task: Row) -> Row:
 def find_task(sources: Failures, name: str) -> FoundTask:
     """Return the task with the id `name`, or the task whose message has this document id, or whose id begins with it.
 
-    Two to four requests for a full id, up to eleven for the beginning of one. The workers are asked, for a second, only
-    about a task that is in no queue and has not ended.
+    Two to four requests for a full id, up to eleven for the beginning of one, and those of optional rooms. The workers
+    are asked, for a second, only about a task that is in no queue, has not ended, and was not sent elsewhere.
     *Raises* `ConfigurationError` if there is none, or if the id is too short or ambiguous.
     """
     if (found := _exactly(sources, name)) is None:
         full = choose(name, partial(_complete, sources, name))
         found = _exactly(sources, full) if full else None
-    if found is None or not (found.docs or (found.result and found.result.state in states.READY_STATES)):
+    if found is None or not (
+        found.docs or found.elsewhere or (found.result and found.result.state in states.READY_STATES)
+    ):
         task_id = found.id if found else name
         workers = sources.jobs.workers(task_id) if sources.jobs else {}
         if found is None and not workers:
@@ -78,7 +83,7 @@ def find_task(sources: Failures, name: str) -> FoundTask:
                 f'nothing is known of a task {name!r}: it has no message, no result, and no worker has it. It has '
                 f'ended or expired, or was removed, or was never here'
             )
-        found = FoundTask(task_id, (), found.result if found else None, workers)
+        found = FoundTask(task_id, (), found.result if found else None, workers, ())
     return found
 
 
@@ -86,13 +91,19 @@ def _exactly(sources: Failures, name: str) -> FoundTask | None:
     docs = find(sources.jobs.client, name) if sources.jobs else []
     task_id = next(filter(None, map(workitem.task_id, docs)), name)
     result = sources.results.get(task_id) if sources.results else None
-    return FoundTask(task_id, docs, result, {}) if docs or result else None
+    elsewhere = [row for row in _elsewhere(sources, task_id) if row['id'] == task_id]
+    return FoundTask(task_id, docs, result, {}, elsewhere) if docs or result or elsewhere else None
 
 
 def _complete(sources: Failures, start: str) -> set[str]:
     messages = complete(sources.jobs.client, start) if sources.jobs else []
     results = sources.results.complete(start) if sources.results else []
-    return {*messages, *(result.id for result in results)}
+    return {*messages, *(result.id for result in results), *(row['id'] for row in _elsewhere(sources, start))}
+
+
+def _elsewhere(sources: Failures, start: str) -> list[Row]:
+    jobs = sources.jobs
+    return [row for read in command_hooks('whereabouts') if jobs for row in read(jobs.app, jobs.client, start)]
 
 
 # -- the description
@@ -111,7 +122,9 @@ def _describe(sources: Failures, task: FoundTask, now: float) -> Row:
     shown = first or {}
     return {
         'id': task.id,
-        'task': shown.get('task') or (result.task if result else None),
+        'task': shown.get('task')
+        or (result.task if result else None)
+        or next((row['task'] for row in task.elsewhere), None),
         'state': state,
         'where': where,
         'queue': shown.get('queue') or (result.queue if result else None),
@@ -135,6 +148,7 @@ def _describe(sources: Failures, task: FoundTask, now: float) -> Row:
         'timeline': _timeline(messages, result),
         'messages': messages,
         'workers': dict(task.workers),
+        'elsewhere': list(task.elsewhere),
         'documents': {'messages': list(task.docs), 'result': result and result.document},
     }
 
@@ -146,6 +160,8 @@ def _state(message: Row | None, task: FoundTask, now: float) -> tuple[str, str]:
         if holders:
             is_running = 'active' in task.workers.values()
             return 'running' if is_running else 'prefetched', f'acknowledged early, and with {holders}'
+        if task.elsewhere and not (task.result and task.result.state in states.READY_STATES):
+            return 'elsewhere', '; '.join(row['text'] for row in task.elsewhere)
         assert task.result is not None
         if task.result.state in states.READY_STATES:
             return 'gone', f'it has ended: {task.result.state}'

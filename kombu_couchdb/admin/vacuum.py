@@ -57,7 +57,7 @@ _IDLE_SECONDS = 1.0
 _INFO = members(compact_running=flag, doc_del_count=number, sizes=members(file=number))
 
 #: The document with the marks. Only administrators of the server or of the database can write design documents.
-_MARKS = '_design/celery-marks'
+MARKS = '_design/celery-marks'
 
 #: A view without rows beside the marks, because of `Indexes.without_views`. Only a vacuum brings it up to date.
 _EMPTY_VIEW = {'views': {'none': {'map': 'function (doc) {}'}}, 'autoupdate': False}
@@ -286,7 +286,7 @@ class Marks:
         now = self._client.clock.now()
         marks = [*self._marks(), {'seq': seq, 'date': now}]
         usable = [mark for mark in marks if mark['date'] <= now - age]
-        self._write(_MARKS, marks=[*usable[-1:], *marks[len(usable) :]], **_EMPTY_VIEW)
+        self._write(MARKS, marks=[*usable[-1:], *marks[len(usable) :]], **_EMPTY_VIEW)
 
     def latest(self, age: float) -> Any | None:
         """Return the latest mark that is at least `age` seconds old, as a sequence of `_changes`; None without one."""
@@ -309,7 +309,7 @@ class Marks:
             self._write(_PURGING, purging=ids)
 
     def _marks(self) -> list[Document]:
-        found = self._read(_MARKS).get('marks')
+        found = self._read(MARKS).get('marks')
         return cast('list[Document]', found) if _MARK_LIST(found) else []
 
     def _read(self, doc_id: str) -> Document:

@@ -76,8 +76,8 @@ LEND_SECONDS = 10.0
 #: A region that has taken a task says so after so many seconds, unless the task has ended by then.
 THERE_SECONDS = 5.0
 
-#: Of the ids of records, and of results that return.
-_RECORD, _RETURNED = 'p:', 'r:'
+#: The beginnings of the ids of records, and of results that return.
+RECORD, _RETURNED = 'p:', 'r:'
 
 
 class Region(Stored, total=False):
@@ -204,12 +204,12 @@ def addresses(regions: Mapping[str, str], credentials: str | None, tls: Any = No
 
 def record_id(to: str, task_id: str, tag: str = '') -> str:
     """Return the id of a record; without `tag`, the beginning of the ids of a task's records."""
-    return f'{_RECORD}{to}:{task_id}:{tag.replace(":", "-")}'  # so the tag is what follows the last colon
+    return f'{RECORD}{to}:{task_id}:{tag.replace(":", "-")}'  # so the tag is what follows the last colon
 
 
 def records_to(name: str) -> str:
     """Return the beginning of the ids of all records of tasks for a region."""
-    return f'{_RECORD}{name}:'
+    return f'{RECORD}{name}:'
 
 
 def results_to(name: str) -> str:

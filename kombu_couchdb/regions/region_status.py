@@ -1,4 +1,4 @@
-"""The other regions: their addresses, the replications from them, and what is on its way to them and from them.
+"""The other regions: what this region gave to them, what waits in their databases for it, and what is wrong.
 
 Durations are seconds. The numbers come from several requests, one after the other, while workers run.
 """
@@ -6,227 +6,168 @@ Durations are seconds. The numbers come from several requests, one after the oth
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import Any, TypedDict
-from urllib.parse import quote
 
-from ..couchdb.address import Address, parse_list
+from ..admin.status import leaders
 from ..couchdb.client import Client, Document
-from ..couchdb.shapes import exactly, items, maybe, members, number, text
-from ..errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
-from ..options import Options
-from ..parcels.replications import id_of, replication, server_of
-from .region import REGIONS, region_id
+from ..errors import AccessDenied, CouchDBError, DatabaseMissing
+from ..parcels.parcel import moved_id
+from ..values import is_number
+from . import records
+from .region import STATES, records_to, region_id, results_to, state_of, wants_of
 
-#: The shapes of the rows of the view `traffic`, reduced and not.
-_COUNT = members(value=number)
-_ROW = members(key=exactly(number, text, text, number))
+#: The maximum number of documents that are read of one kind.
+_MAX_DOCS = 10_000
 
-_DOCS = '/_scheduler/docs/_replicator'
-
-#: A parcel that is not here so many seconds after it was seen in the other region is missing, and how many are looked
-#: for. Without an outage, 99 of 100 parcels travel for less than half a second.
-_HOP_SECONDS, _MAX_PARCELS = 2.0, 1000
+#: The rows that one request reads without documents.
+_BATCH_ROWS = 5_000
 
 
-class RegionTraffic(TypedDict):
-    """The parcels of one kind between two regions."""
+class Tally(TypedDict):
+    """A number of documents."""
 
     count: int
-    #: The age of the oldest, since it was published or refused; None without parcels that have a date.
+    #: Whether there may be more: only 10,000 are read.
+    more: bool
+    #: The age of the oldest; None without one that has a date.
     oldest: float | None
 
 
-class Replication(TypedDict):
-    """The state of one replication."""
+class GivenAway(TypedDict):
+    """The records of a region for another one."""
 
-    #: CouchDB's word, such as `running` or `crashing`; `starting` if it is running, but has not reached the other
-    #: region since it was started; `missing` without a document; None if the rights do not suffice.
-    state: str | None
-    #: The error of the last attempt, if it failed.
-    error: str | None
-    #: When the state was reached, as CouchDB writes a time.
-    since: str | None
-    #: The URL of the database from which it pulls; None if unknown.
-    source: str | None
-
-
-class RegionStatus(TypedDict):
-    """What the own server knows of another region."""
-
-    #: By kind, `regions` or `results`.
-    replications: dict[str, Replication]
-    #: Parcels to the region; also those that it has published and whose deletion has not returned.
-    leaving: RegionTraffic
-    #: Parcels from the region that are here and not published yet.
-    arrived: RegionTraffic
-    #: Parcels from or to the region that the other side has refused.
-    refused: RegionTraffic
-    #: Up to which change of the other region's database the parcels are here; None if unknown.
-    through: Any
+    #: The tasks that the other region has not taken, as far as it has said; and the age of the oldest one that is not
+    #: delayed.
+    sent: Tally
+    untaken: float | None
+    #: The number of tasks that the leaders cannot move now, and the reason for one of them.
+    delayed: int
+    reason: str | None
+    there: Tally
+    refused: Tally
 
 
 class Remote(TypedDict):
-    """What the server of another region knows."""
+    """What the database of another region says."""
 
     #: The duration of a request.
     response: float
-    #: Parcels on their way from the region; those that have arrived here, too, until their deletion has returned.
-    leaving: RegionTraffic
-    #: The number of changes in its database that the replication has not looked at; None if unknown.
-    pending: int | None
-    #: The number of parcels from the region that were still not here after two seconds. Only 1,000 are looked for.
-    missing: int
+    #: Results that wait there for this region.
+    back: Tally
+    #: The tasks that it gave to this region.
+    given: GivenAway
+    #: The number of tasks that it would run for other regions.
+    wanted: int
+    #: Why its leader cannot read the database of this region; None if it can.
+    error: str | None
 
 
-def pulled_parcels(own: str, other: str, source: Document, target: Document) -> Document:
-    """Return the replication of the parcels between two regions, and of the document of the other region.
+class RegionStatus(TypedDict):
+    """The state of another region."""
 
-    The selector names ids, because a deleted document has no other member.
+    name: str
+    #: The worker that leads in this region; None if there is none.
+    leader: str | None
+    #: The tasks that this region gave to it.
+    given: GivenAway
+    #: Why the leader of this region cannot read its database; None if it can.
+    error: str | None
+    #: What its database says; None if it does not respond, or was not asked, and why it does not respond.
+    remote: Remote | None
+    unreadable: str | None
+
+
+def look(regions: Client, broker: Client, own: str, others: Collection[str]) -> list[RegionStatus]:
+    """Return the other regions as the databases of the region `own` show them; *raises* `DatabaseMissing`.
+
+    `others` are those in the option `regions`. Removed ones that still have records are also returned.
     """
-    between = f'{own}:{other}|{other}:{own}'
-    selector = {'_id': {'$regex': f'^(p:({between}):|{region_id(other)}$)'}}
-    return replication(id_of('regions', own, other), source, target, selector)
+    duty = f'region:{own}'
+    leader = next((lead['name'] for lead in leaders(broker) if lead['alive'] and lead['duty'] == duty), None)
+    errors = _errors(regions.get_or_none(region_id(own)) or {}) if leader else {}
+    return [
+        {
+            'name': name,
+            'leader': leader,
+            'given': _given(regions, name),
+            'error': errors.get(name),
+            'remote': None,
+            'unreadable': None if name in others else 'it is not in the transport option regions',
+        }
+        for name in sorted({*others, *records.regions(regions)})
+    ]
 
 
-def pulled_results(own: str, other: str, source: Document, target: Document) -> Document:
-    """Return the replication of the results that return from region `other`. Their deletions do not travel."""
-    # While a region is renamed, its two names have one database of results. CouchDB gives up a replication that it
-    # cannot distinguish from another one, and a header is one of the members that it compares.
-    source = {**source, 'headers': {'X-Celery-Region': other}}
-    return replication(id_of('results', own, other), source, target, {'to': own})
+def remote(client: Client, own: str, other: str) -> Remote:
+    """Return what the database of region `other` says; `client` is for it. *Raises* what prevents the requests."""
+    began = time.monotonic()
+    doc = client.get_or_none(region_id(other)) or {}
+    response = time.monotonic() - began
+    returning = list(islice(records.documents(client, results_to(own)), _MAX_DOCS))
+    return {
+        'response': response,
+        'back': _tally(client, returning, 'date', len(returning) == _MAX_DOCS),
+        'given': _given(client, own),
+        'wanted': sum(wants_of(doc).values()),
+        'error': _errors(doc).get(own),
+    }
 
 
-def addresses(options: Options, tls: Any = None) -> dict[str, Address]:
-    """Return the addresses of the databases of regions, by region. `tls` is the setting `broker_use_ssl`.
+def moving(client: Client, name: str, prefix: str) -> set[str]:
+    """Return the ids that the messages of these records have, or will have, in the broker's database.
 
-    A URL without a user gets the user of the option `credentials`.
+    The records are those in the database of region `name` whose ids begin with `prefix`. A message whose record still
+    exists is published again, unless the broker's database knows that it existed. *Raises* the errors of `Client`.
     """
-    found = {}
-    for name, url in (options.regions or {}).items():
-        setting = f'transport option regions, region {name}'
-        given = {'tls': tls} if url.lower().startswith('couchdbs:') else {}
-        address = parse_list(url.split(';'), setting, 'celery', auth='basic', **given)
-        if options.credentials and not address.user:
-            others = tuple(replace(other, credentials=options.credentials) for other in address.others)
-            address = replace(address, credentials=options.credentials, others=others)
-        found[name] = address
+    found, start = set[str](), prefix
+    while rows := client.id_range(start, to=prefix, limit=_BATCH_ROWS):
+        found.update(moved_id(f'region {name}', row['id']) for row in rows)
+        start = f'{rows[-1]["id"]} '
     return found
 
 
 def unready(client: Client, name: str) -> str | None:
-    """Read a database of region `name` as the replicator does; return in words what prevents that, or None.
-
-    *Raises* `AccessDenied` for a wrong password. Regions are set up one after the other, and the replicator may reach
-    what this machine does not: what else can go wrong is no error.
-    """
-    server = server_of(client)
+    """Read the database of region `name`; return in words what prevents that and what to do, or None."""
     try:
-        server.request('GET', '/_session', repeat=True, shape=members())
         client.info()
-    except (DatabaseMissing, AccessDenied) as exc:
-        if isinstance(exc, AccessDenied) and 'not allowed to access' not in str(exc):
-            raise AccessDenied(
-                f'region {name} cannot be read: create its user there, or correct its URL in the transport option '
-                f'regions ({exc})'
-            ) from exc
-        return f'region {name} is not set up for this region yet: run "couchdb regions setup" there, too ({exc})'
+    except DatabaseMissing as exc:
+        return f'region {name} is not set up yet: run "couchdb regions setup" there ({exc})'
+    except AccessDenied as exc:
+        if 'not allowed to access' in str(exc):
+            member = f' --member {client.user}' if client.user else ''
+            return f'region {name} cannot be read yet: run "couchdb regions setup{member}" there ({exc})'
+        return f'region {name} cannot be read: create its user there, or correct its URL in the option regions ({exc})'
     except CouchDBError as exc:
-        return f'region {name} does not respond to this machine; CouchDB goes on trying ({exc})'
+        return f'region {name} does not respond to this machine; the workers must reach it ({exc})'
     return None
 
 
-def region(client: Client, own: str, other: str, kinds: Iterable[str], reached: Collection[str] | None) -> RegionStatus:
-    """Return what the own server knows of another region.
-
-    `client` is for the own database of regions; `kinds` are those of the replications; `reached` is the result of
-    `replications.reached`. *Raises* `DatabaseMissing`.
-    """
-    server = server_of(client)
-    through, replications = None, {}
-    for kind in kinds:
-        doc_id = id_of(kind, own, other)
-        found, seq = _replication(server, doc_id)
-        if found['state'] == 'running' and reached is not None and doc_id not in reached:
-            found['state'] = 'starting'
-        replications[kind] = found
-        through = seq if kind == 'regions' else through
+def _given(client: Client, to: str) -> GivenAway:
+    docs = list(islice(records.documents(client, records_to(to)), _MAX_DOCS))
+    more = len(docs) == _MAX_DOCS
+    by_state: dict[str, list[Document]] = {state: [] for state in STATES}
+    for doc in docs:
+        by_state[state_of(doc)].append(doc)
+    delayed = [doc for doc in by_state['sent'] + by_state['withdrawn'] if 'delayed' in doc]
+    others = [doc for doc in by_state['sent'] if 'delayed' not in doc]
     return {
-        'replications': replications,
-        'leaving': _parcels(client, 0, other, own),
-        'arrived': _parcels(client, 0, own, other),
-        'refused': _together(_parcels(client, 1, other, own), _parcels(client, 1, own, other)),
-        'through': through,
+        'sent': _tally(client, by_state['sent'], 'published', more),
+        'untaken': _tally(client, others, 'published', more)['oldest'],
+        'delayed': len(delayed),
+        'reason': str(delayed[0]['delayed']) if delayed else None,
+        'there': _tally(client, by_state['there'], 'taken', more),
+        'refused': _tally(client, by_state['refused'], 'failed', more),
     }
 
 
-def remote(client: Client, here: Client, own: str, other: str, through: Any) -> Remote:
-    """Return what the server of another region knows; `client` is for that region's database of regions.
-
-    `here` is a client for the own one, and `through` is that of `region`. *Raises* what prevents the requests.
-    """
-    began = time.monotonic()
-    client.info()
-    response = time.monotonic() - began
-    pending = None
-    if through is not None:
-        params = {'since': through, 'limit': 1}
-        shape = members(results=items(members()), pending=number)
-        found = client.request('GET', '/_changes', params, repeat=True, shape=shape)
-        pending = int(found['pending']) + len(found['results'])
-    leaving = _parcels(client, 0, own, other)
-    missing = _missing(client, here, own, other) if leaving['count'] else 0
-    return {'response': response, 'leaving': leaving, 'pending': pending, 'missing': missing}
+def _tally(client: Client, docs: Collection[Mapping[str, Any]], date: str, more: bool) -> Tally:
+    dates = [found for doc in docs if is_number(found := doc.get(date))]
+    oldest = max(0.0, client.clock.now() - min(dates)) if dates else None
+    return {'count': len(docs), 'more': more, 'oldest': oldest}
 
 
-def _missing(client: Client, here: Client, own: str, other: str) -> int:
-    """Return how many of the oldest parcels from region `other` do not arrive `here` within two seconds."""
-    until = time.monotonic() + _HOP_SECONDS
-    keys: dict[str, Any] = {'startkey': [0, own, other], 'endkey': [0, own, other, {}], 'limit': _MAX_PARCELS}
-    missing = {row['id'] for row in client.view(REGIONS, 'traffic', members(id=text), reduce=False, **keys)}
-    while (missing := missing - here.known(sorted(missing))) and time.monotonic() < until:
-        time.sleep(_HOP_SECONDS / 10)
-    return len(missing)
-
-
-def _parcels(client: Client, kind: int, to: str, sender: str) -> RegionTraffic:
-    keys: dict[str, Any] = {'startkey': [kind, to, sender], 'endkey': [kind, to, sender, {}]}
-    try:
-        counted = client.view(REGIONS, 'traffic', _COUNT, **keys)
-    except NotFound:
-        return {'count': 0, 'oldest': None}
-    if not counted:
-        return {'count': 0, 'oldest': None}
-    keys['startkey'] += [1]  # malformed parcels without a date have 0
-    first = client.view(REGIONS, 'traffic', _ROW, reduce=False, limit=1, **keys)
-    oldest = max(0.0, client.clock.now() - first[0]['key'][3]) if first else None
-    return {'count': int(counted[0]['value']), 'oldest': oldest}
-
-
-def _together(*parts: RegionTraffic) -> RegionTraffic:
-    dates = [part['oldest'] for part in parts if part['oldest'] is not None]
-    return {'count': sum(part['count'] for part in parts), 'oldest': max(dates, default=None)}
-
-
-def _replication(server: Client, doc_id: str) -> tuple[Replication, Any]:
-    """Return the state of a replication, and up to which change of the source it has come, if that is known."""
-    try:
-        found = server.request(
-            'GET', f'{_DOCS}/{quote(doc_id, safe="")}', repeat=True, shape=members(state=maybe(text))
-        )
-    except (NotFound, DatabaseMissing):
-        return {'state': 'missing', 'error': None, 'since': None, 'source': None}, None
-    except AccessDenied:
-        return {'state': None, 'error': None, 'since': None, 'source': None}, None
-    info = found.get('info') if isinstance(found.get('info'), Mapping) else {}
-    error = info.get('error')
-    return (
-        {
-            'state': found.get('state') or 'initializing',  # null until CouchDB has read a new document
-            'error': ' '.join(str(error).split()) if error else None,
-            'since': found.get('last_updated'),
-            'source': source.rstrip('/') if isinstance(source := found.get('source'), str) else None,
-        },
-        info.get('through_seq'),
-    )
+def _errors(doc: Mapping[str, Any]) -> dict[str, str]:
+    found = doc.get('errors')
+    return {name: str(text) for name, text in found.items()} if isinstance(found, dict) else {}

@@ -1,76 +1,88 @@
-"""`celery couchdb regions`: replications are set up, watched and restarted."""
+"""`celery couchdb regions`: databases of regions are set up, and tasks that were given away are shown and changed.
+
+Most tests write the documents that the workers of both regions write.
+"""
 
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import requests
 from click.testing import Result
 
+from celery_couchdb.regions import where
 from celery_couchdb.testing import Server
-from kombu_couchdb.couchdb.client import Client
-from tests.conftest import PATIENCE, Users, wait_for
+from kombu_couchdb.leases.leader import LeaderLease
+from kombu_couchdb.parcels.parcel import moved_id
+from kombu_couchdb.regions import records, region
+from tests.conftest import Users
 from tests.regions import Region, Regions, regions_on
 from tests.support import command_of
 
 
 @pytest.fixture
-def settings(server: Server, apache_couchdb: bool) -> Iterator[list[str]]:
-    """The URLs of the settings of each node's replicator: none are set in the test, and as before after it."""
-    if not apache_couchdb:
-        pytest.skip('the embedded server has no replicator that reaches other servers')
-    nodes = requests.get(f'{server.url}/_membership', timeout=PATIENCE).json()['cluster_nodes']
-    urls = [f'{server.url}/_node/{node}/_config/replicator' for node in nodes]
-    before = [requests.get(url, timeout=PATIENCE).json() for url in urls]
-    for url in urls:
-        forget(url)
-    yield urls
-    for url, given in zip(urls, before, strict=True):
-        forget(url)
-        for name, value in given.items():
-            requests.put(f'{url}/{name}', json=value, timeout=PATIENCE)
-
-
-def forget(url: str) -> None:
-    """Delete the settings of the replicator on one node."""
-    for name in requests.get(url, timeout=PATIENCE).json():
-        requests.delete(f'{url}/{name}', timeout=PATIENCE)
+def regions(server: Server) -> Iterator[Regions]:
+    """The regions `eu` and `us`."""
+    with regions_on(server, 'eu', 'us') as regions:
+        yield regions
 
 
 @pytest.fixture
-def regions(server: Server, settings: list[str]) -> Iterator[Regions]:
-    """Two regions, with names of their own, because all tests share the database `_replicator`."""
-    tag = uuid.uuid4().hex[:8]
-    with regions_on(server, f'eu-{tag}', f'us-{tag}') as regions:
-        yield regions
-        for region in regions.all:
-            for doc in stored(region):
-                path = f'{server.url}/_replicator/{doc["_id"]}'
-                requests.delete(path, params={'rev': doc['_rev']}, timeout=PATIENCE)
+def eu(regions: Regions) -> Region:
+    return regions['eu']
 
 
-def stored(region: Region) -> list[dict[str, Any]]:
-    """Return the replications of a region."""
-    found = requests.get(f'{region.server.url}/_replicator/_all_docs?include_docs=true', timeout=PATIENCE).json()
-    mine = re.compile(f'celery-(regions|results)-{region.name}-from-')
-    return [row['doc'] for row in found['rows'] if mine.match(row['id'])]
+@pytest.fixture
+def us(regions: Regions) -> Region:
+    return regions['us']
 
 
-def run(region: Region, *given: str) -> Result:
+def run(site: Region, *given: str) -> Result:
     """Run a command in a region; its output contains no password."""
-    done = command_of(region.app)('regions', *given)
-    assert f':{region.server.password}@' not in done.output
+    done = command_of(site.app)(*given)
+    assert f':{site.server.password}@' not in done.output
     return done
 
 
-def succeeded(done: Result) -> str:
+def succeed(site: Region, *given: str) -> str:
+    """Return the output of a command of regions."""
+    done = run(site, 'regions', *given)
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def fail(site: Region, *given: str) -> str:
+    """Return the output of a command of regions that fails."""
+    done = run(site, 'regions', *given)
+    assert done.exit_code == 1, done.output
+    return done.output
+
+
+def status(site: Region) -> dict[str, Any]:
+    """Return the state of the only other region."""
+    [line] = succeed(site, 'status', '--json').splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def give(site: Region, task_id: str = '', *, to: str = 'us', age: float = 0.0, **members: Any) -> str:
+    """Store the record of a task that a region gave to another one; return its document id."""
+    task_id = task_id or str(uuid.uuid4())
+    doc = {
+        '_id': region.record_id(to, task_id, uuid.uuid4().hex),
+        'type': 'Parcel',
+        'task': 'shop.add',
+        'id': task_id,
+        'exchange': '',
+        'routing_key': 'celery',
+        'published': site.broker.clock.now() - age,
+        'message': {'body': '', 'headers': {'task': 'shop.add', 'id': task_id}, 'properties': {}},
+    }
+    site.regions.put({**doc, **members})
+    return str(doc['_id'])
 
 
 def words(output: str) -> list[str]:
@@ -78,272 +90,301 @@ def words(output: str) -> list[str]:
     return [line[2:9].strip() for line in output.splitlines() if line.startswith('  ')]
 
 
-def status(region: Region) -> dict[str, Any]:
-    [line] = succeeded(run(region, 'status', '--json')).splitlines()
-    found: dict[str, Any] = json.loads(line)
-    return found
+def returned(date: float) -> dict[str, Any]:
+    """Return the document of a result that waits for the region `eu`."""
+    return {'_id': 'r:eu:task:tag', 'type': 'Returned', 'date': date, 'result': {}}
 
 
-def state(region: Region) -> str:
-    return str(status(region)['local']['replications']['regions']['state'])
+def lead(site: Region) -> None:
+    """Let this process lead in a region."""
+    LeaderLease(site.broker, f'region:{site.name}', node=f'w1@{site.name}').step()
 
 
-def test_setup_writes_replications_and_a_second_one_changes_nothing(regions: Regions) -> None:
-    eu, us = regions.all
-    assert 'not yet' in words(succeeded(run(eu, 'setup', '--dry-run')))
-    assert stored(eu) == []
-    assert 'done' in words(succeeded(run(eu, 'setup')))
-    first = stored(eu)
-    assert [doc['_id'] for doc in first] == [
-        f'celery-{kind}-{eu.name}-from-{us.name}' for kind in ('regions', 'results')
-    ]
-    assert set(words(succeeded(run(eu, 'setup')))) <= {'ok', 'note'}
-    assert stored(eu) == first
+# -- setup
 
 
-def test_a_parcel_travels_and_its_deletion_returns(regions: Regions) -> None:
-    eu, us = regions.all
-    for region in regions.all:
-        succeeded(run(region, 'setup'))
-    us.regions.put({'_id': (doc_id := f'p:{eu.name}:{us.name}:1'), 'type': 'Parcel', 'published': 1.0})
-    us.regions.put({'_id': f'p:asia:{us.name}:1', 'type': 'Parcel', 'published': 1.0})
-    wait_for(lambda: eu.regions.get_or_none(doc_id), 'the parcel to arrive')
-    assert status(us)['local']['leaving'] == {'count': 1, 'oldest': pytest.approx(eu.regions.clock.now(), rel=0.1)}
-    assert status(eu)['local']['arrived']['count'] == status(eu)['remote']['leaving']['count'] == 1
-    eu.regions.request('DELETE', f'/{doc_id}', {'rev': eu.regions.get(doc_id)['_rev']})
-    wait_for(lambda: us.regions.get_or_none(doc_id) is None, 'the deletion to return')
-    assert eu.regions.get_or_none(f'p:asia:{us.name}:1') is None
-    wait_for(lambda: status(eu)['remote']['pending'] == 0, 'the replication to look at all changes')
-    wait_for(lambda: status(eu)['local']['replications']['results']['state'] == 'running', 'that of results to start')
+def test_setup_creates_the_database_and_says_what_is_missing_elsewhere(eu: Region, us: Region) -> None:
+    for site in (eu, us):
+        site.regions.delete()
+    output = succeed(eu, 'setup', '--dry-run')
+    assert 'not yet' in words(output)
+    assert 'region us is not set up yet: run "couchdb regions setup" there' in output
+    assert 'done' in words(succeed(eu, 'setup'))
+    succeed(us, 'setup')
+    assert words(succeed(eu, 'setup')) == ['ok', 'ok']
+    assert eu.regions.info()['doc_count'] == 0
 
 
-def test_changed_password_is_written_and_a_removed_region_is_removed(regions: Regions, users: Users) -> None:
-    eu, us = regions.all
-    succeeded(run(eu, 'setup'))
-    user = f'peer-{uuid.uuid4().hex[:8]}'
-    users(user, 'first')
-    eu.options['regions'][us.name] = eu.server.couchdb_url(us.regions.address.database, user, 'first')
-    assert 'region is not set up' not in succeeded(run(eu, 'setup'))
-    assert {doc['source']['auth']['basic']['username'] for doc in stored(eu)} == {user}
-    users(user, 'second')
-    eu.options['regions'][us.name] = eu.server.couchdb_url(us.regions.address.database, user, 'second')
-    succeeded(run(eu, 'setup'))
-    assert {doc['source']['auth']['basic']['password'] for doc in stored(eu)} == {'second'}
-    del eu.options['regions'][us.name]
-    assert 'of a region that is not in the option regions, is removed' in succeeded(run(eu, 'setup'))
-    assert stored(eu) == []
-    assert 'There are no other regions.' in succeeded(run(eu, 'status'))
-
-
-def test_a_renamed_region_has_two_names_for_a_while(regions: Regions) -> None:
-    eu, us = regions.all
-    new = f'new-{us.name[3:]}'
-    eu.options['regions'][new] = eu.options['regions'][us.name]
-    succeeded(run(eu, 'setup'))
-
-    def states() -> set[Any]:
-        found = [json.loads(line) for line in succeeded(run(eu, 'status', '--json')).splitlines()]
-        return {one['state'] for region in found for one in region['local']['replications'].values()}
-
-    def started() -> bool:
-        return not states() & {'initializing', 'starting'}
-
-    wait_for(started, 'CouchDB to start the replications')
-    assert states() == {'running'}
-    del eu.options['regions'][us.name]
-    succeeded(run(eu, 'setup'))
-    assert [doc['_id'] for doc in stored(eu)] == [
-        f'celery-{kind}-{eu.name}-from-{new}' for kind in ('regions', 'results')
-    ]
-    wait_for(started, 'CouchDB to start the replications')
-    assert states() == {'running'}
-
-
-def test_wrong_password_changes_nothing(regions: Regions) -> None:
-    eu, us = regions.all
-    eu.options['regions'][us.name] = eu.server.couchdb_url(us.regions.address.database, f'no-{us.name}', 'hidden')
-    done = run(eu, 'setup')
-    assert done.exit_code == 1
-    assert f"refused user 'no-{us.name}'" in done.output
-    assert 'hidden' not in done.output
-    assert stored(eu) == []
-
-
-def test_replications_of_another_app_are_not_replaced(regions: Regions) -> None:
-    eu, us = regions.all
-    succeeded(run(eu, 'setup'))
-    before = stored(eu)
-    eu.options['regions'][eu.name] = eu.server.couchdb_url(f'{us.regions.address.database}-other')
-    done = run(eu, 'setup')
-    assert done.exit_code == 1
-    assert 'choose another name for the region' in done.output
-    assert stored(eu) == before
-    del eu.options['regions'][us.name]  # nor removed, like those of a region that is not in the option
-    output = succeeded(run(eu, 'setup', '--dry-run'))
-    assert f'celery-results-{eu.name}-from-{us.name}, of a region' in output  # the apps share the database of results
-    assert f'celery-regions-{eu.name}-from-{us.name}, of a region' not in output
-
-
-def test_region_that_does_not_respond(regions: Regions) -> None:
-    eu, us = regions.all
-    eu.options['regions'][us.name] = f'couchdb://127.0.0.1:1/{us.regions.address.database}'
-    assert f'region {us.name} does not respond to this machine' in succeeded(run(eu, 'setup'))
-    wait_for(lambda: state(eu) == 'crashing', 'the replication to fail')
-    output = succeeded(run(eu, 'status'))
-    assert f'{us.name}: the replication of parcels is crashing since ' in output
-    assert 'refused' in output
-    assert run(eu, 'status', '--check').exit_code == 1
-
-
-def test_nudge_tries_a_failed_replication_at_once(regions: Regions) -> None:
-    eu, us = regions.all
-    us.regions.delete()
-    succeeded(run(eu, 'setup'))
-    wait_for(lambda: state(eu) == 'crashing', 'the replication to fail')
-    us.regions.create()
-    us.regions.put({'_id': (doc_id := f'p:{eu.name}:{us.name}:1'), 'type': 'Parcel'})
-    assert f'celery-regions-{eu.name}-from-{us.name} starts again' in succeeded(run(eu, 'nudge', us.name))
-    wait_for(lambda: eu.regions.get_or_none(doc_id), 'the parcel to arrive')
-    # A replication that was tried again after a wait still counts its failures.
-    path = f'{eu.server.url}/_scheduler/docs/_replicator/celery-regions-{eu.name}-from-{us.name}'
-    assert requests.get(path, timeout=PATIENCE).json()['error_count'] == 0
-
-
-def test_missing_database_is_named_with_what_to_do(regions: Regions) -> None:
-    [eu, _] = regions.all
+def test_setup_needs_no_administrator_if_all_is_there(eu: Region, us: Region, member: dict[str, str]) -> None:
+    eu.options['regions']['eu'] = eu.server.couchdb_url(eu.regions.address.database, **member)
+    succeed(eu, 'setup')
+    eu.app.conf.broker_url = eu.server.couchdb_url(eu.broker.address.database, **member)
+    assert 'done' not in words(succeed(eu, 'setup'))
     eu.regions.delete()
-    done = run(eu, 'status')
-    assert done.exit_code == 1
-    assert 'the database does not exist; run "celery -A your_app couchdb regions setup"' in done.output
+    assert 'name an administrator of CouchDB with --admin' in fail(eu, 'setup')
 
 
-def test_unknown_region_and_missing_replications(regions: Regions) -> None:
-    eu, us = regions.all
-    for name, text in (('mars', "Region 'mars' is unknown"), (eu.name, 'is the region of this app')):
-        done = run(eu, 'nudge', name)
-        assert (done.exit_code, text in done.output) == (2, True), done.output
-    done = run(eu, 'nudge')
-    assert done.exit_code == 1
-    assert f'has no replications from region {us.name}' in done.output
-    assert 'a replication is missing: run "celery -A your_app couchdb regions setup"' in succeeded(run(eu, 'status'))
-
-
-def test_member_sees_parcels_but_not_the_state_of_replications(
-    regions: Regions, users: Users, member: dict[str, str]
-) -> None:
-    [eu, _] = regions.all
-    succeeded(run(eu, 'setup', '--member', member['user']))
-    url = eu.server.couchdb_url(eu.broker.address.database, member['user'], member['password'])
-    eu.app.conf.broker_url = url
-    found = status(eu)
-    assert found['local']['replications']['regions']['state'] is None
-    assert 'name one with --admin' in succeeded(run(eu, 'status'))
-    for given in (['setup'], ['nudge']):
-        done = run(eu, *given)
-        assert done.exit_code == 1
-        assert 'name an administrator of CouchDB with --admin' in done.output
-
-
-def given(settings: list[str], name: str) -> set[Any]:
-    """Return the values of a setting on all nodes."""
-    return {requests.get(url, timeout=PATIENCE).json().get(name) for url in settings}
-
-
-def test_setup_bounds_the_waits_of_the_replicator(regions: Regions, settings: list[str]) -> None:
-    [eu, _] = regions.all
-    succeeded(run(eu, 'setup'))
-    assert (given(settings, 'max_history'), given(settings, 'interval')) == ({'2'}, {'5000'})
-    requests.put(f'{settings[0]}/max_history', json='5', timeout=PATIENCE)
-    assert 'stays so; with 2, regions that were cut off catch up' in succeeded(run(eu, 'setup'))
-    assert '5' in given(settings, 'max_history')
-
-
-def test_setup_explains_that_replication_is_switched_off(regions: Regions, settings: list[str]) -> None:
-    [eu, _] = regions.all
-    requests.put(f'{settings[0]}/valid_endpoint_protocols', json='none', timeout=PATIENCE)
-    done = run(eu, 'setup')
-    assert done.exit_code == 1
-    assert 'replication is switched off, by the setting "[replicator] valid_endpoint_protocols"' in done.output
-
-
-def test_certificates_are_verified(regions: Regions, settings: list[str]) -> None:
-    eu, us = regions.all
-    eu.options['regions'][us.name] = f'couchdbs://127.0.0.1:1/{us.regions.address.database}'
-    done = run(eu, 'setup')
-    assert done.exit_code == 1
-    assert 'name the file on its machines with --trusted-certificates' in done.output
-    assert stored(eu) == []
-    succeeded(run(eu, 'setup', '--trusted-certificates', '/etc/ssl/certs/ca-certificates.crt'))
-    assert given(settings, 'verify_ssl_certificates') == {'true'}
-    assert given(settings, 'ssl_trusted_certificates_file') == {'/etc/ssl/certs/ca-certificates.crt'}
-    assert {doc['source']['url'].partition(':')[0] for doc in stored(eu)} == {'https'}
-
-
-def test_vacuum_leaves_out_the_database_of_regions(regions: Regions) -> None:
-    [eu, _] = regions.all
-    eu.options.update(visibility_timeout=0.5, request_timeout=0.4, connect_timeout=0.4)
-    doc_id = f'p:{eu.name}:other:1'
-    rev = eu.regions.put({'_id': doc_id})
-    eu.regions.request('DELETE', f'/{doc_id}', {'rev': rev})
-    done = succeeded(command_of(eu.app)('vacuum', '--yes', '--age', '0.6'))
-    assert f'{eu.regions.address.database}: left out, because parcels could come back' in done
-    assert done.count(eu.regions.address.database) == 1
-    assert eu.regions.info()['doc_del_count'] == 1
-
-
-def test_app_without_regions_and_the_embedded_server_are_told_so(
-    server: Server, apache_couchdb: bool, client: Client
-) -> None:
-    with regions_on(server, 'eu', 'us') as regions:
-        [eu, _] = regions.all
-        if not apache_couchdb:
-            done = run(eu, 'setup')
-            assert done.exit_code == 1
-            assert 'regions need Apache CouchDB' in done.output
-            assert 'a replication is missing' in succeeded(run(eu, 'status'))
-        eu.app.conf.broker_transport_options = {}
-        done = run(eu, 'status')
-        assert done.exit_code == 1
-        assert 'this app has no regions' in done.output
-
-
-def test_check_fails_while_a_parcel_is_missing(regions: Regions, users: Users, member: dict[str, str]) -> None:
-    eu, us = regions.all
-    succeeded(run(eu, 'setup', '--member', member['user']))
-    wait_for(lambda: run(eu, 'status', '--check').exit_code == 0, 'the check to pass')
-    requests.delete(
-        f'{eu.server.url}/_replicator/{stored(eu)[0]["_id"]}', params={'rev': stored(eu)[0]['_rev']}, timeout=PATIENCE
-    )
-    us.regions.put({'_id': (doc_id := f'p:{eu.name}:{us.name}:1'), 'type': 'Parcel', 'published': 1.0})
-    # A member of the databases cannot see that the replication is missing.
-    url = eu.server.couchdb_url(eu.broker.address.database, member['user'], member['password'])
-    eu.app.conf.broker_url = url
-    done = run(eu, 'status', '--check')
-    assert done.exit_code == 1
-    assert f'{us.name}: 1 parcels from there are not here' in done.output
-    eu.regions.put({'_id': doc_id})
-    succeeded(run(eu, 'status', '--check'))
-
-
-def test_node_of_a_cluster_is_one_that_responds(regions: Regions) -> None:
-    eu, us = regions.all
+def test_setup_says_how_a_region_becomes_readable(eu: Region, us: Region, users: Users, member: dict[str, str]) -> None:
     database = us.regions.address.database
-    down, up = f'couchdb://127.0.0.1:1/{database}', us.server.couchdb_url(database)
-    eu.options['regions'][us.name] = down
-    succeeded(run(eu, 'setup'))
-    eu.options['regions'][us.name] = up
-    assert f'pulls from http://127.0.0.1:1/{database}' in succeeded(run(eu, 'nudge'))  # only setup changes a single URL
-    eu.options['regions'][us.name] = f'{down};{up}'
-    done = run(eu, 'status', '--check')
-    assert done.exit_code == 1
-    assert f'{us.name}: CouchDB pulls from http://127.0.0.1:1/{database}, which does not respond' in done.output
-    server = us.regions.address.server
-    assert f'starts again, and pulls from {server}/{database}' in succeeded(run(eu, 'nudge'))
-    parcels, results = stored(eu)
-    assert parcels['source']['url'] == f'{server}/{database}'
-    assert results['source']['url'] == f'{server}/{eu.results.address.database}'
-    assert results['source']['headers'] == {'X-Celery-Region': us.name}
-    assert set(words(succeeded(run(eu, 'setup')))) <= {'ok', 'note'}
-    wait_for(lambda: run(eu, 'status', '--check').exit_code == 0, 'the check to pass')
-    output = succeeded(run(eu, 'status'))
-    assert f'{us.name}: CouchDB pulls from {server}/{database}\n' in output
+    succeed(us, 'setup', '--member', f'nobody-{member["user"]}')  # the database is open to its members only
+    eu.options['regions']['us'] = us.server.couchdb_url(database, member['user'], 'wrong')
+    assert 'create its user there, or correct its URL' in succeed(eu, 'setup')
+    eu.options['regions']['us'] = us.server.couchdb_url(database, **member)
+    assert f'run "couchdb regions setup --member {member["user"]}" there' in succeed(eu, 'setup')
+    assert 'cannot be read from this machine' in fail(eu, 'status', '--check')
+    us.options['regions']['us'] = eu.options['regions']['us']  # the user in the region's own URL becomes a member
+    succeed(us, 'setup')
+    assert 'note' not in words(succeed(eu, 'setup'))
+
+
+@pytest.mark.parametrize('use', ['broker', 'broadcasts', 'results', 'parcels', 'region'])
+def test_setup_refuses_a_database_of_other_use(eu: Region, us: Region, use: str) -> None:
+    eu.options['parcels'] = 'parcels-of-eu'
+    databases = {
+        'broker': eu.broker.address.database,
+        'broadcasts': f'{eu.broker.address.database}-broadcasts',
+        'results': eu.results.address.database,
+        'parcels': 'parcels-of-eu',
+        'region': us.regions.address.database,
+    }
+    eu.options['regions']['eu'] = eu.server.couchdb_url(databases[use])
+    output = fail(eu, 'setup', '--member', 'stranger')
+    names = {'broker': 'the broker', 'region': "region 'us'"}
+    assert f'is the database of {names.get(use, use)}: name a database of its own' in output
+
+
+def test_setup_refuses_a_database_of_another_app(eu: Region, us: Region) -> None:
+    for database in (us.broker.address.database, us.results.address.database):
+        eu.options['regions']['eu'] = eu.server.couchdb_url(database)
+        assert 'so it is used for something else' in fail(eu, 'setup', '--member', 'stranger')
+
+
+def test_app_without_regions_is_told_so(eu: Region) -> None:
+    eu.app.conf.broker_transport_options = {}
+    assert 'this app has no regions' in fail(eu, 'status')
+
+
+# -- status
+
+
+def test_status_of_healthy_regions(eu: Region, us: Region) -> None:
+    lead(eu)
+    assert succeed(eu, 'status', '--check').splitlines()[-1] == 'leader: w1@eu'
+    give(eu, age=10)
+    give(eu, state='there', taken=eu.broker.clock.now() - 1000)
+    give(us, to='eu')
+    us.regions.put(returned(eu.broker.clock.now()))
+    us.regions.put({'_id': 'region:us', 'type': 'Region', 'want': {'celery': 3}, 'errors': {}})
+    output = succeed(eu, 'status', '--check')
+    assert output.split()[:8] == ['REGION', 'SENT', 'OLDEST', 'THERE', 'BACK', 'FROM', 'REFUSED', 'RESPONDS']
+    found = status(eu)
+    assert (found['name'], found['leader']) == ('us', 'w1@eu')
+    given = found['given']
+    assert [given[state]['count'] for state in ('sent', 'there', 'refused')] == [1, 1, 0]
+    assert given['sent']['oldest'] >= 10
+    assert [found['remote']['back']['count'], found['remote']['given']['sent']['count']] == [1, 1]
+    assert (found['remote']['wanted'], found['remote']['error']) == (3, None)
+
+
+def test_check_names_what_is_wrong(eu: Region, us: Region) -> None:
+    assert "no worker leads in region eu: start a worker whose app has the option region = 'eu'" in fail(
+        eu, 'status', '--check'
+    )
+    lead(eu)
+    now = eu.broker.clock.now()
+    give(eu, age=130)
+    give(eu, delayed='exchange orders is unknown')
+    give(eu, status='fail', reason='no', failed=now)
+    give(us, to='eu', age=300)
+    give(us, to='eu', delayed='queue q has no consumer')
+    us.regions.put(returned(now - 60))
+    us.regions.put({'_id': 'region:us', 'type': 'Region', 'want': {}, 'errors': {'eu': 'wrong password'}})
+    eu.regions.put({'_id': 'region:eu', 'type': 'Region', 'want': {}, 'errors': {'us': 'timed out'}})
+    output = fail(eu, 'status', '--check')
+    for text in (
+        'us cannot be read by the leader of this region: timed out',
+        'us has taken nothing for 2 m 1',
+        'no worker runs there, or its workers have not been restarted since region eu was added',
+        '1 task for us cannot be moved now: exchange orders is unknown',
+        'us has refused 1 task: see "couchdb regions tasks --state refused"',
+        'us cannot read region eu: wrong password',
+        'results wait in us for 1 m ',
+        'tasks from us wait for 5 m ',
+        '1 task from us cannot be moved now: queue q has no consumer',
+        '8 problems found',
+    ):
+        assert text in output
+    assert run(eu, 'regions', 'status').exit_code == 0
+
+
+def test_malformed_documents_are_no_obstacle(eu: Region, us: Region) -> None:
+    lead(eu)
+    for site, to in ((eu, 'us'), (us, 'eu')):
+        site.regions.bulk(
+            [
+                {'_id': f'p:{to}:a:1'},
+                {'_id': f'p:{to}', 'state': ['there']},
+                {'_id': f'p:{to}:b:1', 'published': -1e300, 'status': 7, 'id': 7, 'task': [], 'failed': 'x'},
+                {'_id': f'p:{to}:c:1', 'cancelled': 'x', 'fallback_at': 'x', 'state': 'withdrawn', 'run_in': 7},
+                {'_id': f'r:{to}:a:1', 'date': 'x'},
+                {'_id': f'region:{site.name}', 'errors': 7, 'want': [1]},
+            ]
+        )
+    found = status(eu)
+    assert (found['given']['sent']['count'], found['given']['refused']['count']) == (1, 1)
+    assert found['remote']['back']['count'] == 1
+    assert len(succeed(eu, 'tasks', '--json').splitlines()) == 4
+
+
+def test_region_that_does_not_respond_and_a_missing_database(eu: Region) -> None:
+    lead(eu)
+    eu.options['regions']['us'] = 'couchdb://127.0.0.1:1/regions'
+    assert 'region us does not respond to this machine' in succeed(eu, 'setup')
+    output = fail(eu, 'status', '--check')
+    assert 'us cannot be read from this machine: ' in output
+    assert '1 problem found' in output
+    eu.regions.delete()
+    for command in ('status', 'tasks'):
+        assert 'the database does not exist; run "celery -A your_app couchdb regions setup"' in fail(eu, command)
+
+
+def test_without_other_regions(eu: Region) -> None:
+    del eu.options['regions']['us']
+    assert 'There are no other regions.' in succeed(eu, 'status', '--check')
+
+
+def test_a_removed_region_that_still_has_tasks(eu: Region) -> None:
+    lead(eu)
+    give(eu, 'a-task', to='old')
+    assert 'old cannot be read from this machine: it is not in the transport option regions' in fail(
+        eu, 'status', '--check'
+    )
+    succeed(eu, 'drop', 'a-task', '--yes')
+    succeed(eu, 'status', '--check')
+
+
+# -- tasks
+
+
+def test_tasks_are_listed_by_region_and_state(eu: Region) -> None:
+    now = eu.broker.clock.now()
+    ids = [str(uuid.uuid4()) for _ in range(4)]
+    give(eu, ids[0], age=5)
+    give(eu, ids[1], state='there', taken=now, cancelled=now)
+    give(eu, ids[2], to='old', status='fail', reason='unknown task', failed=now)
+    give(eu, ids[3], to='asia', state='withdrawn', run_in='eu')
+
+    def listed(*given: str) -> set[str]:
+        return {json.loads(line)['id'] for line in succeed(eu, 'tasks', '--json', *given).splitlines()}
+
+    assert listed() == {*ids}
+    assert listed('us') == {*ids[:2]}
+    assert listed('--state', 'refused', '--state', 'there') == {*ids[1:3]}
+    lines = {line.split()[0]: line for line in succeed(eu, 'tasks').splitlines()}
+    assert 'unknown task' in lines[ids[2]]
+    assert 'cancelled 0 s ago' in lines[ids[1]]
+    assert 'runs in eu' in lines[ids[3]]
+    assert 'there are more' in succeed(eu, 'tasks', '-n', '2')
+
+
+def test_a_task_is_shown_with_where_it_is(eu: Region) -> None:
+    task_id = str(uuid.uuid4())
+    assert where(task_id, eu.app) is None
+    doc_id = give(eu, task_id, age=3)
+    give(eu)
+    assert where(task_id, eu.app) == {
+        'region': 'us',
+        'state': 'sent',
+        'since': eu.regions.get(doc_id)['published'],
+    }
+    for name in (task_id, task_id[:13]):
+        done = run(eu, 'show', name)
+        assert (done.exit_code, 'sent to region us' in done.output) == (0, True), done.output
+        assert 'shop.add' in done.output
+        assert f'p:us:{task_id}' in succeed(eu, 'show', name)
+    eu.regions.put(region.there(eu.regions.get(doc_id), eu.broker.clock.now()))
+    assert json.loads(run(eu, 'show', task_id, '--json').output)['state'] == 'elsewhere'
+    assert 'in region us since ' in run(eu, 'show', task_id).output
+    assert 'was given to another region, or it has ended' in fail(eu, 'show', str(uuid.uuid4()))
+
+
+def test_cancel_marks_what_has_not_ended(eu: Region) -> None:
+    running, refused = str(uuid.uuid4()), str(uuid.uuid4())
+    doc_id = give(eu, running, state='there', taken=1.0)
+    give(eu, refused, status='fail', reason='no', failed=1.0)
+    assert '1 to be cancelled.' in succeed(eu, 'cancel', running[:13], '--yes')
+    doc = eu.regions.get(doc_id)
+    assert (doc['cancelled'] > 1, 'terminate' in doc) == (True, False)
+    succeed(eu, 'cancel', running, '--terminate', '--yes')
+    assert eu.regions.get(doc_id) == {**doc, '_rev': eu.regions.get(doc_id)['_rev'], 'terminate': True}
+    assert 'has refused it' in fail(eu, 'cancel', refused, '--yes')
+    assert records.cancel(eu.regions, str(uuid.uuid4())) == (0, {})
+
+
+def test_a_cancelled_task_ends_as_revoked(regions: Regions, eu: Region, us: Region) -> None:
+    tasks = [eu.app.send_task('shop.add', region='us') for _ in range(2)]
+    regions.work('us')
+    assert us.tasks() == sorted(task.id for task in tasks)
+    cancelled, other = tasks
+    succeed(eu, 'cancel', cancelled.id, '--yes')
+    regions.work()
+    regions.work()
+    assert us.tasks() == [other.id]
+    assert cancelled.state == 'REVOKED'
+    assert [json.loads(line)['id'] for line in succeed(eu, 'tasks', '--json').splitlines()] == [other.id]
+
+
+def test_change_of_a_record_that_others_change(eu: Region) -> None:
+    doc_id, gone = give(eu), give(eu)
+    docs = [doc for doc in eu.regions.fetch([doc_id, gone]) if doc]
+    eu.regions.put(region.there(docs[0], 7.0))
+    eu.regions.request('DELETE', f'/{gone}', {'rev': docs[1]['_rev']})
+    assert records.cancel_all(eu.regions, docs) == (1, {gone: 'it has ended just now'})
+    doc = eu.regions.get(doc_id)
+    assert (doc['taken'], 'cancelled' in doc) == (7.0, True)
+
+
+def test_replay_and_drop(eu: Region) -> None:
+    first, other, sent = (str(uuid.uuid4()) for _ in range(3))
+    refused: dict[str, Any] = {'status': 'fail', 'reason': 'unknown', 'failed': 1.0, 'state': 'there', 'taken': 1.0}
+    doc_ids = [give(eu, first, **refused), give(eu, other, **refused)]
+    assert 'it was not refused' in fail(eu, 'replay', give(eu, sent), '--yes')
+    assert '1 replayed.' in succeed(eu, 'replay', first, '--yes')
+    doc = eu.regions.get(doc_ids[0])
+    assert region.state_of(doc) == 'sent'
+    assert not doc.keys() & refused.keys()
+    assert '1 replayed.' in succeed(eu, 'replay', '--all', '--yes')
+    assert region.state_of(eu.regions.get(doc_ids[1])) == 'sent'
+    assert '2 dropped.' in succeed(eu, 'drop', first, sent, '--yes')
+    assert status(eu)['given']['sent']['count'] == 1
+    assert run(eu, 'regions', 'replay').exit_code == 2
+
+
+def test_more_records_than_one_request_reads(eu: Region) -> None:
+    docs = [{'_id': region.record_id('us', f'{n:05}', 't'), 'id': f'{n:05}', 'status': 'fail'} for n in range(450)]
+    eu.regions.bulk(docs)
+    assert status(eu)['given']['refused']['count'] == 450
+    assert '450 replayed.' in succeed(eu, 'replay', '--all', '--yes')
+    assert 'several ids begin with' in fail(eu, 'show', '0012')
+
+
+# -- vacuum
+
+
+def test_vacuum_keeps_the_tombstones_of_messages_that_have_a_record_elsewhere(
+    eu: Region, us: Region, apache_couchdb: bool
+) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server has no tombstones')
+    eu.options.update(visibility_timeout=0.5, request_timeout=0.4, connect_timeout=0.4)
+    kept = [moved_id('region us', give(us, to='eu')), moved_id('region eu', give(eu, state='withdrawn', run_in='eu'))]
+    moved = [*kept, moved_id('region us', 'p:eu:ended:1')]
+    record = give(eu)
+    for client, ids in ((eu.broker, moved), (eu.regions, [record])):
+        for doc_id in ids:
+            rev = eu.regions.get(doc_id)['_rev'] if client is eu.regions else client.put({'_id': doc_id})
+            client.request('DELETE', f'/{doc_id}', {'rev': rev})
+    done = run(eu, 'vacuum', '--yes', '--age', '0.6')
+    assert done.exit_code == 0, done.output
+    assert eu.broker.known(moved) == {*kept}
+    assert words(succeed(eu, 'setup')) == ['ok', 'ok']  # the vacuum has left its marks there

@@ -18,7 +18,6 @@ from celery_couchdb.web import create_app
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.parcels.parcel import PARCELS
-from tests.conftest import wait_for
 from tests.regions import regions_on
 from tests.support import Inbox, items, publish_many
 from tests.web import Browser, served
@@ -181,20 +180,27 @@ def test_parcels_of_a_user_without_rights(
 # -- regions
 
 
-def test_regions(open_page: Open, server: Server, apache_couchdb: bool) -> None:
+def test_regions(open_page: Open, server: Server) -> None:
     with regions_on(server, 'eu', 'us') as regions:
         eu = regions['eu']
-        eu.regions.bulk([{'_id': 'p:eu:us:1', 'status': 'fail', 'reason': HOSTILE, 'type': 'Parcel', 'task': 'add'}])
-        eu.app.send_task('add', (1, 2), region='us')
+        refused = {'status': 'fail', 'reason': HOSTILE, 'type': 'Parcel', 'task': 'add', 'id': 'refused'}
+        eu.regions.put({'_id': 'p:us:refused:1', **refused})
+        sent = eu.app.send_task('add', (1, 2), region='us')
         browser = open_page(eu.app)
-        [us, *parcels] = rows_of(browser, '/regions')
+        [us, *tasks] = rows_of(browser, '/regions')
         assert 'us' in us
-        assert len(parcels) == 2
+        assert len(tasks) == 2
         assert '<b>' not in browser.page.text
         [found] = read(browser, '/regions')
-        assert (found['name'], found['local']['leaving']['count'], found['local']['refused']['count']) == ('us', 1, 1)
-        if apache_couchdb:
-            assert 'a replication is missing: run "celery -A your_app couchdb regions setup"' in browser.text
-        browser.post('/regions', action='replay', select='p:eu:us:1')
-        assert '1 parcel replayed.' in browser.text
-        wait_for(lambda: read(browser, '/regions')[0]['local']['refused']['count'] == 0, 'no refused parcel')
+        given = found['given']
+        assert (found['name'], given['sent']['count'], given['refused']['count']) == ('us', 1, 1)
+        assert 'us has refused 1 task' in browser.text
+        browser.post('/regions', action='replay', select='p:us:refused:1')
+        assert '1 task replayed.' in browser.text
+        assert read(browser, '/regions')[0]['given']['refused']['count'] == 0
+        browser.post('/regions', action='cancel', select='p:us:refused:1', confirmed='1', terminate='on')
+        assert eu.regions.get('p:us:refused:1')['terminate'] is True
+        browser.post('/regions', action='drop', select='p:us:refused:1', confirmed='1')
+        assert eu.regions.get_or_none('p:us:refused:1') is None
+        browser.get(f'/tasks/{sent.id}')
+        assert 'sent to region us' in browser.text
