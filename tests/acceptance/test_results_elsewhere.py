@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,9 +90,11 @@ def test_failure_ends_the_later_steps_at_home(site: Site, regions: Client) -> No
     """Also if the main process of the worker stores it: the process of the task has ended."""
     site.worker(pool='prefork', concurrency=1)
     step = site.app.signature
-    for name, first in (('a', step('fail', ('no',))), ('b', step('deadly', (str(site.journal),)))):
+    for name, first in (('a', step('fail', ('no',))), ('b', step('late_process', (str(site.journal),)))):
         first.set(task_id=name, headers=headers(regions, name))
         chain(first, step('add', (3,), task_id=f'next {name}'), app=site.app).apply_async()
+    wait_for(site.journalled, 'the second task to start')
+    os.kill(int(site.journalled()[0].split()[1]), signal.SIGKILL)
     wait_for(lambda: not items(site.client), 'the messages to be deleted')
-    found = returned(regions)
-    assert {name: doc['status'] for name, doc in found.items()} == dict.fromkeys(('a', 'next a'), 'FAILURE')
+    ended = dict.fromkeys(('a', 'next a', 'b', 'next b'), 'FAILURE')
+    assert {name: doc['status'] for name, doc in returned(regions).items()} == ended
