@@ -56,10 +56,10 @@ def results_elsewhere(request: Any, task_id: str, doc: Mapping[str, Any]) -> tup
     if giver is None:
         return [], True
     is_given = giver.task_id == task_id
-    records: dict[str, str | None] = {sent_in: None} if isinstance(sent_in, str) and sent_in != giver.own else {}
+    record_in: dict[str, str | None] = {sent_in: None} if isinstance(sent_in, str) and sent_in != giver.own else {}
     if is_given:
-        records[giver.region] = giver.record
-    docs = [returned(home, task_id, uuid4().hex, doc, record, doc['date']) for home, record in records.items()]
+        record_in[giver.region] = giver.record
+    docs = [returned(home, task_id, uuid4().hex, doc, record, doc['date']) for home, record in record_in.items()]
     return [(giver.database, document) for document in docs], not is_given or sent_in == giver.own
 
 
