@@ -14,7 +14,7 @@ from kombu.utils.url import parse_url
 from ..errors import ConfigurationError
 
 #: What CouchDB accepts as the name of a database (its documentation of `PUT /{db}`).
-DATABASE_NAME = re.compile(r'[a-z][a-z0-9_$()+/-]*\Z')
+_DATABASE = re.compile(r'[a-z][a-z0-9_$()+/-]*\Z')
 
 
 #: The TLS parameters in the query of a URL with their values; None means any value.
@@ -82,7 +82,7 @@ class Address:
                 'the database name contains an @, probably because the password in the URL contains '
                 'a /, # or ?; percent-encode user and password'
             )
-        if not DATABASE_NAME.match(self.database):
+        if not _DATABASE.match(self.database):
             raise ConfigurationError(
                 f'{self.database!r:.80} is not a CouchDB database name: lower-case letters, digits and _$()+-/ only, '
                 f'starting with a letter'
