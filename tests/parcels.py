@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from celery import Celery
 from kombu import Connection
 
-from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.parcels import parcel
 
-AnyMover = TypeVar('AnyMover', bound=Mover)
+if TYPE_CHECKING:
+    from celery_couchdb.parcels.mover import Mover
+
+AnyMover = TypeVar('AnyMover', bound='Mover')
 
 
 @contextmanager
@@ -38,7 +40,7 @@ def kill_between_writes(one: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(docs: Any) -> Any:
         raise ServerUnavailable('killed')
 
-    monkeypatch.setattr(one._client, 'bulk', killed)
+    monkeypatch.setattr(one._own.client, 'bulk', killed)
     with pytest.raises(ServerUnavailable):
         one.step()
 

@@ -45,8 +45,8 @@ Admin = tuple[str, str] | None
     'devices',
     multiple=True,
     metavar='NAME',
-    help='Give this user a database of its own that is replicated with the database of parcels: '
-    'for programs that are offline at times. Can be given several times.',
+    help='Give this user a database of its own for its parcels: for programs that are offline at times. '
+    'Can be given several times.',
 )
 @click.option('--dry-run', is_flag=True, help='Print what would be done, and change nothing.')
 @admin_option

@@ -42,8 +42,9 @@ _STEPS = {
 class VacuumPart(NamedTuple):
     """The part of an optional room in a vacuum."""
 
-    #: Returns the ids of messages whose tombstones are kept, because they could be published again.
-    moving: Callable[[], Collection[str]]
+    #: Returns the ids of messages whose tombstones are kept, because they could be published again; None if they are
+    #: unknown. It may raise a `CouchDBError`.
+    moving: Callable[[], Collection[str] | None]
     #: Does what is left to do at the end, and yields a line for each.
     finish: Callable[[], Iterator[str]]
     #: Another database to vacuum. It may be replicated.
@@ -67,7 +68,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     """Purge tombstones and compact the databases.
 
     Workers can run meanwhile. The command needs a server administrator, and all nodes of a cluster must be up. You can
-    stop it with Ctrl-C at any time; the next run continues. The database of regions is left out.
+    stop it with Ctrl-C at any time; the next run continues.
     """
     app = app_of(ctx)
     broker = broker_of(app, admin)
@@ -82,7 +83,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     for client in clients:
         with suppress(CouchDBError):  # its vacuum raises it again
             mark(client, min_age)
-    reports = []
+    reports, unread = [], list[str]()
     for client in clients:
         echo(client.address.url, err=True)
         with _Bars() as bars:
@@ -94,7 +95,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
                         age=min_age,
                         wait=not no_wait,
                         may_be_replicated=client.address.url in {each.address.url for each in replicated},
-                        moving=partial(_moving, parts) if client is broker else frozenset,
+                        moving=partial(_moving, parts, unread) if client is broker else frozenset,
                     )
                 )
             except DatabaseMissing:
@@ -109,13 +110,21 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     for report in reports:
         for line in _remarks(report, min_age):
             echo(f'{report.database}: {line}')
+    for error in unread:
+        echo(f'{broker.address.database}: tombstones of messages that were parcels were left for another run: {error}')
     for part in parts:
         for line in part.finish():
             echo(line)
 
 
-def _moving(parts: Iterable[VacuumPart]) -> set[str]:
-    return {doc_id for part in parts for doc_id in part.moving()}
+def _moving(parts: Iterable[VacuumPart], unread: list[str]) -> set[str] | None:
+    """Return the ids of messages whose tombstones are kept; if they cannot be read, add the error to `unread`."""
+    try:
+        found = [part.moving() for part in parts]
+    except CouchDBError as exc:
+        unread.append(str(exc))
+        return None
+    return None if None in found else {doc_id for ids in found for doc_id in ids or ()}
 
 
 def _min_age(given: float | None, lease: float) -> float:

@@ -10,8 +10,11 @@ import click
 
 from kombu_couchdb.admin.setup import Step, plan
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.shapes import DONE
+from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 from kombu_couchdb.parcels import parcel
-from kombu_couchdb.parcels.devices import compact_devices, device_plan
+from kombu_couchdb.parcels.device_setup import device_plan
+from kombu_couchdb.parcels.devices import devices_of
 from kombu_couchdb.parcels.stored_parcels import STATES, Parcels, moving, state_of
 
 from ..cli.clients import app_of, broker_of
@@ -25,12 +28,8 @@ from ..cli.resource_commands import (
 )
 from ..cli.setup import Admin, wanted_beside
 from ..cli.vacuum import VacuumPart
-from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, format_ago, json_line
+from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, json_line
 from ..resources.resource import Resource, Selection, counted
-from ..rooms import command_hooks
-
-#: The key under which click keeps the option of the group for its commands.
-_BETWEEN_REGIONS = f'{__name__}.between_regions'
 
 #: The maximum length of a result in a table, in characters.
 _MAX_DETAIL_CHARACTERS = 200
@@ -41,15 +40,18 @@ _TONES: dict[str, Tone] = {'waiting': 'warning', 'refused': 'bad', 'moved': 'inf
 
 
 @click.group('parcels')
-@click.option('--regions', 'between_regions', is_flag=True, help='Use the database of regions instead.')
-@click.pass_context
-def command(ctx: click.Context, between_regions: bool) -> None:
+def command() -> None:
     """List, show, replay or drop parcels.
 
-    Publishers without rights on the broker write parcels into the database of parcels. The database of regions has
-    those on their way between regions: replay a refused one in the region to which it was sent.
+    Publishers without rights on the broker write parcels into the database of parcels, and devices into databases of
+    their own.
     """
-    ctx.meta[_BETWEEN_REGIONS] = between_regions
+
+
+#: The option with the name of a device.
+_device_option = click.option(
+    '--device', metavar='NAME', help='Use the database of this device instead of the database of parcels.'
+)
 
 
 @command.command('list')
@@ -61,12 +63,13 @@ def command(ctx: click.Context, between_regions: bool) -> None:
     type=click.Choice(STATES),
     help='List only these: waiting to be moved, refused, moved and not yet done, or done. Can be given several times.',
 )
+@_device_option
 @limit_option
 @json_option
 @click.pass_context
-def list_(ctx: click.Context, states: tuple[str, ...], limit: int, as_json: bool) -> None:
+def list_(ctx: click.Context, states: tuple[str, ...], device: str | None, limit: int, as_json: bool) -> None:
     """List parcels that wait, refused ones with the reason, and receipts with what the tasks returned."""
-    parcels = _parcels(ctx)
+    parcels = _parcels(ctx, device)
     print_list(
         parcel_resource(parcels.client.clock.now()),
         parcels.listing(*(states or STATES)),
@@ -78,44 +81,80 @@ def list_(ctx: click.Context, states: tuple[str, ...], limit: int, as_json: bool
 
 @command.command('show')
 @click.argument('name', metavar='ID')
+@_device_option
 @json_option
 @click.pass_context
-def show(ctx: click.Context, name: str, as_json: bool) -> None:
+def show(ctx: click.Context, name: str, device: str | None, as_json: bool) -> None:
     """Show the document of a parcel or of a receipt.
 
     ID is the id of the document, or its first characters.
     """
-    parcels = _parcels(ctx)
+    parcels = _parcels(ctx, device)
     print_details(parcel_resource(parcels.client.clock.now()), [_find(parcels, name)], as_json)
 
 
 #: The options that select parcels.
-_selection_options = selection_options('Select all refused parcels.')
+_selection_options = selection_options('Select all refused parcels.', _device_option)
 
 
 @command.command('replay')
 @_selection_options
 @click.pass_context
-def replay(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> None:
+def replay(ctx: click.Context, names: tuple[str, ...], every: bool, device: str | None, yes: bool) -> None:
     """Let refused parcels wait again, for example after parcels_accept was extended and workers were restarted.
 
     ID is the id of a document, or its first characters. A parcel that was moved before is not run again.
     """
-    parcels = _parcels(ctx)
+    parcels = _parcels(ctx, device)
     change(ctx, 'Replay', _selected(parcels, names, every), parcels.replay, 'replayed', yes=yes)
 
 
 @command.command('drop')
 @_selection_options
 @click.pass_context
-def drop(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> None:
+def drop(ctx: click.Context, names: tuple[str, ...], every: bool, device: str | None, yes: bool) -> None:
     """Delete parcels or receipts. The task of a parcel that waits does not run; that of a moved one does.
 
     ID is the id of a document, or its first characters. Replicas of the database see the deletion, too.
     """
-    parcels = _parcels(ctx)
+    parcels = _parcels(ctx, device)
     selected = _selected(parcels, names, every)
     change(ctx, 'Drop', selected, lambda docs: (parcels.drop(docs), {}), 'dropped', yes=yes)
+
+
+@command.command('devices')
+@json_option
+@click.pass_context
+def devices(ctx: click.Context, as_json: bool) -> None:
+    """List the devices, each with the number of its parcels that wait, were refused, or were moved and are not done.
+
+    If a device is well, no parcel waits for longer than a moment, and none was refused.
+    """
+    app = app_of(ctx)
+    broker = broker_of(app)
+    found = _described(broker, devices_of(broker, _database_of(app)))
+    print_list(Resource(list, _DEVICE_COLUMNS), found, as_json, empty='There are no devices.')
+
+
+def _described(broker: Client, databases: dict[str, str]) -> Iterator[Row]:
+    for name, database in databases.items():
+        row: Row = {'device': name, 'database': database}
+        parcels = Parcels(broker.beside(database))
+        try:
+            yield {**row, **{state: parcels.count(state) for state in _DEVICE_STATES}}
+        except CouchDBError as exc:
+            yield {**row, 'error': str(exc)}
+
+
+#: What the list of devices counts.
+_DEVICE_STATES = STATES[:3]
+
+_DEVICE_COLUMNS = [
+    Column('DEVICE', 'device', min_width=8),
+    Column('DATABASE', 'database', min_width=12),
+    *(Column(state.upper(), state, partial(count_cell, tone=_TONES[state]), right=True) for state in _DEVICE_STATES),
+    Column('', 'error', lambda error: error or '', min_width=20),
+]
 
 
 def database_of(app: Any) -> str | None:
@@ -130,17 +169,21 @@ def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
     return broker_of(app, admin, database=name) if name else None
 
 
-def _parcels(ctx: click.Context) -> Parcels:
-    if ctx.meta[_BETWEEN_REGIONS]:
-        found: Parcels
-        for between_regions in command_hooks('parcels_between_regions'):
-            found = between_regions(app_of(ctx))
-            return found
-        raise click.ClickException('--regions needs the package celery_couchdb.regions')
-    client = parcels_of(app_of(ctx))
-    if client is None:
-        raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
-    return Parcels(client)
+def _parcels(ctx: click.Context, device: str | None) -> Parcels:
+    app = app_of(ctx)
+    name = _database_of(app)
+    if device is not None:
+        databases = devices_of(broker_of(app), name)
+        if device not in databases:
+            raise click.ClickException(f'there is no device {device!r}')
+        name = databases[device]
+    return Parcels(broker_of(app, database=name))
+
+
+def _database_of(app: Any) -> str:
+    if name := database_of(app):
+        return name
+    raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
 
 
 def _selected(parcels: Parcels, names: Sequence[str], every: bool) -> Selection[Document]:
@@ -207,19 +250,26 @@ def setup_plans(
         return []
     documents = parcel.design_documents()
     wanted = wanted_beside(parcels, own, (*members, *publishers), admin, documents)
-    plans = [(parcels.address.url, plan(wanted)), *(device_plan(parcels, own.address, name) for name in devices)]
-    return [(url, list(steps)) for url, steps in plans]
+    broker, database = broker_of(app, admin), parcels.address.database
+    return [(parcels.address.url, plan(wanted)), *(device_plan(broker, database, own.user, name) for name in devices)]
 
 
 def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     """Return what the command `vacuum` does for the database of parcels; None if the app has none."""
-    parcels = parcels_of(app, admin)
+    parcels, broker = parcels_of(app, admin), broker_of(app, admin)
     if parcels is None:
         return None
 
-    def finish() -> Iterator[str]:
-        for database in compact_devices(parcels):
-            # Nothing is purged there: a device that was offline could bring parcels back.
-            yield f'{database}: the database of a device is being compacted'
+    def of_devices() -> list[Client]:
+        return [broker.beside(database) for database in devices_of(broker, parcels.address.database).values()]
 
-    return VacuumPart(partial(moving, [Parcels(parcels)]), finish, parcels)
+    def finish() -> Iterator[str]:
+        for client in of_devices():
+            try:
+                client.request('POST', '/_compact', shape=DONE)
+            except DatabaseMissing:
+                continue
+            # Nothing is purged there: a device that was offline could bring parcels back.
+            yield f'{client.address.database}: the database of a device is being compacted'
+
+    return VacuumPart(lambda: moving([parcels, *of_devices()]), finish, parcels)

@@ -128,7 +128,7 @@ def _rights(wanted: Wanted, security: Document) -> list[Step]:
     return steps + [
         Step(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users', notice=True)
         for name in wanted.members
-        if _exists(client, name) is False
+        if user_exists(client, name) is False
     ]
 
 
@@ -193,7 +193,7 @@ def _denied(client: Client) -> AccessDenied:
     )
 
 
-def _exists(client: Client, user: str) -> bool | None:
+def user_exists(client: Client, user: str) -> bool | None:
     """Tell whether a user exists; None if the rights do not suffice to find out.
 
     Server administrators in the configuration have no document in `_users`.

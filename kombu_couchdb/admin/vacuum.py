@@ -28,6 +28,7 @@ from typing import Any, cast
 
 from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import DONE, flag, items, maybe, members, number, revision, sequence, text
+from ..design import WITHOUT_ROWS
 from ..documents.ids import CONSUMER
 from ..errors import DatabaseMissing, NotFound
 from ..leases.lease import ends_at
@@ -37,6 +38,9 @@ __all__ = ['AGE', 'Progress', 'Report', 'longest_lease', 'mark', 'vacuum']
 
 #: Called with the name of the step (`wait`, `index`, `purge` or `compact`), how much is done, and the total.
 Progress = Callable[[str, int, int], None]
+
+#: Returns the ids of messages whose parcels are still there; None if they are unknown.
+Moving = Callable[[], Collection[str] | None]
 
 #: The default minimum age of a purged tombstone, in seconds: longer than the default lease and the recovery of a chord.
 AGE = 300.0
@@ -59,21 +63,22 @@ _INFO = members(compact_running=flag, doc_del_count=number, sizes=members(file=n
 #: The document with the marks. Only administrators of the server or of the database can write design documents.
 MARKS = '_design/celery-marks'
 
-#: A view without rows beside the marks, because of `Indexes.without_views`. Only a vacuum brings it up to date.
-_EMPTY_VIEW = {'views': {'none': {'map': 'function (doc) {}'}}, 'autoupdate': False}
-
 #: The document with the ids that are being purged. It is not replicated and not in `_changes`. Members can write it; a
 #: forged one only causes some of our documents to be written once more, unchanged.
 _PURGING = '_local/celery-vacuum'
 
-#: The ids of messages, of the broker's other documents, of parcels, and of results with any prefix.
+#: The ids of messages, of the broker's other documents, of parcels, of what passes between regions, and of results with
+#: any prefix.
 _OURS = re.compile(
-    r'(p:)?[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|parcel:|job:|broker:|'
+    r'(p:)?[0-9a-f]{30}(-[0-9a-f]+)?\Z|once:|parcel:|job:|broker:|[pr]:[a-z][a-z0-9-]*:|'
     r'.*(celery-task-meta-|celery-taskset-meta-|chord-unlock-)',
     re.DOTALL,
 )
 
-#: The ids of messages alone.
+#: The beginning of the ids of messages that were parcels.
+_MOVED = 'parcel:'
+
+#: The ids of other messages alone.
 _MESSAGE = re.compile(r'[0-9a-f]{30}(-[0-9a-f]+)?\Z')
 
 #: The maximum number of documents and of revisions in one `_purge` request, by CouchDB's default settings.
@@ -146,7 +151,7 @@ def vacuum(
     age: float = AGE,
     wait: bool = True,
     may_be_replicated: bool = False,
-    moving: Callable[[], Collection[str]] = frozenset,
+    moving: Moving = frozenset,
 ) -> Report:
     """Purge tombstones older than `age` seconds and compact the database. Report by `progress`.
 
@@ -155,8 +160,8 @@ def vacuum(
     `wait`, purge only what was deleted before a mark of an earlier vacuum that is old enough.
 
     If the database `may_be_replicated` and is, purge nothing: the replicas could bring the documents back. `moving`
-    returns the ids of messages whose tombstones are kept, because their parcels still wait: see
-    `kombu_couchdb.parcels.stored_parcels.moving`.
+    returns the ids of messages whose tombstones are kept, because their parcels or receipts are still there; if these
+    are unknown, those of all messages that were parcels are kept.
 
     *Raises* `AccessDenied` if the user is not a server administrator, and `Refused` if a purge is not possible or not
     safe.
@@ -165,7 +170,7 @@ def vacuum(
 
 
 class _Vacuum:
-    def __init__(self, client: Client, progress: Progress, age: float, moving: Callable[[], Collection[str]]) -> None:
+    def __init__(self, client: Client, progress: Progress, age: float, moving: Moving) -> None:
         self._client, self._progress, self._age, self._moving = client, progress, age, moving
         self._cluster, self._marks = Cluster(client), Marks(client)
         self._tombstones = Tombstones(client, self._marks)
@@ -286,7 +291,7 @@ class Marks:
         now = self._client.clock.now()
         marks = [*self._marks(), {'seq': seq, 'date': now}]
         usable = [mark for mark in marks if mark['date'] <= now - age]
-        self._write(MARKS, marks=[*usable[-1:], *marks[len(usable) :]], **_EMPTY_VIEW)
+        self._write(MARKS, marks=[*usable[-1:], *marks[len(usable) :]], **WITHOUT_ROWS)
 
     def latest(self, age: float) -> Any | None:
         """Return the latest mark that is at least `age` seconds old, as a sequence of `_changes`; None without one."""
@@ -336,11 +341,17 @@ class Tombstones:
         """Return the number of tombstones in the database, including those of other applications."""
         return int(self._client.info(_INFO)['doc_del_count'])
 
-    def before(self, mark: Any, moving: Collection[str] = ()) -> Iterator[list[DeletedDocument]]:
+    def before(self, mark: Any, moving: Collection[str] | None = ()) -> Iterator[list[DeletedDocument]]:
         """Yield our tombstones that are older than the sequence `mark`, in pages.
 
-        Leave out those of messages in `moving`: their parcels are still there, and would be moved a second time.
+        Leave out those of messages in `moving`: their parcels are still there, and would be moved a second time. None
+        leaves out all that were parcels.
         """
+
+        def is_kept(doc_id: str) -> bool:
+            # A message that is copied into several queues has an id with a suffix for each.
+            return doc_id.startswith(_MOVED) if moving is None else doc_id.partition('-')[0] in moving
+
         self._read_until = mark
         for rows, _ in self._pages(0):
             # Read the changes after the page: they include everything that happened to its documents before.
@@ -352,8 +363,7 @@ class Tombstones:
             ]
             old = [tombstone for tombstone in ours if tombstone.id not in self._changed]
             self.young += len(ours) - len(old)
-            # A message that is copied into several queues has an id with a suffix for each.
-            yield [tombstone for tombstone in old if tombstone.id.partition('-')[0] not in moving]
+            yield [tombstone for tombstone in old if not is_kept(tombstone.id)]
 
     def purge(self, tombstones: list[DeletedDocument]) -> None:
         """Purge tombstones. A document that was created anew meanwhile is kept."""

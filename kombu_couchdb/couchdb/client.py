@@ -307,8 +307,8 @@ class Client:
             'startkey': json.dumps(after or prefix),
             'endkey': json.dumps((to or prefix) + '\uffff'),
             'include_docs': docs,
-            **({'limit': limit} if limit else {}),
-            **({'skip': 1} if after else {}),
+            # With `after`, the first row is that of the previous page, unless its document was deleted meanwhile.
+            **({'limit': limit + bool(after)} if limit else {}),
         }
         shape = members(rows=items(shapes.ranged_row))
         try:
@@ -317,7 +317,23 @@ class Client:
             if not docs:
                 raise
             found = self._with_docs(self.id_range(prefix, to=to, limit=limit, after=after))
+        found = [row for row in found if row['id'] != after][:limit]
         return [row for row in found if row.get('doc')] if docs else found
+
+    def select(
+        self, selector: Document, *, limit: int, after: str = '', fields: Sequence[str] | None = None
+    ) -> list[Document]:
+        """Return the first documents that match a Mango `selector`, in the order of their ids; no design documents.
+
+        CouchDB reads all documents after the id `after` until `limit` of them match, without an index and without
+        JavaScript: about 15,000 a second (measured with CouchDB 3.5). `fields` are the members to return, by default
+        all. CouchDB's bookmarks are not used: a document is left out if the last one before it was deleted meanwhile.
+        """
+        body: Document = {'selector': {**selector, '_id': {'$gt': after}}, 'sort': ['_id'], 'limit': limit}
+        if fields is not None:
+            body['fields'] = ['_id', *fields]
+        shape = members(docs=items(members(_id=shapes.text)))
+        return cast('list[Document]', self.request('POST', '/_find', body=body, repeat=True, shape=shape)['docs'])
 
     # -- views
 

@@ -31,6 +31,16 @@ PLANNED, PARKED = HIGHEST + 1, HIGHEST + 2
 #: Numbers that the map functions contain by name.
 _NUMBERS = {'HIGHEST': HIGHEST, 'PLANNED': PLANNED, 'PARKED': PARKED}
 
+#: The members of a design document with an index that has no rows, which CouchDB updates without JavaScript when it is
+#: read. CouchDB keeps a note of each purge because of a design document without a view.
+WITHOUT_ROWS = {
+    'language': 'query',
+    'views': {
+        'none': {'map': {'fields': {'none': 'asc'}}, 'reduce': '_count', 'options': {'def': {'fields': ['none']}}}
+    },
+    'autoupdate': False,
+}
+
 _REDUCE = {'waiting': '_count', 'leases': '_stats', 'dead': '_count', 'expiring': ''}
 
 

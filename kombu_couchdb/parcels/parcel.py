@@ -39,14 +39,15 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Literal, TypedDict, cast, final
 
+from ..design import WITHOUT_ROWS
 from ..documents import dead_letter
 from ..documents.body import attached, is_large
 from ..documents.types import Document, Message, Stored
 from ..documents.validation import check_value
 from ..errors import Unstorable
 
-#: The design document of a database of parcels. Publishers recognise such a database by it. It has no views: no
-#: document of a publisher can disturb an index. The name must sort after that of the broker's design document, see
+#: The design document of a database of parcels. Publishers recognise such a database by it. Its index has no rows: no
+#: document of a publisher can disturb it. The name must sort after that of the broker's design document, see
 #: `queues.databases`.
 PARCELS = 'parcels-v2'
 
@@ -266,4 +267,4 @@ def _value(result: Any) -> dict[str, Any]:
 
 def design_documents() -> list[dict[str, Any]]:
     """Return the design document of a database of parcels, without a revision."""
-    return [{'_id': f'_design/{PARCELS}'}]
+    return [{'_id': f'_design/{PARCELS}', **WITHOUT_ROWS}]

@@ -1,79 +1,66 @@
 """Parcels: list those that wait or were refused, and receipts; move refused ones again, or delete any of them.
 
-The same functions serve a database for publishers and a database of regions: both have a view whose keys begin with 0
-for parcels that wait, and with 1 for refused ones.
+The same functions serve the database of parcels and that of a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import islice
 
-from ..admin.jobs import paged
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.conflicts import delete_leaves
-from ..couchdb.shapes import exactly, items, members, number, revision
-from ..errors import DatabaseMissing, NotFound
+from ..errors import DatabaseMissing
 from . import parcel
 from .parcel import is_open
 
 #: The states of parcels: those that were moved are receipts.
 STATES = ('waiting', 'refused', 'moved', 'done')
 
-#: The documents that one request reads or writes.
-_BATCH_DOCS = 100
+#: The documents that one request reads or writes, and the ids.
+_BATCH_DOCS, _BATCH_IDS = 100, 1000
 
-#: The shapes of the rows of the views, and of a reduction.
-_ROW, _COUNT = members(key=items(lambda part: True), value=exactly(revision, number)), members(value=number)
-
-#: The keys of rows of parcels that wait, and of refused ones, begin with these numbers.
-_RANKS = {'waiting': 0, 'refused': 1}
+#: Mango selectors of the documents in each state. A program need not give its parcels a type. (CouchDB 3.5 fails with a
+#: null in a selector.)
+_PARCEL = {'$or': [{'type': 'Parcel'}, {'type': {'$exists': False}}]}
+_SELECTORS: dict[str, Document] = {
+    'waiting': {**_PARCEL, 'status': {'$exists': False}},
+    'refused': {**_PARCEL, 'status': {'$exists': True}},
+    'moved': {'type': 'Receipt', 'done': {'$exists': False}},
+    'done': {'type': 'Receipt', 'done': {'$exists': True}},
+}
 
 
 class Parcels:
     """The parcels in the database of `client`. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
-    def __init__(self, client: Client, name: str = parcel.PARCELS, view: str = 'parcels') -> None:
-        """Use the view `view` of the design document `name`."""
-        self.client, self._name, self._view = client, name, view
-        self._has_receipts = name == parcel.PARCELS
+    def __init__(self, client: Client) -> None:
+        self.client = client
 
-    def count(self, state: str) -> int:
-        """Return the number of parcels that wait or that were refused; `state` is 'waiting' or 'refused'."""
-        rank = _RANKS[state]
-        rows = self.client.view(self._name, self._view, _COUNT, startkey=[rank], endkey=[rank, {}])
-        return int(rows[0]['value']) if rows else 0
+    def ids(self, *states: str) -> Iterator[str]:
+        """Yield the ids of the documents in these states: by state, in the order of `STATES`, and sorted.
+
+        For each state CouchDB reads all documents.
+        """
+        for state in (state for state in STATES if state in states):
+            after = ''
+            while found := self.client.select(_SELECTORS[state], limit=_BATCH_IDS, after=after, fields=[]):
+                yield from (doc['_id'] for doc in found)
+                after = found[-1]['_id']
+
+    def read(self, ids: Iterable[str]) -> Iterator[Document]:
+        """Yield the documents with these ids, without those that were deleted."""
+        left = iter(ids)
+        while part := list(islice(left, _BATCH_DOCS)):
+            yield from (doc for doc in self.client.fetch(part) if doc)
 
     def listing(self, *states: str) -> Iterator[Document]:
-        """Yield the documents in these states (see `STATES`): by state, those first that were sent or refused first.
+        """Yield the documents in these states, see `ids`. You may change or delete documents while you iterate."""
+        return self.read(self.ids(*states))
 
-        Receipts follow, ordered by when they are deleted. You may change or delete documents while you iterate.
-        """
-        for state, rank in _RANKS.items():
-            if state in states:
-                where: dict[str, Any] = {
-                    'startkey': [rank],
-                    'endkey': [rank, {}],
-                    'reduce': False,
-                    'include_docs': True,
-                }
-                for row in paged(self.client, self._name, self._view, _ROW, **where):
-                    if doc := row.get('doc'):
-                        yield doc
-        if self._has_receipts and {'moved', 'done'} & set(states):
-            where = {'startkey': ['kept'], 'endkey': ['kept', {}], 'include_docs': True}
-            for row in paged(self.client, parcel.RECEIPTS, 'receipts', members(), **where):
-                if (doc := row.get('doc')) and state_of(doc) in states:
-                    yield doc
-
-    def waiting(self) -> Iterator[str]:
-        """Yield the ids of parcels that wait; none if the database, or its view, does not exist."""
-        where: dict[str, Any] = {'startkey': [_RANKS['waiting']], 'endkey': [_RANKS['waiting'], {}], 'reduce': False}
-        try:
-            for row in paged(self.client, self._name, self._view, _ROW, **where):
-                yield row['id']
-        except (DatabaseMissing, NotFound):
-            return
+    def count(self, state: str) -> int:
+        """Return the number of documents in a state."""
+        return sum(1 for _ in self.ids(state))
 
     def find(self, name: str, limit: int = 10) -> list[Document]:
         """Return the document with this id; if there is none, up to `limit` documents whose ids begin with `name`."""
@@ -101,13 +88,25 @@ class Parcels:
         return sum(delete_leaves(self.client, part) for part in chunks(docs, _BATCH_DOCS))
 
 
-def moving(sources: Iterable[Parcels]) -> set[str]:
-    """Return the ids that the messages of waiting parcels have, or will have, in the broker's database.
+def moving(sources: Iterable[Client]) -> set[str]:
+    """Return the ids that the messages of all parcels and receipts in these databases have in the broker's database.
 
     A worker that was killed may have published a message and not deleted its parcel. The next one publishes it again,
-    unless the broker's database knows that the message existed.
+    unless the broker's database knows that the message existed. The same is so if a device that was offline writes a
+    parcel anew that has become a receipt.
     """
-    return {parcel.moved_id(doc_id) for source in sources for doc_id in source.waiting()}
+    return {parcel.moved_id(client.address.database, doc_id) for client in sources for doc_id in _all_ids(client)}
+
+
+def _all_ids(client: Client) -> Iterator[str]:
+    """Yield the ids of all documents in a database; none if it does not exist."""
+    after = None
+    try:
+        while rows := client.id_range('', limit=_BATCH_IDS, after=after):
+            yield from (row['id'] for row in rows)
+            after = rows[-1]['id']
+    except DatabaseMissing:
+        return
 
 
 def state_of(doc: Document) -> str:

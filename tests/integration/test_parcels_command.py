@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_couchdb.parcels.mover import Mover
-from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from tests.regions import regions_on
-from tests.support import command_of, items
+from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels.stored_parcels import STATES
+from tests.support import command_of
 
 from .conftest import Run
 
@@ -24,53 +22,30 @@ def run(mover_app: Celery) -> Run:
 
 
 @pytest.fixture
-def moved(parcels: Client, mover: Callable[[], Mover]) -> Mover:
-    """A mover that has moved one parcel and refused two; one more waits."""
-    one = mover()
+def docs(parcels: Client) -> None:
+    """A parcel that was moved, two that were refused, and one that waits."""
+    add: dict[str, Any] = {'task': 'add', 'args': [1, 2]}
+    mail: dict[str, Any] = {'_id': 'refused-1', 'task': 'mail', 'args': ['\x1b[2J']}
     parcels.bulk(
         [
-            {'_id': 'moved', 'task': 'add', 'args': [1, 2]},
-            {'_id': 'refused-1', 'task': 'mail', 'args': ['\x1b[2J']},
-            {'_id': 'refused-2', 'task': 'add', 'args': 5},
+            parcel.receipt_of({**add, '_id': 'moved'}, 'a', None, 5.0, 60.0),
+            parcel.refused(mail, "task 'mail' is not in parcels_accept", 5.0),
+            parcel.refused({**add, '_id': 'refused-2'}, 'mistake', 6.0),
+            {**add, '_id': 'waiting'},
+            {'_id': 'note', 'type': 'Note', 'status': 'fail'},
         ]
     )
-    one.step()
-    parcels.put({'_id': 'waiting', 'task': 'add', 'args': [3, 4]})
-    return one
 
 
-def listed(run: Run, *arguments: str, between: str = '') -> dict[str, str]:
+def listed(run: Run, *arguments: str) -> dict[str, str]:
     """Return the ids of the listed parcels, with their states."""
-    done = run('parcels', *filter(None, [between]), 'list', '--json', *arguments)
+    done = run('parcels', 'list', '--json', *arguments)
     assert done.exit_code == 0, done.output
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     return {line['document']['_id']: line['state'] for line in lines}
 
 
-def test_parcels_between_regions(server: Server) -> None:
-    """The commands of the region that refused a parcel."""
-    with regions_on(server, 'eu', 'us') as regions:
-        eu, run = regions['eu'], command_of(regions['eu'].app)
-        eu.regions.bulk([{'_id': 'p:eu:us:1', 'status': 'fail', 'reason': 'mistake', 'type': 'Parcel', 'task': 'add'}])
-        regions['us'].app.send_task('add', (1, 2), region='eu')
-        regions.replicate()
-        states = {line.split()[2] for line in run('parcels', '--regions', 'list').stdout.splitlines()[1:]}
-        assert states == {'waiting', 'refused'}
-        assert run('parcels', '--regions', 'replay', '--all', '--yes').stdout == '1 replayed.\n'
-        assert set(listed(run, between='--regions').values()) == {'waiting'}
-        assert run('parcels', '--regions', 'drop', 'p:eu:us:1', '--yes').stdout == '1 dropped.\n'
-        assert len(listed(run, between='--regions')) == 1
-
-
-def test_parcels_of_an_app_without_regions(run: Run) -> None:
-    done = run('parcels', '--regions', 'list')
-    assert (done.exit_code, done.stderr.strip()) == (
-        1,
-        'Error: this app has no regions: set the transport options region and regions (broker_transport_options)',
-    )
-
-
-def test_list(run: Run, moved: Mover) -> None:
+def test_list(run: Run, docs: None) -> None:
     assert listed(run) == {'waiting': 'waiting', 'refused-1': 'refused', 'refused-2': 'refused', 'moved': 'moved'}
     assert listed(run, '--state', 'moved', '--state', 'waiting') == {'waiting': 'waiting', 'moved': 'moved'}
     done = run('parcels', 'list', '--limit', '3')
@@ -87,7 +62,7 @@ def test_empty_list(run: Run, parcels: Client) -> None:
     assert run('parcels', 'list').stdout == 'There are no parcels.\n'
 
 
-def test_show(run: Run, moved: Mover) -> None:
+def test_show(run: Run, docs: None) -> None:
     lines = run('parcels', 'show', 'refused-1').stdout.splitlines()
     assert {'state of the parcel refused', 'task       mail', r'args       ["\u001b[2J"]'} <= set(lines)
     assert json.loads(run('parcels', 'show', 'mov', '--json').stdout)['state'] == 'moved'
@@ -98,12 +73,12 @@ def test_show(run: Run, moved: Mover) -> None:
     [
         (['show', 'refused'], "several ids begin with 'refused': refused-1, refused-2"),
         (['show', 'nothing'], "there is no parcel 'nothing'"),
-        (['drop', '_design/parcels-v1', '--yes'], "there is no parcel '_design/parcels-v1'"),
+        (['drop', '_design/parcels-v2', '--yes'], "there is no parcel '_design/parcels-v2'"),
         (['drop'], 'Name parcels by id, or give --all for all refused ones.'),
         (['replay', 'moved', '--all'], 'Name parcels by id, or give --all for all refused ones.'),
     ],
 )
-def test_errors(run: Run, moved: Mover, given: list[str], error: str) -> None:
+def test_errors(run: Run, docs: None, given: list[str], error: str) -> None:
     done = run('parcels', *given)
     assert done.exit_code
     assert done.stderr.endswith(f'Error: {error}\n')
@@ -118,22 +93,16 @@ def test_app_without_parcels(run: Run, mover_app: Celery) -> None:
     )
 
 
-def test_replay_after_the_list_was_extended(
-    run: Run, moved: Mover, mover: Callable[[], Mover], mover_app: Celery, client: Client
-) -> None:
-    moved._leader.release()
-    mover_app.conf.broker_transport_options['parcels_accept'] = ['add', 'mail']
+def test_replay(run: Run, docs: None) -> None:
     assert run('parcels', 'replay', 'refused-1', answer='y').exit_code == 0
-    mover().step()
-    assert listed(run) == {'refused-2': 'refused', 'moved': 'moved', 'refused-1': 'moved', 'waiting': 'moved'}
-    assert len(items(client)) == 3
+    assert listed(run) == {'refused-1': 'waiting', 'waiting': 'waiting', 'refused-2': 'refused', 'moved': 'moved'}
     done = run('parcels', 'replay', 'moved', '--yes')
     assert (done.exit_code, done.stderr) == (1, 'moved: it was not refused\n')
     assert run('parcels', 'replay', '--all', '--yes').stdout == '1 replayed.\n'
     assert listed(run)['refused-2'] == 'waiting'
 
 
-def test_drop(run: Run, moved: Mover, parcels: Client, client: Client) -> None:
+def test_drop(run: Run, docs: None, parcels: Client) -> None:
     assert run('parcels', 'drop', '--all', answer='n').exit_code == 1
     assert len(listed(run)) == 4
     assert run('parcels', 'drop', '--all', '--yes').stdout == '2 dropped.\n'
@@ -141,7 +110,19 @@ def test_drop(run: Run, moved: Mover, parcels: Client, client: Client) -> None:
     leaf = {'_id': 'waiting', '_rev': f'1-{"0" * 32}', 'task': 'add', 'args': [5, 6]}
     parcels.request('POST', '/_bulk_docs', body={'docs': [leaf], 'new_edits': False})
     assert run('parcels', 'drop', 'waiting', 'moved', '--yes').stdout == '2 dropped.\n'
-    moved._stale = True
-    moved.step()
     assert listed(run) == {}
-    assert len(items(client)) == 1
+    assert all(leaf.get('_deleted') for leaf in parcels.leaves('waiting'))
+
+
+def test_many_parcels(run: Run, parcels: Client) -> None:
+    """More than one request reads."""
+    for start in range(0, 2_500, 500):
+        parcels.bulk(
+            [parcel.refused({'_id': f'{n:04}', 'task': 'add'}, 'mistake', 5.0) for n in range(start, start + 500)]
+        )
+    done = run('parcels', 'list', '--json', '--limit', '9999')
+    assert [json.loads(line)['document']['_id'] for line in done.stdout.splitlines()] == [
+        f'{n:04}' for n in range(2_500)
+    ]
+    assert run('parcels', 'drop', '--all', '--yes').stdout == '2,500 dropped.\n'
+    assert listed(run, *(f'--state={state}' for state in STATES)) == {}

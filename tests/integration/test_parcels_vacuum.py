@@ -1,119 +1,109 @@
-"""The vacuum of a database of parcels: a device that was offline must not bring back what was purged."""
+"""The vacuum of parcels: nothing that was purged may let a task run again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+import uuid
 from pathlib import Path
 
 import pytest
 from celery import Celery
 
-from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
-from kombu_couchdb.admin.vacuum import is_replicated, vacuum
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import DatabaseMissing
-from kombu_couchdb.parcels.stored_parcels import Parcels, moving
+from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels.devices import DEVICE
 from tests.device import Device
-from tests.support import command_of, items
+from tests.parcels import store_nested
+from tests.support import command_of
 
-
-def quiet(step: str, done: int, total: int) -> None:
-    """Show no progress."""
+from .conftest import Run
 
 
 @pytest.fixture
-def device(server: Server, parcels: Client, tmp_path: Path, apache_couchdb: bool) -> Device:
+def run(mover_app: Celery, apache_couchdb: bool) -> Run:
     if not apache_couchdb:
         pytest.skip('the embedded server cannot purge')
-    return Device(tmp_path / 'device', f'{server.url}/{parcels.address.database}')
+    parcels = mover_app.conf.broker_transport_options['parcels']
+    # The age of tombstones that are purged must be longer than the lease.
+    mover_app.conf.broker_transport_options = {'parcels': parcels, 'visibility_timeout': 0.5}
+    return command_of(mover_app)
 
 
-def finish(client: Client) -> None:
-    client.bulk([{'_id': item['_id'], '_rev': item['_rev'], '_deleted': True} for item in items(client)])
+def create_and_delete(client: Client, *ids: str) -> None:
+    results = client.bulk([{'_id': doc_id} for doc_id in ids])
+    client.bulk([{'_id': result.id, '_rev': result.rev, '_deleted': True} for result in results])
 
 
-def send_and_finish(app: Celery, mover: Mover, client: Client, device: Device, parcels: Client) -> None:
-    """Send a task with Celery through the database of parcels; the device has only seen the parcel."""
-    publisher = Celery('publisher', set_as_current=False, broker=app.conf.broker_url.rpartition('/')[0])
-    publisher.conf.broker_url += f'/{parcels.address.database}'
-    publisher.send_task('add', (1, 2))
-    publisher.pool.force_close_all()
+def vacuum(run: Run) -> str:
+    """Purge what was deleted until now, and return what the command prints."""
+    done = run('vacuum', '--yes', '--age', '0.6')
+    assert done.exit_code == 0, done.output
+    return str(done.stdout)
+
+
+def deleted(client: Client) -> set[str]:
+    """Return the ids of the deleted documents that the database knows."""
+    changes = client.request('GET', '/_changes')['results']
+    return {change['id'] for change in changes if change.get('deleted')}
+
+
+@pytest.fixture
+def device(parcels: Client, client: Client) -> Client:
+    """The database of a device."""
+    name = f'{parcels.address.database}-bob'
+    client.put({'_id': f'{DEVICE}bob', 'type': 'Device', 'name': 'bob', 'database': name, 'date': 1.0})
+    own = client.beside(name)
+    own.create()
+    return own
+
+
+def test_messages_whose_parcels_or_receipts_are_there_are_not_forgotten(
+    run: Run, client: Client, parcels: Client, device: Client
+) -> None:
+    """A leader that was killed, or a device that was offline, would let them run again."""
+    parcels.bulk([{'_id': 'waiting', 'task': 'add'}, {'_id': 'receipt', 'type': 'Receipt', 'done': 5.0}])
+    device.bulk([{'_id': 'waiting', 'task': 'add'}, {'_id': 'receipt', 'type': 'Receipt'}])
+    kept = {
+        parcel.moved_id(source.address.database, name)
+        for source in (parcels, device)
+        for name in ('waiting', 'receipt')
+    }
+    copied = f'{min(kept)}-1'  # in a second queue
+    create_and_delete(client, *kept, copied, parcel.moved_id(parcels.address.database, 'gone'), uuid.uuid4().hex[:30])
+    assert f'{device.address.database}: the database of a device is being compacted' in vacuum(run)
+    assert deleted(client) == {*kept, copied}
+    device.delete()
+
+
+def test_all_messages_of_parcels_are_kept_if_a_database_cannot_be_read(
+    run: Run, client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(sources: object) -> None:
+        raise ServerUnavailable('no answer')
+
+    monkeypatch.setattr('celery_couchdb.parcels.cli.moving', unreadable)
+    message = parcel.moved_id(parcels.address.database, 'gone')
+    create_and_delete(client, message, uuid.uuid4().hex[:30])
+    assert 'tombstones of messages that were parcels were left for another run: no answer' in vacuum(run)
+    assert deleted(client) == {message}
+
+
+def test_deep_parcel_does_not_disturb_the_vacuum(run: Run, parcels: Client) -> None:
+    """No JavaScript reads parcels, and CouchDB keeps no note of purges because of that."""
+    store_nested(parcels, 'deep', 30_000)
+    create_and_delete(parcels, f'p:{uuid.uuid4().hex[:30]}', 'p:eu:a:1')
+    assert 'keeps a note' not in vacuum(run)
+    assert deleted(parcels) == set()
+
+
+def test_replicated_parcels_are_not_purged(run: Run, server: Server, parcels: Client, tmp_path: Path) -> None:
+    """A device that has not seen the deletion must not bring the parcel back."""
+    parcels.put({'_id': 'p:us:a:1', 'task': 'add'})
+    device = Device(tmp_path / 'device', f'{server.url}/{parcels.address.database}')
     assert device.call('pull')['written'] > 0
-    mover._stale = True
-    mover.step()
-    assert len(items(client)) == 1
-    finish(client)
-
-
-def test_replicated_parcels_are_not_purged(
-    mover_app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, device: Device
-) -> None:
-    one = mover()
-    assert not is_replicated(parcels)
-    send_and_finish(mover_app, one, client, device, parcels)
-    vacuum(client, quiet, age=0)  # the broker's database does not know any more that the message existed
-    done = command_of(mover_app)('vacuum', '--yes', '--no-wait')
-    assert done.exit_code == 0, done.output
-    assert (
-        f'{parcels.address.database}: devices or servers replicate this database, so no tombstones were purged: '
-        in (done.stdout)
-    )
+    parcels.put({**parcels.get('p:us:a:1'), '_deleted': True})
+    assert f'{parcels.address.database}: devices or servers replicate this database, so no tombstones ' in vacuum(run)
     assert device.call('push', {'since': 0, 'checkpoint': False})['failed'] == 0
-    one._stale = True
-    one.step()
-    assert items(client) == []
+    assert parcels.get_or_none('p:us:a:1') is None
     device.close()
-
-
-def test_message_whose_parcel_still_waits_is_not_forgotten(
-    mover_app: Celery,
-    mover: Callable[[], Mover],
-    client: Client,
-    parcels: Client,
-    apache_couchdb: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The leader is killed after it has published a message; the task runs before another worker is the leader."""
-    if not apache_couchdb:
-        pytest.skip('the embedded server cannot purge')
-    parcels.put({'_id': 'order-1', 'task': 'add', 'args': [1, 2]})
-    parcels.put({'_id': 'order-2', 'task': 'add', 'args': [3, 4]})
-    one, two = mover(), mover()
-    with monkeypatch.context() as patch:
-        patch.setattr(one._client, 'bulk', lambda docs: pytest.fail('killed'))
-        with pytest.raises(pytest.fail.Exception):
-            one.step()
-    assert len(items(client)) == 2
-    finish(client)
-    parcels.put({**parcels.get('order-2'), '_deleted': True})
-    assert vacuum(client, quiet, age=0, moving=partial(moving, [Parcels(parcels)])).purged == 1
-    one._leader.release()
-    two.step()
-    assert parcels.get('order-1')['type'] == 'Receipt'
-    assert items(client) == []
-
-
-def test_command_asks_both_databases_of_parcels(mover_app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, reads = list[list[str]](), list[str]()
-    waiting = Parcels.waiting
-
-    def read(self: Parcels) -> Iterator[str]:
-        reads.append(self.client.address.database)
-        return waiting(self)
-
-    def vacuum(client: Client, show: object, *, moving: Callable[[], set[str]], **_: object) -> None:
-        reads.clear()
-        assert set(moving()) == set()
-        asked.append([*reads])
-        raise DatabaseMissing('it stops here')
-
-    monkeypatch.setattr(Parcels, 'waiting', read)
-    monkeypatch.setattr('celery_couchdb.cli.vacuum.vacuum', vacuum)
-    mover_app.conf.broker_transport_options |= {'region': 'eu', 'regions': {'eu': 'couchdb://localhost/r-eu'}}
-    done = command_of(mover_app)('vacuum', '--yes', '--no-wait')
-    assert done.exit_code == 0, done.output
-    names = mover_app.conf.broker_transport_options
-    # The databases of the broker, of broadcasts, of results, and of parcels.
-    assert asked == [[names['parcels'], 'r-eu'], [], [], []]

@@ -1,4 +1,4 @@
-"""The pages of the system, of parcels and of regions: what they show, and what users can do there."""
+"""The pages of the system and of regions: what they show, and what users can do there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from celery import Celery
 
 pytest.importorskip('starlette')
 
-from celery_couchdb.parcels.mover import Mover
 from celery_couchdb.testing import Server
 from celery_couchdb.web import create_app
-from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels.parcel import PARCELS
 from tests.regions import regions_on
 from tests.support import Inbox, items, publish_many
 from tests.web import Browser, served
@@ -104,77 +101,6 @@ def test_server_databases_and_duties(open_page: Open, app: Celery, client: Clien
     assert 'Parcels' not in menu
     assert 'Regions' not in menu
     assert browser.get('/parcels').status_code == 404
-
-
-# -- parcels
-
-
-@pytest.fixture
-def moved(parcels: Client, mover: Callable[[], Mover]) -> None:
-    """A mover has moved one parcel and refused two; one more waits."""
-    one = mover()
-    parcels.bulk(
-        [
-            {'_id': 'moved', 'task': 'add', 'args': [1, 2]},
-            {'_id': 'refused-1', 'task': HOSTILE},
-            {'_id': 'refused-2', 'task': 'add', 'args': 5},
-        ]
-    )
-    one.step()
-    parcels.put({'_id': 'waiting', 'task': 'add', 'args': [3, 4]})
-
-
-def states(browser: Browser, query: str = '') -> dict[str, str]:
-    """Return the states of the parcels that the page lists, by id."""
-    return {one['document']['_id']: one['state'] for one in read(browser, f'/parcels{query}')}
-
-
-def test_parcels(open_page: Open, mover_app: Celery, parcels: Client, moved: None) -> None:
-    browser = open_page(mover_app)
-    found = rows_of(browser, '/parcels')
-    assert ['waiting' in found[0], 'refused-1' in found[1], 'refused-2' in found[2], len(found)] == [True] * 3 + [3]
-    assert 'Waiting 1 Refused 2' in browser.text
-    assert '<b>' not in browser.page.text
-    assert ['moved' in row for row in rows_of(browser, '/parcels?state=moved')] == [True]
-
-    browser.get('/parcels')
-    browser.post('/parcels', action='replay', select=['refused-2', 'moved'])
-    assert '1 parcel replayed; moved: it was not refused.' in browser.text
-    assert states(browser) == {'waiting': 'waiting', 'refused-2': 'waiting', 'refused-1': 'refused', 'moved': 'moved'}
-
-    browser.get('/parcels')
-    browser.post('/parcels', action='drop', select=['refused-1', f'_design/{PARCELS}'])
-    assert 'Drop these 2 parcels?' in browser.text
-    browser.post('/parcels', action='drop', select=['refused-1', f'_design/{PARCELS}'], confirmed='1')
-    assert '1 parcel dropped.' in browser.text
-    assert parcels.get_or_none(f'_design/{PARCELS}')
-    assert 'refused-1' not in states(browser)
-
-
-def test_parcels_of_a_reader(open_page: Open, mover_app: Celery, moved: None) -> None:
-    """Who may change nothing, and see no arguments."""
-    browser = open_page(mover_app, read_only=True, mask_args=True)
-    assert len(rows_of(browser, '/parcels')) == 3
-    assert [('args' in one['document'], one['document'].get('reason')) for one in read(browser, '/parcels')] == [
-        (False, None),
-        (False, f'task {HOSTILE!r} is not in parcels_accept'),
-        (False, 'args must be a list and kwargs an object'),
-        (False, None),
-    ]
-    assert browser.post('/parcels', action='drop', select='waiting', confirmed='1').status_code == 403
-    assert states(browser)['waiting'] == 'waiting'
-
-
-def test_parcels_of_a_user_without_rights(
-    open_page: Open, mover_app: Celery, client: Client, moved: None, member: dict[str, str]
-) -> None:
-    for step in plan(Wanted(client, [], [member['user']])):
-        if step.do:
-            step.do()
-    browser = open_page(mover_app, **member)
-    assert browser.get('/queues').status_code == 200
-    assert browser.get('/parcels').status_code == 403
-    assert member['user'] in browser.text
 
 
 # -- regions

@@ -60,7 +60,7 @@ ROOMS = {
 #: What operators use, and no worker: folders, and modules of rooms.
 OPERATORS = (
     'kombu_couchdb.admin',
-    *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'devices', 'replications')),
+    *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'device_setup')),
     'kombu_couchdb.regions.region_status',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
     'celery_couchdb.remote_control',

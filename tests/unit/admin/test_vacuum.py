@@ -14,6 +14,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import idempotency, workitem
 from kombu_couchdb.documents.ids import job_id
 from kombu_couchdb.parcels.parcel import moved_id
+from kombu_couchdb.regions.region import record_id, returned
 
 #: The id of a message.
 MESSAGE = '065bfeda25e000000abcdef0123456'
@@ -28,8 +29,10 @@ OURS = [
     'celery-task-meta-5',
     'shop\n_celery-taskset-meta-5',
     'chord-unlock-5:part:0',
-    moved_id('order-17'),
+    moved_id('celery_parcels', 'order-17'),
     f'p:{MESSAGE}',
+    record_id('eu-west', 'some task', MESSAGE),
+    returned('us', 'some task', 'a', {}, None, 0.0)['_id'],
 ]
 FOREIGN = ['invoice-5', '', 'jobs', '_design/celery-v1', 'x' * 30, MESSAGE[:-1], MESSAGE.upper(), 'p:order-17']
 
