@@ -213,7 +213,7 @@ def _problems(own: str, region: RegionStatus) -> Iterator[str]:
     name, given, remote = region['name'], region['given'], region['remote']
     if region['unreadable']:
         yield f'{name} cannot be read from this machine: {region["unreadable"]}'
-    if region['error']:
+    if region['error'] not in (None, region['unreadable']):
         yield f'{name} cannot be read by the leader of this region: {region["error"]}'
     if remote and (age := _late(given['untaken'])):
         yield (

@@ -145,9 +145,8 @@ def test_setup_refuses_a_database_of_other_use(eu: Region, us: Region, use: str)
         'broadcasts': f'{eu.broker.address.database}-broadcasts',
         'results': eu.results.address.database,
         'parcels': 'parcels-of-eu',
-        'region': us.regions.address.database,
     }
-    eu.options['regions']['eu'] = eu.server.couchdb_url(databases[use])
+    eu.options['regions']['eu'] = us.url() if use == 'region' else eu.server.couchdb_url(databases[use])
     output = fail(eu, 'setup', '--member', 'stranger')
     names = {'broker': 'the broker', 'region': "region 'us'"}
     assert f'is the database of {names.get(use, use)}: name a database of its own' in output
