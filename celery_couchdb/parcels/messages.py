@@ -13,6 +13,7 @@ from kombu_couchdb.documents.unique_merge import once_id
 from kombu_couchdb.errors import ConfigurationError, CouchDBError, Unstorable
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.transport.channel import Channel
+from kombu_couchdb.unique import MOVED, collect_outcomes
 
 from .parcel_checks import ParcelRefused
 
@@ -59,6 +60,9 @@ class ParcelMessages:
         """Use the connected `transport` of the broker."""
         self._transport, self.channel = transport, CollectingChannel(transport)
         transport.channels.append(self.channel)
+        #: Of the parcels that were stored last, those whose messages were merged into unique jobs, and the ids of the
+        #: tasks that run instead.
+        self.merged: dict[str, str | None] = {}
 
     def make(
         self, source: str, docs: Sequence[Document], publish: Callable[[Document], None]
@@ -90,10 +94,15 @@ class ParcelMessages:
         """Store items that were never stored, and return why CouchDB refuses those of some parcels."""
         parcel_of = {once_id(item): doc_id for doc_id, its_items in items.items() for item in its_items}
         new = [item for its_items in items.values() for item in its_items]
-        return {
-            parcel_of[result.id]: f'CouchDB refuses its message: {result.reason}'
-            for result in self._transport.store_items(new, once=True)
+        with collect_outcomes() as outcomes:
+            refused = {result.id: result.reason for result in self._transport.store_items(new, once=True)}
+        jobs = [item for item in new if 'key' in item and once_id(item) not in refused]
+        self.merged = {
+            parcel_of[once_id(item)]: outcome.task_id
+            for item, outcome in zip(jobs, outcomes, strict=True)
+            if outcome.what == MOVED
         }
+        return {parcel_of[name]: f'CouchDB refuses its message: {reason}' for name, reason in refused.items()}
 
     def publish(self, message: Document, doc: Mapping[str, Any]) -> None:
         """Publish a message to `channel`, where its parcel says."""

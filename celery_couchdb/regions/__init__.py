@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
-from celery import current_app, group
-from celery.canvas import Signature
+from celery import current_app
+from celery.canvas import Signature, _chain, chord, chunks, group
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.types import Document
@@ -37,13 +37,31 @@ INHERITED.extend((FROM_REGION, GIVER))
 def everywhere(signature: Signature) -> group:
     """Return a group with a copy of a task for each region, this one included, in the order of their names.
 
-    Each copy is acknowledged and retried on its own, and has a result of its own. *Raises* `ConfigurationError` if the
-    app has no transport option `regions`.
+    Each copy is acknowledged and retried on its own, and has a result of its own. Of a group, each task is copied. A
+    chain begins in each region, and its next steps follow there. *Raises* `ConfigurationError` if the app has no
+    transport option `regions`, or for a chord: its results are counted in one region.
     """
     regions = (signature.app.conf.broker_transport_options or {}).get('regions')
     if not regions:
         raise ConfigurationError('everywhere() needs the transport option regions')
-    return group([signature.clone().set(region=name) for name in sorted(regions)], app=signature.app)
+    return group([copy for name in sorted(regions) for copy in _copies(signature, name)], app=signature.app)
+
+
+def _copies(signature: Signature, region: str) -> list[Signature]:
+    """Return a copy of a task or of a chain in a region, or of each task of a group."""
+    if isinstance(signature, chunks):
+        signature = signature.group()
+    if isinstance(signature, group):
+        tasks = [task.clone().set(**signature.options) for task in signature.tasks]
+        return [copy for task in tasks for copy in _copies(task, region)]
+    first = signature
+    while isinstance(first, _chain) and first.tasks:
+        first = first.tasks[0]
+    if isinstance(first, (group, chord)):
+        raise ConfigurationError(
+            'everywhere() takes no chord: the header of a chord runs in the region where it is sent'
+        )
+    return [signature.clone().set(region=region)]
 
 
 def results_elsewhere(request: Any, task_id: str, doc: Mapping[str, Any]) -> tuple[list[tuple[str, Document]], bool]:

@@ -273,7 +273,7 @@ def loads(client: Client, concurrency: int) -> dict[str, Load]:
     now, workers = client.clock.now(), Counter[str]()
     rows = client.id_range(PAUSE, to=CONSUMER, docs=True)
     for doc in (row['doc'] for row in rows):
-        if 'worker' in doc and ends_at(doc) > now:
+        if isinstance(doc.get('worker'), str) and ends_at(doc) > now:
             workers.update(queue for queue in queues_of(doc) if not queue.endswith(_MAILBOX))
     messages = waiting(client)
     claims = client.view(design.NAME, 'leases', _CLAIMS, startkey=['claim'], endkey=['claim', {}], group_level=3)
@@ -430,7 +430,8 @@ class Lender:
         """
         try:
             body = attached_body(self._broker, doc)
-            if not is_marked and may_be_in_header(doc['message'], body, self._content):
+            is_counted = not is_marked and may_be_in_header(doc['message'], body, self._content)
+            if is_counted or workitem.task_id(doc) is None:
                 return None
             return region.lent_parcel(doc, self._own, doc['region'], body, doc['lent'])
         except CouchDBError:

@@ -19,6 +19,8 @@ from celery import states
 
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents.ids import JOB_KEY
+from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.parcel import FROM_REGION, GIVER
@@ -111,6 +113,9 @@ class Taker:
         for doc in docs:
             is_told = region.state_of(doc) == 'there'
             self._taken[doc['_id']] = _Taken(doc['message']['headers']['id'], doc['task'], inf if is_told else at)
+        merged = self._messages.merged.items()
+        reason = 'a job with its key waits already, and task {} runs for both'
+        self._return([(doc_id, states.REVOKED, reason.format(task_id)) for doc_id, task_id in merged])
         # Nobody will say how these end.
         delete(self._there, [doc for doc in docs if self._is_silent(doc)])
         return len(docs)
@@ -173,7 +178,9 @@ class Taker:
         removed = {result.id for result in results if result.is_stored}
         known = self._broker.known(list(ids))
         for name, doc in ids.items():
-            if name in removed or name not in known:
+            # The message of a unique job has another id.
+            is_job = JOB_KEY in headers_of(doc) and (doc['_id'] in self._taken or region.state_of(doc) == 'there')
+            if name in removed or not (name in known or is_job):
                 self._return([(doc['_id'], states.REVOKED, 'it was cancelled')])
             else:
                 task_id = str(doc['message']['headers']['id'])

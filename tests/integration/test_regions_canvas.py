@@ -9,12 +9,11 @@ import pytest
 from celery import Celery, chain, chord, group
 
 from celery_couchdb.regions import everywhere
-from celery_couchdb.regions.region_mover import RegionMover
 from kombu_couchdb.errors import ConfigurationError
 from tests.regions import Regions
 from tests.support import items
 
-from .test_regions import parcels, regions
+from .test_regions import regions
 
 __all__ = ['regions']
 
@@ -55,42 +54,23 @@ def test_chord_in_another_region_is_an_error_when_it_is_sent(regions: Regions, a
         chord([add, add], add).apply_async(region='eu')
     with pytest.raises(ConfigurationError, match="header of a chord names region 'eu'"):
         chord([add, add], add).set(region='eu').apply_async()
-    assert items(regions['us'].broker) == [] == parcels(regions['us'].regions)
+    assert items(regions['us'].broker) == [] == regions['us'].records()
     assert [row['id'] for row in regions['us'].results.id_range('') if not row['id'].startswith('_')] == []
-
-
-@pytest.mark.parametrize('serializer', ['json', 'pickle'])
-def test_header_with_the_region_any_is_not_lent(regions: Regions, app: Celery, serializer: str) -> None:
-    app.conf.update(accept_content=[serializer])
-    anywhere = app.signature('add', (1,)).set(region='any', serializer=serializer)
-    chord([anywhere, anywhere | anywhere], anywhere).apply_async()
-    chord([anywhere, anywhere]).apply_async(kwargs={'body': anywhere}, region='any')
-    group([anywhere, anywhere]).apply_async()
-    (anywhere | anywhere).apply_async()
-    sender: Any = RegionMover(app, app.connection_for_write().connection, lambda: None)
-    try:
-        kept = [
-            doc for doc in items(regions['us'].broker) if sender._lender._parcel_of(doc, 'eu', is_marked=False) is None
-        ]
-        assert len(kept) == {'json': 4, 'pickle': 7}[serializer]
-        assert len(items(regions['us'].broker)) == 7
-    finally:
-        sender.close()
 
 
 def test_body_of_a_chord_may_name_a_region(regions: Regions, app: Celery) -> None:
     add = app.signature('add', (1,))
     chord([add, add], add.clone().set(region='eu')).apply_async()
     assert len(items(regions['us'].broker)) == 2
-    assert parcels(regions['us'].regions) == []
+    assert regions['us'].records() == []
 
 
 def test_task_in_every_region(regions: Regions, app: Celery) -> None:
     signature = app.signature('add', (1, 2)).set(queue='news')
     result = everywhere(signature).apply_async()
-    [item], [parcel] = items(regions['us'].broker), parcels(regions['us'].regions)
-    assert (item['queue'], parcel['routing_key'], parcel['_id'].split(':')[1]) == ('news', 'news', 'eu')
-    assert [child.id for child in result.children] == [parcel['id'], item['message']['headers']['id']]
+    [item], [record] = items(regions['us'].broker), regions['us'].records()
+    assert (item['queue'], record['routing_key'], record['_id'].split(':')[1]) == ('news', 'news', 'eu')
+    assert [child.id for child in result.children] == [record['id'], item['message']['headers']['id']]
     assert 'region' not in signature.options
     chain(signature, everywhere(app.signature('add', (3,))))  # it is a group like others
 

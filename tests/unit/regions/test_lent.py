@@ -46,16 +46,17 @@ def test_other_items_are_not_lent(changes: dict[str, Any]) -> None:
     assert not region.is_lendable(item(**changes), NOW)
 
 
-def test_returned_item_is_not_lent_again() -> None:
-    found = region.returned(region.lent(item(), 'eu', NOW))
+def test_item_that_stays_at_home_is_not_lent_again() -> None:
+    found = region.not_lent(region.lent(item(), 'eu', NOW))
     assert workitem.is_waiting(found)
     assert not region.is_lendable(found, NOW)
     assert {*found} == {*item()}
 
 
-def test_parcel_names_home_and_region_and_keeps_the_rest_of_the_lifetime() -> None:
+def test_record_names_region_and_task_and_keeps_the_rest_of_the_lifetime() -> None:
     found = region.lent_parcel(item(expires=NOW + 60), 'us', 'eu', None, NOW + 10)
-    assert (found['_id'], found['routing_key'], found['lent']) == ('p:eu:us:one', 'celery', True)
+    assert (found['_id'], found['routing_key'], found['lent']) == ('p:eu:a:one', 'celery', NOW + 10)
+    assert region.is_exclusive(found)
     assert found['message']['headers']['x-from-region'] == 'us'
     assert found['message']['properties']['expiration'] == '50000'
     assert 'region' not in found['message']['properties']
@@ -65,3 +66,8 @@ def test_proven_claim_is_not_touched_while_an_unproven_lent_item_exists() -> Non
     claim = {**workitem.claim(item(), 'x', NOW), '_rev': '2-f'}  # type: ignore[arg-type]
     marked = {**region.lent(item(), 'eu', NOW), '_rev': '2-a'}
     assert conflict_rules.resolve([claim, marked], {'x'}, NOW) is None
+
+
+def test_record_of_a_message_with_a_fixed_id_names_its_task() -> None:
+    found = region.lent_parcel(item(_id='once:1'), 'us', 'eu', None, NOW)
+    assert found['_id'].rpartition(':')[0] == 'p:eu:a'
