@@ -8,11 +8,9 @@ of the parcel that it names. Messages that end without a result are looked up no
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
-from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from celery import states
 
@@ -20,7 +18,6 @@ from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.conflicts import delete_leaves
 from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, UNSTORABLE, WriteResult
-from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
@@ -28,19 +25,15 @@ from kombu_couchdb.values import is_number
 
 from ..backend import CouchDBBackend
 from ..results.documents import error_text, is_final, unpack
+from .look_ups import End, LookUps, ends_of_messages
 
 logger = get_logger(__name__)
-
-_Parcel = TypeVar('_Parcel', bound=tuple[str, str])
 
 #: Results and messages that are looked up, and receipts that are read, in one request.
 _BATCH_DOCS = 200
 
 #: Receipts that are deleted together.
 _EXPIRED_DOCS = 100
-
-#: The seconds until a message is looked up first, and the longest pause between two look-ups of one message.
-_FIRST_SECONDS, _MAX_SECONDS = 60.0, 600.0
 
 #: How often a receipt is written if it changes at the same time.
 _ATTEMPTS = 5
@@ -60,18 +53,6 @@ class Key(NamedTuple):
     doc_id: str
 
 
-class End(NamedTuple):
-    """The end of a task: the members of a receipt, see `receipt.closed`. `date` is None if it is not known."""
-
-    state: str
-    result: Any = None
-    error: str | None = None
-    date: float | None = None
-
-
-_DROPPED = End(states.REVOKED, error='the message of the task expired, or was deleted, before a worker acknowledged it')
-
-
 class Receipts:
     """The receipts in databases of parcels. Use it in one thread.
 
@@ -85,8 +66,7 @@ class Receipts:
 
         `client_of(database)` returns a client for a database of parcels; None if it is not used any more.
         """
-        self._client_of, self._keep, self._clock = client_of, transport.options.receipts_retention, transport.couchdb
-        self._messages = MessageEnds(transport.couchdb)
+        self._client_of, self._keep, self._broker = client_of, transport.options.receipts_retention, transport.couchdb
         self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
         if self._backend is None:
             logger.info('receipts do not tell how tasks end: the result backend is not CouchDB')
@@ -101,6 +81,7 @@ class Receipts:
         self._open: dict[Key, str] = {}
         #: The open receipts whose results may have been stored before the feed reported any.
         self._unread: dict[Key, str] = {}
+        self._look_ups = LookUps[Key]()
         #: When receipts are deleted, the next one first.
         self._kept: list[tuple[float, Key]] = []
         self._since: Any = None
@@ -166,7 +147,7 @@ class Receipts:
             self._unread |= unread
 
     def _end_without_results(self) -> None:
-        found = self._messages.ends(self._open)
+        found = ends_of_messages(self._broker, self._look_ups.take(self._open))
         self._bound([key for key, end in found.items() if end is None])
         if ends := {key: end for key, end in found.items() if end is not None}:
             self._unread |= {key: self._open[key] for key in ends}
@@ -176,7 +157,7 @@ class Receipts:
 
     def _bound(self, keys: Sequence[Key]) -> None:
         """Let receipts of unknown messages be deleted in time, whatever publishers have written into `kept_until`."""
-        until = self._clock.clock.now() + self._keep
+        until = self._broker.clock.now() + self._keep
         for database, docs in self._fetch(keys).items():
             late = [{**doc, 'kept_until': until} for doc in docs if parcel.outlasts(doc, until)]
             for doc in late:
@@ -217,7 +198,7 @@ class Receipts:
 
     def _write_some(self, keys: Sequence[Key], ended: Mapping[Key, End]) -> set[Key]:
         """Write receipts, and return those that another process has changed meanwhile."""
-        now, changed = self._clock.clock.now(), set[Key]()
+        now, changed = self._broker.clock.now(), set[Key]()
         for database, docs in self._fetch(keys).items():
             changes = []
             for doc in docs:
@@ -272,7 +253,7 @@ class Receipts:
 
     def _delete_old(self) -> None:
         """Delete receipts whose time is over, with all their leaf revisions: no other one may become a parcel again."""
-        now = self._clock.clock.now()
+        now = self._broker.clock.now()
         while self._kept and self._kept[0][0] <= now:
             keys = list[Key]()
             while self._kept and self._kept[0][0] <= now and len(keys) < _EXPIRED_DOCS:
@@ -287,81 +268,6 @@ class Receipts:
 
 def _is_over(receipt: Mapping[str, Any], now: float) -> bool:
     return is_number(receipt.get('kept_until')) and receipt['kept_until'] <= now
-
-
-class MessageEnds:
-    """The messages of open receipts: one that expired, was deleted or became a dead letter has no result.
-
-    Nobody stores a result for such a message. So the leader looks up the messages of open receipts in the broker's
-    database by their ids: first after a minute, then after pauses that double up to ten minutes. The tombstone of a
-    message that nobody has acknowledged says so (`workitem.dropped`). That of an acknowledged one says nothing about
-    its task, which may still run, may have been sent again, or may ignore its result; it is not looked up again. If the
-    broker's database has no trace of a message, a vacuum has purged its tombstone, or its publisher has forged the
-    receipt.
-    """
-
-    def __init__(self, broker: Client) -> None:
-        self._broker = broker
-        #: When a message is looked up next, as a monotonic time, and the pause before that.
-        self._checks: dict[tuple[str, str], tuple[float, float]] = {}
-        #: The monotonic time before which `ends` makes no request.
-        self.next_at = -inf
-
-    def ends(self, parcels: Collection[_Parcel]) -> dict[_Parcel, End | None]:
-        """Return how those of these parcels have ended whose tasks store no result; no request in most calls.
-
-        A parcel is named by its source and its id, see `parcel.moved_id`.
-
-        None is for a parcel of which the broker's database has no trace.
-        """
-        now = time.monotonic()
-        if now < self.next_at:
-            return {}
-        self.next_at = now + _FIRST_SECONDS
-        first = (now + _FIRST_SECONDS, _FIRST_SECONDS)
-        self._checks = {one: self._checks.get(one, first) for one in parcels}
-        found: dict[_Parcel, End | None] = {}
-        due = [one for one in parcels if self._checks[one][0] <= now]
-        try:
-            for part in chunks(due, _BATCH_DOCS):
-                found |= self._look_up(part, now)
-        except CouchDBError as exc:  # the next call that is due looks them up
-            logger.debug('the messages of receipts cannot be looked up just now: %s', exc)
-        return found
-
-    def _look_up(self, parcels: Sequence[_Parcel], now: float) -> dict[_Parcel, End | None]:
-        of = {parcel.moved_id(*one): one for one in parcels}
-        docs = dict(zip(of, self._broker.find(list(of)), strict=True))
-        gone = sorted(self._broker.known([name for name, doc in docs.items() if doc is None]))
-        # In a cluster the node that answers first may have an unproven deletion: each copy that responds is read.
-        everywhere = {'r': self._broker.replicas} if self._broker.replicas > 1 else {}
-        found = self._broker.fetch_leaves(gone, **everywhere)
-        # `_bulk_get` of the embedded server leaves out deleted documents.
-        leaves = {name: of_one or self._broker.leaves(name) for name, of_one in zip(gone, found, strict=True)}
-        ends: dict[_Parcel, End | None] = {}
-        for name, one in of.items():
-            pause = min(2 * self._checks[one][1], _MAX_SECONDS)
-            self._checks[one] = now + pause, pause
-            doc = docs[name]
-            if doc is not None and workitem.is_dead(doc):
-                ends[one] = End(states.FAILURE, error=f'the message of the task is a dead letter: {doc.get("reason")}')
-            elif name in leaves and _is_dropped(leaves[name]):
-                ends[one] = _DROPPED
-            elif doc is None and name not in leaves:
-                ends[one] = None
-            elif (doc is not None and workitem.is_done(doc)) or (name in leaves and _is_deleted(leaves[name])):
-                self._checks[one] = inf, pause
-        return ends
-
-
-def _is_deleted(leaves: Sequence[Mapping[str, Any]]) -> bool:
-    return all(leaf.get('_deleted') for leaf in leaves)
-
-
-def _is_dropped(leaves: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether a message was deleted and nobody has acknowledged it; `leaves` are all its leaf revisions."""
-    decided = [leaf for leaf in leaves if not leaf.get('void')]  # the others are withdrawn claims
-    return bool(decided) and all(leaf.get('_deleted') and leaf.get('dropped') for leaf in decided)
 
 
 def write(client: Client, docs: Sequence[Document]) -> list[WriteResult]:

@@ -20,6 +20,7 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.regions import region
 
+from ..parcels.look_ups import LookUps
 from ..parcels.messages import ParcelMessages, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..results.documents import is_final, is_outdated, stamp
@@ -31,11 +32,7 @@ logger = get_logger(__name__)
 #: The pause before something is tried again that is not possible yet, in seconds.
 _DELAY_SECONDS = 30.0
 
-#: The seconds until the result of a record's task is looked up first, and the longest pause between two look-ups. A
-#: result that another region has returned, for example, ends no record.
-_FIRST_SECONDS, _MAX_SECONDS = 60.0, 600.0
-
-#: The records that are looked up or changed together.
+#: The records that are changed together.
 _BATCH_DOCS = 100
 
 
@@ -55,9 +52,9 @@ class Home:
         """Forget the records: all will be read again."""
         #: When home decides about records, by the server's clock.
         self._due: dict[str, float] = {}
-        #: When the results of the tasks of records are looked up, as a monotonic time, and the pause before that.
-        self._looks: dict[str, tuple[float, float]] = {}
-        self._look_at = time.monotonic() + _FIRST_SECONDS
+        #: All records, whose results are looked up: a result that another region has returned, for example, ends none.
+        self._records = set[str]()
+        self._look_ups = LookUps[str]()
         #: The revisions of the records whose failures are stored.
         self._told = set[str]()
 
@@ -65,7 +62,7 @@ class Home:
     def next_at(self) -> float:
         """The monotonic time at which `step` has something to do; infinite if it has not."""
         due = min(self._due.values(), default=inf) - self._own.clock.now()
-        return min(time.monotonic() + max(0.0, due), self._look_at if self._looks else inf)
+        return min(time.monotonic() + max(0.0, due), self._look_ups.next_at)
 
     # -- records
 
@@ -74,10 +71,9 @@ class Home:
         for doc_id, doc in changed.items():
             self._due.pop(doc_id, None)
             if doc is None:
-                self._looks.pop(doc_id, None)
+                self._records.discard(doc_id)
                 continue
-            now = time.monotonic()
-            self._looks.setdefault(doc_id, (now + _FIRST_SECONDS, _FIRST_SECONDS))
+            self._records.add(doc_id)
             decision = region.decide(doc, self._name, self._own.clock.now())
             if decision is None:
                 if (due := region.due_at(doc)) is not None:
@@ -93,9 +89,12 @@ class Home:
         due = [doc_id for doc_id, at in self._due.items() if at <= now]
         for part in chunks(due, _BATCH_DOCS):
             self.note(dict(zip(part, self._own.find(part), strict=True)))
-        if self._backend is not None and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + _FIRST_SECONDS
-            self._look_up(self._backend)
+        if self._backend is not None and (due := self._look_ups.take(self._records)):
+            ids = [self._backend.get_key_for_task(doc_id.split(':', 2)[2].rpartition(':')[0]) for doc_id in due]
+            results = self._backend.store.read_many(ids)
+            ended = [doc_id for doc_id, doc in zip(due, results, strict=True) if doc and is_final(doc)]
+            docs = self._own.find(ended) if ended else []
+            delete(self._own, [doc for doc in docs if doc and region.state_of(doc) != 'refused'])
 
     def _run(self, doc: Document, where: str) -> None:
         """Run the task of a record in the region `where`, and delete the record. It is safe to repeat this."""
@@ -115,7 +114,8 @@ class Home:
             doc = {**doc, '_rev': result.rev}
         reason = self._publish_here(doc) if where == self._name else self._give(doc, where)
         if reason:
-            self._own.bulk([parcel.refused(doc, reason, self._own.clock.now())])
+            final = {name: value for name, value in doc.items() if name != 'fallback'}
+            self._own.bulk([parcel.refused(final, reason, self._own.clock.now())])
         else:
             delete(self._own, [doc])
 
@@ -152,18 +152,6 @@ class Home:
         if self._backend is not None and isinstance(task_id, str) and isinstance(task, str):
             self._store([outcome(self._backend, task_id, task, state, decision.reason or 'it was cancelled')])
         self._told.add(doc['_rev'])
-
-    def _look_up(self, backend: Any) -> None:
-        now = time.monotonic()
-        for part in chunks([doc_id for doc_id, (at, _) in self._looks.items() if at <= now], _BATCH_DOCS):
-            ids = [backend.get_key_for_task(doc_id.split(':', 2)[2].rpartition(':')[0]) for doc_id in part]
-            results = backend.store.read_many(ids)
-            ended = [doc_id for doc_id, doc in zip(part, results, strict=True) if doc and is_final(doc)]
-            docs = self._own.find(ended)
-            delete(self._own, [doc for doc in docs if doc and region.state_of(doc) != 'refused'])
-            for doc_id in part:
-                pause = min(2 * self._looks[doc_id][1], _MAX_SECONDS)
-                self._looks[doc_id] = now + pause, pause
 
     # -- results that return
 

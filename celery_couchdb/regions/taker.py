@@ -27,9 +27,11 @@ from kombu_couchdb.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.regions import region
 from kombu_couchdb.regions.region import Giver
 
+from ..parcels.look_ups import LookUps, ends_of_messages
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
-from ..parcels.receipts import MessageEnds, write
+from ..parcels.receipts import write
+from ..results.documents import is_final
 from .home import delete
 from .outcomes import backend_of, outcome
 
@@ -72,7 +74,7 @@ class Taker:
     def reset(self) -> None:
         """Forget which tasks were taken: all records will be read again."""
         self._taken: dict[str, _Taken] = {}
-        self._ends = MessageEnds(self._broker)
+        self._look_ups = LookUps[_Record]()
         #: When records are read again whose tasks could not be taken, as monotonic times.
         self._delayed: dict[str, float] = {}
 
@@ -80,7 +82,7 @@ class Taker:
     def next_at(self) -> float:
         """The monotonic time at which `step` has something to do; infinite if it has not."""
         tells = (taken.tell_at for taken in self._taken.values())
-        return min(min(tells, default=inf), self._ends.next_at if self._taken else inf, *self._delayed.values(), inf)
+        return min(min(tells, default=inf), self._look_ups.next_at, *self._delayed.values(), inf)
 
     def due(self) -> list[str]:
         """Return the ids of records that are to be taken now, because they could not be taken before."""
@@ -129,8 +131,23 @@ class Taker:
             self._there.bulk([region.there(doc, self._there.clock.now()) for doc in docs])
             for doc_id in part:  # one that was changed meanwhile comes again
                 self._taken[doc_id] = self._taken[doc_id]._replace(tell_at=inf)
-        found = self._ends.ends([_Record(self._source, doc_id) for doc_id in self._taken])
+        records = self._look_ups.take([_Record(self._source, doc_id) for doc_id in self._taken])
+        self._return_stored(records)
+        found = ends_of_messages(self._broker, [record for record in records if record.doc_id in self._taken])
         self._return([(record.doc_id, end.state, end.error or '') for record, end in found.items() if end])
+
+    def _return_stored(self, records: Sequence[_Record]) -> None:
+        """Return results that are stored here only, as that of a task whose code this region does not have."""
+        if self._backend is None or not records:
+            return
+        taken = [(record.doc_id, self._taken[record.doc_id].task_id) for record in records]
+        results = self._backend.store.read_many(self._backend.get_key_for_task(task_id) for _, task_id in taken)
+        now, docs = self._own.clock.now(), list[Document]()
+        for (doc_id, task_id), result in zip(taken, results, strict=True):
+            if result and is_final(result):
+                docs.append(region.returned(self._other, task_id, uuid.uuid4().hex, result, doc_id, now))
+                del self._taken[doc_id]
+        self._own.bulk(docs)
 
     def _claimed(self, docs: Sequence[Document]) -> list[Document]:
         """Return those of these records whose tasks this region may run; say `there` in the exclusive ones first."""

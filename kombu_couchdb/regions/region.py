@@ -281,7 +281,8 @@ def there(doc: Mapping[str, Any], now: float) -> Document:
 
 def withdrawn(doc: Mapping[str, Any], run_in: str) -> Document:
     """Return the record of a task that runs in another region than that to which it was given."""
-    return {**doc, 'state': 'withdrawn', 'run_in': run_in}
+    kept = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'delayed')}
+    return {**kept, 'state': 'withdrawn', 'run_in': run_in}
 
 
 class Decision(NamedTuple):

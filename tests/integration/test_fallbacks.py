@@ -61,11 +61,15 @@ def test_only_one_region_runs_it_if_both_decide_at_once(regions: Regions, monkey
     send(regions, 'one', fallback='us', fallback_after=0.01)
     read = Client.fetch
 
+    def falls_back() -> bool:
+        regions.work('us', 'eu')
+        return us.tasks() == ['one']
+
     def read_and_wait(self: Client, ids: Any, **params: Any) -> Any:
         found = read(self, ids, **params)
         if any(str(doc_id).startswith('p:eu:') for doc_id in ids):
             monkeypatch.setattr(Client, 'fetch', read)
-            wait_for(lambda: (regions.work('us', 'eu'), us.tasks())[1] == ['one'], 'the fallback')
+            wait_for(falls_back, 'the fallback')
         return found
 
     monkeypatch.setattr(Client, 'fetch', read_and_wait)
@@ -98,7 +102,13 @@ def test_unknown_fallback_waits_until_the_region_is_known(regions: Regions) -> N
         'regions': {name: url for name, url in known.items() if name != 'asia'},
     }
     with new_link(us.app, 'eu') as link:
-        wait_for(lambda: (link.begin(), link.step(), us.records()[0].get('delayed'))[2], 'the delay')
+
+        def is_delayed() -> bool:
+            link.begin()
+            link.step()
+            return 'delayed' in us.records()[0]
+
+        wait_for(is_delayed, 'the delay')
     us.app.conf.broker_transport_options = us.options
     regions.work('us')
     assert [doc['id'] for doc in us.records('asia')] == ['one']

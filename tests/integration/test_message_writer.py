@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from celery_couchdb.results.queue_item import QueueItem
 from celery_couchdb.results.other_databases import write_new
+from celery_couchdb.results.queue_item import QueueItem
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem

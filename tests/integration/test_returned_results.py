@@ -87,7 +87,7 @@ def test_record_ends_if_the_result_came_another_way(regions: Regions, monkeypatc
     result = us.app.send_task('add', (1, 2), region='eu')
     backend: Backend = us.app.backend
     backend.store_result(result.id, 3, states.SUCCESS)
-    monkeypatch.setattr('celery_couchdb.regions.home._FIRST_SECONDS', 0.0)
+    monkeypatch.setattr('celery_couchdb.parcels.look_ups._FIRST_SECONDS', 0.0)
     link = regions.link('us', 'eu')
     link.begin()
     link.step()

@@ -40,7 +40,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.metrics': {'worker', 'patches', 'cli', 'resources', 'web'},
     'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
     'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources', 'web'},
-    'celery_couchdb.regions': {'parcels', 'cli', 'resources', 'web'},
+    'celery_couchdb.regions': {'backend', 'results', 'parcels', 'cli', 'resources', 'web'},
     'celery_couchdb.beat': {'cli', 'connections', 'resources', 'jobs', 'web'},
     'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs', 'failures', 'remote_control'},
     'celery_couchdb.testing': set(),
