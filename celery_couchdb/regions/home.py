@@ -7,7 +7,7 @@ The record exists until the task has ended: its final result has returned, or ho
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -20,6 +20,7 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.regions import region
 
+from ..parcels.inbox import Inbox
 from ..parcels.look_ups import LookUps
 from ..parcels.messages import ParcelMessages, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
@@ -42,14 +43,20 @@ class Home:
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
 
-    def __init__(self, app: Any, transport: Any, own: Client, name: str, other: str, regions: Collection[str]) -> None:
-        """`own` is a client for the database of regions of this region; `regions` are the names of all regions."""
-        self._own, self._name, self._other, self._regions = own, name, other, regions
+    def __init__(self, app: Any, transport: Any, own: Client, other: str, wake: Callable[[], None]) -> None:
+        """`own` is a client for the database of regions of this region. Another thread calls `wake()` when it changes.
+
+        `other` may have been removed from the option `regions`.
+        """
+        self._own, self._other = own, other
+        self._name, self._regions = transport.options.region, transport.options.regions
         self._messages, self._backend = ParcelMessages(transport), backend_of(app)
+        self._records_there = Inbox(own, wake, region.records_to(other))
         self.reset()
 
     def reset(self) -> None:
-        """Forget the records: all will be read again."""
+        """Forget the records, and follow nothing until the next call of `step`, which reads all again."""
+        self._records_there.reset()
         #: When home decides about records, by the server's clock.
         self._due: dict[str, float] = {}
         #: All records, whose results are looked up: a result that another region has returned, for example, ends none.
@@ -62,11 +69,34 @@ class Home:
     def next_at(self) -> float:
         """The monotonic time at which `step` has something to do; infinite if it has not."""
         due = min(self._due.values(), default=inf) - self._own.clock.now()
-        return min(time.monotonic() + max(0.0, due), self._look_ups.next_at)
+        return min(time.monotonic() + max(0.0, due), self._look_ups.next_at, self._records_there.next_at)
+
+    def close(self) -> None:
+        """End the thread of the changes feed."""
+        self._records_there.close()
 
     # -- records
 
-    def note(self, changed: Mapping[str, Document | None]) -> None:
+    def step(self, renew: Callable[[], None]) -> None:
+        """Decide about records that have changed or are due, and look whether tasks have ended whose records remain.
+
+        It calls `renew()` now and then.
+        """
+        while changed := self._records_there.take(_BATCH_DOCS):
+            self._note(changed)
+            renew()
+        now = self._own.clock.now()
+        due = [doc_id for doc_id, at in self._due.items() if at <= now]
+        for part in chunks(due, _BATCH_DOCS):
+            self._note(dict(zip(part, self._own.find(part), strict=True)))
+        if self._backend is not None and (due := self._look_ups.take(self._records)):
+            ids = [self._backend.get_key_for_task(doc_id.split(':', 2)[2].rpartition(':')[0]) for doc_id in due]
+            results = self._backend.store.read_many(ids)
+            ended = [doc_id for doc_id, doc in zip(due, results, strict=True) if doc and is_final(doc)]
+            docs = self._own.find(ended) if ended else []
+            delete(self._own, [doc for doc in docs if doc and region.state_of(doc) != 'refused'])
+
+    def _note(self, changed: Mapping[str, Document | None]) -> None:
         """Note records that have changed, by id; None for deleted ones. Decide about those that are due."""
         for doc_id, doc in changed.items():
             self._due.pop(doc_id, None)
@@ -82,19 +112,6 @@ class Home:
                 self._run(doc, decision.where)
             elif doc['_rev'] not in self._told:
                 self._end(doc, decision)
-
-    def step(self) -> None:
-        """Decide about the records that are due, and look whether tasks have ended whose records do not say so."""
-        now = self._own.clock.now()
-        due = [doc_id for doc_id, at in self._due.items() if at <= now]
-        for part in chunks(due, _BATCH_DOCS):
-            self.note(dict(zip(part, self._own.find(part), strict=True)))
-        if self._backend is not None and (due := self._look_ups.take(self._records)):
-            ids = [self._backend.get_key_for_task(doc_id.split(':', 2)[2].rpartition(':')[0]) for doc_id in due]
-            results = self._backend.store.read_many(ids)
-            ended = [doc_id for doc_id, doc in zip(due, results, strict=True) if doc and is_final(doc)]
-            docs = self._own.find(ended) if ended else []
-            delete(self._own, [doc for doc in docs if doc and region.state_of(doc) != 'refused'])
 
     def _run(self, doc: Document, where: str) -> None:
         """Run the task of a record in the region `where`, and delete the record. It is safe to repeat this."""

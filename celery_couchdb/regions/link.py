@@ -18,7 +18,7 @@ from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger
-from kombu_couchdb.regions import region
+from kombu_couchdb.regions import records, region
 
 from ..parcels.inbox import Inbox
 from .home import Home, delete
@@ -85,9 +85,10 @@ class RegionLeader(Duty):
         """Forget what a former term knew, and start the links, unless they run."""
         logger.info('this worker leads region %s from now on', self._name)
         self._demand.reset()
-        for other in self._others if not self._links else ():
-            link = partial(_link, self._app, self._lead, other)
-            led = Led(self._app.connection_for_write(), link, f'tasks and results do not come from region {other}')
+        for other in sorted({*self._others, *records.regions(self._client)}) if not self._links else ():
+            kind = Link if other in self._others else RemovedRegion
+            duty = partial(_duty, kind, self._app, self._lead, other)
+            led = Led(self._app.connection_for_write(), duty, f'tasks and results of region {other} wait')
             led.start(f'celery-couchdb-region-{other}')
             self._links.append(led)
 
@@ -137,9 +138,8 @@ class Link(Duty):
         self._there = Client(address, _REQUEST_SECONDS, _CONNECT_SECONDS)
         prefixes = region.results_to(own), region.records_to(own), region.region_id('')
         self._arriving = Inbox(self._there, wake, *prefixes, docs=True)
-        self._leaving = Inbox(self._own, wake, region.records_to(other))
         self._taker = Taker(app, transport, self._own, self._there, own, other)
-        self._home = Home(app, transport, self._own, own, other, options.regions)
+        self._home = Home(app, transport, self._own, other, wake)
         self._activity = Activity(broker, wake)
         self._lender = Lender(
             broker, self._own, own, other, options.lend_after, app.conf.accept_content, Looks(self._activity)
@@ -160,25 +160,23 @@ class Link(Duty):
         """Do all that is due, at home first."""
         if stale:
             self._forget()
-        while changed := self._leaving.take(_TURN_DOCS):
-            self._home.note(changed)
-            self.renew()
-        self._home.step()
+        self._home.step(self.renew)
         arriving = self._work_there()
         if self._activity.take():
             self._lender.note_activity()
         self._lender.step()
-        return min(arriving, self._leaving.next_at, self._home.next_at, self._lender.next_at) - time.monotonic()
+        return min(arriving, self._home.next_at, self._lender.next_at) - time.monotonic()
 
     def close(self) -> None:
         """Close the connections."""
         self._activity.close()
-        for inbox in (self._arriving, self._leaving):
-            inbox.close()
-            inbox.client.close()
+        self._arriving.close()
+        self._home.close()
+        self._there.close()
+        self._own.close()
 
     def _forget(self) -> None:
-        for part in (self._arriving, self._leaving, self._taker, self._home, self._lender):
+        for part in (self._arriving, self._taker, self._home, self._lender):
             part.reset()
 
     def _work_there(self) -> float:
@@ -208,9 +206,9 @@ class Link(Duty):
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
             self._home.store(results)
             delete(self._there, results)
-        records = [doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))]
-        self._taker.take(records)
-        self._lent[self._other] += sum('lent' in doc and region.state_of(doc) == 'sent' for doc in records)
+        tasks = [doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))]
+        self._taker.take(tasks)
+        self._lent[self._other] += sum('lent' in doc and region.state_of(doc) == 'sent' for doc in tasks)
         if (name := region.region_id(self._other)) in changed:
             self._lender.set_wants(changed[name])
 
@@ -223,8 +221,49 @@ class Link(Duty):
             logger.info('region %s can be read again', self._other)
 
 
-def _link(app: Any, lead: SharedLead, other: str, connection: Any, wake: Callable[[], None]) -> Link:
-    return Link(app, connection.connection, wake, lead, other)
+class RemovedRegion(Duty):
+    """Decides about the tasks that this region gave to one that is not in the option `regions` any more."""
+
+    process = 'this worker'
+
+    def __init__(self, app: Any, transport: Any, wake: Callable[[], None], lead: SharedLead, other: str) -> None:
+        """Use the connected `transport`. Another thread calls `wake()` when there is something to do."""
+        super().__init__(lead)  # type: ignore[arg-type]  # it has the members that a duty uses
+        own = region.database(transport.options.regions, transport.options.region)
+        self._own = transport.couchdb.beside(own)
+        self._home = Home(app, transport, self._own, other, wake)
+
+    def begin(self) -> None:
+        """Forget what a former term knew."""
+        self._home.reset()
+
+    def rest(self) -> float:
+        """Follow nothing."""
+        self._home.reset()
+        return super().rest()
+
+    def work(self, *, stale: bool) -> float:
+        """Decide about the records that are due."""
+        if stale:
+            self._home.reset()
+        self._home.step(self.renew)
+        return self._home.next_at - time.monotonic()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._home.close()
+        self._own.close()
+
+
+def _duty(
+    kind: type[Link | RemovedRegion],
+    app: Any,
+    lead: SharedLead,
+    other: str,
+    connection: Any,
+    wake: Callable[[], None],
+) -> Duty:
+    return kind(app, connection.connection, wake, lead, other)
 
 
 def duties(app: Any, concurrency: int) -> dict[str, Led]:

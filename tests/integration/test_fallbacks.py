@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from celery_couchdb.regions.link import RegionLeader
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
@@ -112,6 +113,20 @@ def test_unknown_fallback_waits_until_the_region_is_known(regions: Regions) -> N
     us.app.conf.broker_transport_options = us.options
     regions.work('us')
     assert [doc['id'] for doc in us.records('asia')] == ['one']
+
+
+def test_region_that_was_removed_while_it_had_tasks(regions: Regions) -> None:
+    us = regions['us']
+    send(regions, 'one', fallback='us', fallback_after=0.01)
+    send(regions, 'two')
+    urls = {name: url for name, url in us.options['regions'].items() if name != 'eu'}
+    us.app.conf.broker_transport_options = {**us.options, 'regions': urls}
+    with us.app.connection_for_write() as connection:
+        leader = RegionLeader(us.app, connection.connection, lambda: None, 1)
+        leader.step()
+        wait_for(lambda: us.tasks() == ['one'], 'the fallback')
+        leader.close()
+    assert [doc['id'] for doc in us.records('eu')] == ['two'], 'until somebody drops it, or the region is back'
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
