@@ -17,7 +17,7 @@ import requests
 from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels.stored_parcels import Parcels
 from tests.browser import Page
 from tests.conftest import PATIENCE, wait_for
 from tests.device import pouchdb
@@ -116,7 +116,7 @@ def test_orders_that_were_put_offline(
     pages.server_close()  # the page itself cannot be loaded any more
     page.reload()
     wait_for(lambda: len(orders(page)) == 3, 'the page, offline')
-    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
+    assert list(Parcels(parcels).ids('waiting', 'refused')) == []
     proxy.restore()
     wait_for(lambda: all('delivered' in text for text in orders(page)), 'the delivery')
     example = Example(site, 'offline')

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
-from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels.stored_parcels import Parcels
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.parcels import database_of_parcels, receipt_of
 from tests.support import end, items
@@ -50,12 +50,11 @@ def publisher(site: Site, parcels: Client, stack: ExitStack) -> Celery:
 
 def reasons(parcels: Client) -> list[str]:
     """Return the reasons of refused parcels."""
-    rows = parcels.view(parcel.PARCELS, 'parcels', reduce=False, startkey=[1], include_docs=True)
-    return [row['doc']['reason'] for row in rows]
+    return [doc['reason'] for doc in Parcels(parcels).listing('refused')]
 
 
 def is_empty(parcels: Client) -> bool:
-    return not parcels.view(parcel.PARCELS, 'parcels', reduce=False)
+    return not list(Parcels(parcels).ids('waiting', 'refused'))
 
 
 def test_publisher_needs_only_celery(start: Callable[..., Any], publisher: Celery, parcels: Client) -> None:
