@@ -174,7 +174,7 @@ class Home:
 
     def store(self, docs: Sequence[Document]) -> None:
         """Store results that have returned, and delete the records of the tasks that have ended."""
-        found = [doc for doc in docs if _is_valid(doc)]
+        found = [doc for joined in docs for doc in region.results_in(joined) if _is_valid(doc)]
         best = dict[str, Document]()
         for doc in sorted(found, key=lambda doc: float(doc.get('date') or 0)):
             result = doc['result']

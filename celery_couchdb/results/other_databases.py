@@ -1,20 +1,28 @@
 """Documents that nobody replaces: next tasks in the broker's database, and results in other databases on its server.
 
-Results in other databases are those that return to other regions, see `celery_couchdb.regions`.
+Results in other databases are those that return to other regions, see `celery_couchdb.regions`. Those that are stored
+at the same time for the same region are one document, with the documents of all in its member `together`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.http import encoded
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, DatabaseMissing
 from kombu_couchdb.log import get_logger
 
 from .queue_item import QueueItem, Refusal
 
 logger = get_logger(__name__)
+
+#: The maximum size of several results in one document, in bytes.
+_MAX_BYTES = 500_000
 
 
 def write_new(client: Client, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
@@ -47,8 +55,13 @@ class OtherDatabases:
 
     def write(self, database: str, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
         """Store results as `write_new` does. If the database does not exist, all are refused: nobody creates it."""
+        groups = {joined.id: (joined, items) for joined, items in _together(batch)}
         try:
-            return write_new(self._client(database), batch, uncertain=uncertain)
+            client = self._client(database)
+            refusals = write_new(client, [joined for joined, _ in groups.values()], uncertain=uncertain)
+            one_by_one = [item for joined, _ in refusals for item in groups[joined.id][1] if item is not joined]
+            alone = [(joined, error) for joined, error in refusals if groups[joined.id][1] == [joined]]
+            return alone + (write_new(client, one_by_one, uncertain=uncertain) if one_by_one else [])
         except (ConfigurationError, DatabaseMissing) as exc:
             return [(item, exc) for item in batch]
 
@@ -66,3 +79,30 @@ class OtherDatabases:
                     )
                 client = self._clients[database] = connection.transport.couchdb.beside(database)
         return client
+
+
+def _together(batch: Sequence[QueueItem]) -> Iterator[tuple[QueueItem, list[QueueItem]]]:
+    """Yield the documents to store, each with the results in it: one result, or several for the same region.
+
+    The id of a document is made of all ids in it. So it is known whether an earlier attempt has stored exactly these.
+    """
+    by_region = defaultdict[str, list[list[QueueItem]]](list)
+    for item in batch:
+        groups = by_region[_region_of(item)]
+        if not groups or sum(other.size for other in groups[-1]) + item.size > _MAX_BYTES:
+            groups.append([])
+        groups[-1].append(item)
+    for group in itertools.chain.from_iterable(by_region.values()):
+        yield (group[0] if len(group) == 1 else _joined(group)), group
+
+
+def _joined(group: Sequence[QueueItem]) -> QueueItem:
+    names = sha256('\n'.join(item.id for item in group).encode()).hexdigest()[:32]
+    head = {'_id': f'{_region_of(group[0])}:{len(group)}:{names}', 'type': group[0].head['type']}
+    text = encoded(head)[:-1] + b',"together":[' + b','.join(item.text for item in group) + b']}'
+    return QueueItem(head, text, database=group[0].database)
+
+
+def _region_of(item: QueueItem) -> str:
+    """Return the beginning of an id, `r:<region>`: see `kombu_couchdb.regions.region`."""
+    return ':'.join(item.id.split(':')[:2])

@@ -4,7 +4,7 @@ A *region* is a CouchDB, one server or a cluster, with a broker's database, work
 has a *database of regions*, in which it puts what it has for the others. Their workers read it there, by HTTP::
 
     p:<to>:<task id>:<tag>        the *record* of a task that this region gave to the region `to`: a parcel
-    r:<home>:<task id>:<tag>      a result that returns to the region `home`, see `returned`
+    r:<home>:<task id>:<tag>      a result that returns to the region `home`, see `returned`, or several `together`
     region:<name>                 what this region says about itself, see `Region`
 
 The record exists from the moment the task is sent until the task has ended. So it says where the task is::
@@ -240,6 +240,12 @@ def returned(home: str, task_id: str, tag: str, result: Mapping[str, Any], recor
         'result': {name: value for name, value in result.items() if name not in ('_rev', 'expires')},
     }
     return {**doc, 'record': record} if record else doc
+
+
+def results_in(doc: Mapping[str, Any]) -> list[Document]:
+    """Return the documents of the results in one that has returned: itself, or several that were stored together."""
+    together = doc.get('together')
+    return [one for one in together if isinstance(one, dict)] if isinstance(together, list) else [dict(doc)]
 
 
 def wants_of(doc: Mapping[str, Any]) -> dict[str, int]:

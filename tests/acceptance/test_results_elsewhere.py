@@ -12,6 +12,7 @@ from celery import chain
 
 from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.regions.region import results_in
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 
@@ -38,7 +39,7 @@ def headers(regions: Client, task_id: str) -> dict[str, Any]:
 
 def returned(regions: Client) -> dict[str, Any]:
     """Return what has returned, by task id; each result has returned once."""
-    docs = [row['doc'] for row in regions.id_range('r:us:', docs=True)]
+    docs = [doc for row in regions.id_range('r:us:', docs=True) for doc in results_in(row['doc'])]
     found = {doc['_id'].split(':')[2]: doc['result'] for doc in docs}
     assert len(found) == len(docs)
     return found

@@ -70,6 +70,19 @@ def test_states_that_arrive_together_are_stored_in_their_order(regions: Regions)
     assert result.get(timeout=1) == 3
 
 
+def test_results_in_one_document(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
+    results = [us.app.send_task('add', (n, 1), region='eu') for n in range(3)]
+    for n, result in enumerate(results):
+        back(regions, result.id, states.SUCCESS, n + 1)
+    docs = eu.returning()
+    eu.regions.bulk([{**doc, '_deleted': True} for doc in docs])
+    eu.regions.bulk([{'_id': 'r:us:3:together', 'type': 'Returned', 'together': [*docs, None, 'x']}])
+    regions.work('us')
+    assert [result.get(timeout=1) for result in results] == [1, 2, 3]
+    assert us.records() == eu.returning() == []
+
+
 def test_leader_killed_at_each_write(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     us, eu = regions['us'], regions['eu']
     for kill_at in range(4):
