@@ -234,7 +234,7 @@ def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Reque
     returned = [region.returned('us', 'a', 'b', {'status': 'SUCCESS'}, record, 5.0) for record in (None, given['_id'])]
     compare('Returned', returned)
     activity = Activity(client, lambda: None)
-    Demand(client, client, 'eu', 1, Looks(activity)).step()
+    Demand(client, client, 'eu', 1, Looks(activity)).close()
     activity.close()
     compare('Region', written(sent)['Region'])
 
