@@ -221,8 +221,8 @@ def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Reque
     options = Options.of({'region': 'us', 'regions': dict.fromkeys(('eu', 'us'), 'couchdb://host/regions')})
     _, abroad = OtherRegions(options, client).parcels_of(message, '', 'q')
     given = region.lent_parcel(workitem.new('a', 'q', message, 5.0), 'us', 'eu', None, 6.0)
-    taken, elsewhere = region.there(abroad[0], 7.0), region.withdrawn({**abroad[0], 'delayed': 'a reason'}, 'us')
-    cancelled = {**given, 'cancelled': 8.0, 'terminate': True}
+    taken, elsewhere = region.there(abroad[0], 7.0), region.withdrawn(abroad[0], 'us')
+    cancelled = {**given, 'cancelled': 8.0, 'terminate': True, 'delayed': 'a reason'}
     compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0), *abroad, given, taken, elsewhere, cancelled])
     compare(
         'LentItem',
