@@ -11,7 +11,7 @@ const delivered = new Set(JSON.parse(localStorage.getItem('delivered') || '[]'))
 
 // -- orders
 
-/** Put a task into the own database. Ids begin with the user's name: CouchDB replicates no others. */
+/** Put a task into the own database. The id begins with the user's name: `connect` replicates only these documents. */
 async function send(task, kwargs) {
   const user = localStorage.getItem('user');
   if (!user) return tell('connect once, so that orders have your name');
@@ -52,13 +52,21 @@ function tell(text) {
   find('network').textContent = text;
 }
 
-/** Replicate in both directions, now and after each change, and try again while there is no network. */
+/**
+ * Replicate in both directions, now and after each change, and try again while there is no network.
+ * The orders of other users of this browser stay here: they would run once for each user.
+ */
 function connect() {
   if (sync) sync.cancel();
   const {url, user, password} = login();
   const server = new PouchDB(url, {auth: {username: user, password}, skip_setup: true});
   tell('connecting');
-  sync = db.sync(server, {live: true, retry: true, back_off_function: delay => Math.min(delay * 2 || 500, 10_000)});
+  sync = db.sync(server, {
+    live: true,
+    retry: true,
+    back_off_function: delay => Math.min(delay * 2 || 500, 10_000),
+    push: {filter: doc => doc._id.startsWith(`${user}:`)},
+  });
   sync.on('change', ({direction, change}) => {
     if (direction === 'push') {
       for (const doc of change.docs) delivered.add(doc._id);

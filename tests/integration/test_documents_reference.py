@@ -18,6 +18,7 @@ from celery_couchdb import audit
 from celery_couchdb import design as results_design
 from celery_couchdb.beat import CouchDBScheduler, Schedules
 from celery_couchdb.metrics.history import History
+from celery_couchdb.regions.lending import Activity, Demand, Looks
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
 from kombu_couchdb.consumer import worker_hooks
@@ -28,7 +29,7 @@ from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.options import Options
-from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels import device_setup, parcel
 from kombu_couchdb.parcels.parcel import refused
 from kombu_couchdb.queues.databases import BroadcastsDatabase
 from kombu_couchdb.regions import region
@@ -80,14 +81,13 @@ def compare(kind: str, docs: Sequence[Mapping[str, Any]]) -> None:
 
 def test_all_types_of_documents_are_documented() -> None:
     types = 'WorkItem DoneItem LentItem Consumer Queue Pause Binding Exchange Broadcast Notice Bell Leader Schedule '
-    types += 'Audit History ScheduleState Rate Slot Parcel Region Receipt Result Group Value Chord Part'
+    types += 'Audit History ScheduleState Rate Slot Device Parcel Region Returned Receipt Result Group Value Chord Part'
     assert set(SECTIONS) == set(types.split())
 
 
 def test_rows_of_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
-    own = [*design.documents(), *parcel.design_documents(), region.design_document()]
-    documents = [*own, results_design.document()]
+    documents = [*design.documents(), *parcel.design_documents(), results_design.document()]
     assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
 
 
@@ -212,7 +212,7 @@ def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: li
 
 
 def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Request]) -> None:
-    client.put(parcel.design_documents()[1])
+    client.put(parcel.design_documents()[0])
     for task_id, body in (('a', 'small'), ('b', 'x' * 150_000)):
         publish(connect(), body, headers={'id': task_id, 'task': 'report'})
     docs = written(sent)['Parcel']
@@ -221,7 +221,9 @@ def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Reque
     options = Options.of({'region': 'us', 'regions': dict.fromkeys(('eu', 'us'), 'couchdb://host/regions')})
     _, abroad = OtherRegions(options, client).parcels_of(message, '', 'q')
     given = region.lent_parcel(workitem.new('a', 'q', message, 5.0), 'us', 'eu', None, 6.0)
-    compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0), *abroad, given])
+    taken, elsewhere = region.there(abroad[0], 7.0), region.withdrawn(abroad[0], 'us')
+    cancelled = {**given, 'cancelled': 8.0, 'terminate': True, 'delayed': 'a reason'}
+    compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0), *abroad, given, taken, elsewhere, cancelled])
     compare(
         'LentItem',
         [
@@ -229,7 +231,20 @@ def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Reque
             region.lent(workitem.new('a', 'q', message, 5.0), 'eu', 6.0),
         ],
     )
-    compare('Region', [region.new('eu', {'q': 1}, 5.0)])
+    returned = [region.returned('us', 'a', 'b', {'status': 'SUCCESS'}, record, 5.0) for record in (None, given['_id'])]
+    compare('Returned', returned)
+    activity = Activity(client, lambda: None)
+    Demand(client, client, 'eu', 1, Looks(activity)).close()
+    activity.close()
+    compare('Region', written(sent)['Region'])
+
+
+def test_document_of_a_device(client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_setup, 'user_exists', lambda client, name: True)
+    [*_, register] = device_setup.device_plan(client, 'parcels', None, 'alice')[1]
+    assert register.do
+    register.do()
+    compare('Device', written(sent)['Device'])
 
 
 def test_documents_of_receipts() -> None:
@@ -262,10 +277,8 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
         backend.save_group(f'of {conf}', backend.app.GroupResult('c', []))
     backend.store_result('of a failure', ValueError('no'), 'FAILURE')
     backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
-    parcel = {'x-parcel': ['order-17', 'of a parcel']}
+    parcel = {'x-parcel': ['parcels', 'order-17', 'of a parcel']}
     backend.store_result('of a parcel', 1, 'SUCCESS', request=Context(id='of a parcel', **parcel))
-    far = made(broker_transport_options={'region': 'eu', 'regions': {'eu': 'couchdb://eu/r'}}).backend
-    far.store_result('of a region', 1, 'SUCCESS', request=Context({'id': 'of a region', 'x-from-region': 'us'}))
     backend.set('text', 'mine')
     backend.set('bytes', b'mine')
     made().backend.set('object', '{"whose": "mine"}')
