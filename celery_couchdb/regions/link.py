@@ -32,7 +32,7 @@ _CONNECT_SECONDS, _REQUEST_SECONDS = 3.0, 8.0
 
 #: The pause before a region that could not be read is tried again, in seconds. CouchDB locks a user after five wrong
 #: passwords in a short time.
-_RETRY_SECONDS, _DENIED_SECONDS = 3.0, 60.0
+_RETRY_SECONDS, _DENIED_SECONDS = 3.0, 120.0
 
 #: The documents that are processed together.
 _TURN_DOCS = 100
