@@ -10,7 +10,7 @@ from typing import Any
 from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, CouchDBError, DatabaseMissing
+from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, DatabaseMissing
 
 #: The ids in one request for all documents.
 _PAGE_IDS = 1000
@@ -51,8 +51,6 @@ class Inbox:
         """Forget everything, and follow nothing until the next call of `take`."""
         self._follower.pause()
         self._since: Any = None
-        #: Why the feed does not report changes just now.
-        self.error: CouchDBError | None = None
         #: The documents that have changed; `_UNREAD` is for those that are to be read.
         self._changed: dict[str, Document | None] = {}
         self._begin_scan()
@@ -104,7 +102,8 @@ class Inbox:
             if isinstance(changes.error, AnswerTooLarge):  # documents that are too large together are read in parts
                 self._since = self.client.sequence()
                 self._begin_scan()
-            self.error = changes.error
+            elif changes.error is not None:
+                self.client.sequence()  # it raises why the database cannot be read, if it still cannot
             # What the feed does not report just now is not missed: it goes on from the same sequence.
             if changes.last is not None:
                 self._since = changes.last

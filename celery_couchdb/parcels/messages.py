@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from kombu_couchdb.consumer import bodies
@@ -16,6 +16,9 @@ from kombu_couchdb.transport.channel import Channel
 from kombu_couchdb.unique import MOVED, collect_outcomes
 
 from .parcel_checks import ParcelRefused
+
+#: The maximum size of the attached bodies, in bytes, that are in memory together (but one body may be larger).
+_BATCH_BODY_BYTES = 16_000_000
 
 
 class Unroutable(ParcelRefused):
@@ -48,6 +51,19 @@ class CollectingChannel(Channel):
     def broadcast(self, message: Document, exchange: str, routing_key: str) -> None:
         """Refuse a message that no queue would receive."""
         raise ParcelRefused(f'exchange {exchange!r} is for broadcasts')
+
+
+def in_parts(docs: Sequence[Document]) -> Iterator[list[Document]]:
+    """Yield parcels in parts whose attached bodies can be in memory together."""
+    part, size = list[Document](), 0
+    for doc in docs:
+        length = attachment['length'] if (attachment := stub(doc)) else 0
+        if part and size + length > _BATCH_BODY_BYTES:
+            yield part
+            part, size = [], 0
+        part, size = [*part, doc], size + length
+    if part:
+        yield part
 
 
 class ParcelMessages:

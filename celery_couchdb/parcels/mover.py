@@ -21,7 +21,6 @@ from kombu import Producer
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.documents.body import stub
 from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
@@ -33,7 +32,7 @@ from kombu_couchdb.transport import Transport
 from ..patches import workers
 from . import PARCEL
 from .inbox import Inbox
-from .messages import ParcelMessages, attached_body
+from .messages import ParcelMessages, attached_body, in_parts
 from .parcel_checks import PRINTED, Accept, ParcelRefused, call_in, checked
 from .receipts import Receipts, write
 
@@ -41,9 +40,6 @@ logger = get_logger(__name__)
 
 #: The most parcels of one database in a turn.
 _TURN_DOCS = 100
-
-#: The maximum size of the attached bodies, in bytes, that are in memory together (but one body may be larger).
-_BATCH_BODY_BYTES = 16_000_000
 
 #: The interval at which it is looked for new devices, in seconds; and for those that could not be read.
 _DEVICES_SECONDS = 30.0
@@ -91,14 +87,15 @@ class Mover(Duty):
             self._forget()
         if time.monotonic() >= self._devices_at:
             self._find_devices()
-        while sum(self._turn(database, inbox) for database, inbox in [*self._inboxes.items()]):
+        for database, inbox in [*self._inboxes.items()]:
+            self._turn(database, inbox)
             self.renew()
         if self._receipts is not None:
             try:
                 self._receipts.step()
                 self._receipts_error = ''
             except CouchDBError as exc:
-                self._receipts.reset()
+                self._receipts.start_again()
                 if self._receipts_error != str(exc):
                     self._receipts_error = str(exc)
                     logger.warning('receipts are not written just now: %s', exc)
@@ -139,13 +136,12 @@ class Mover(Duty):
         inbox.close()
         inbox.client.close()
 
-    def _turn(self, database: str, inbox: Inbox) -> int:
-        """Process some documents of a database, and return their number."""
+    def _turn(self, database: str, inbox: Inbox) -> None:
+        """Process some documents of a database."""
         try:
             docs = inbox.take(_TURN_DOCS)
             self._process(database, inbox.client, [doc for doc in docs.values() if doc])
             self._errors.pop(database, None)
-            return len(docs)
         except (DatabaseMissing, AccessDenied) as exc:
             if inbox is self._own:
                 raise
@@ -154,22 +150,14 @@ class Mover(Duty):
             if self._errors.get(database) != str(exc):
                 self._errors[database] = str(exc)
                 logger.warning('the database of a device cannot be used: %s', exc)
-            return 0
 
     # -- parcels
 
     def _process(self, database: str, client: Client, docs: Sequence[Document]) -> None:
-        part, size = list[Document](), 0
         for doc in docs:
             if doc.get('type') == 'Receipt' and self._receipts is not None:
                 self._receipts.note(database, doc)
-            elif parcel.is_waiting(doc):
-                length = attachment['length'] if (attachment := stub(doc)) else 0
-                if part and size + length > _BATCH_BODY_BYTES:
-                    self._move(database, client, part)
-                    part, size = [], 0
-                part, size = [*part, doc], size + length
-        if part:
+        for part in in_parts(list(filter(parcel.is_waiting, docs))):
             self._move(database, client, part)
 
     def _move(self, database: str, client: Client, docs: Sequence[Document]) -> None:

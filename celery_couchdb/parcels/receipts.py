@@ -86,6 +86,12 @@ class Receipts:
         self._kept: list[tuple[float, Key]] = []
         self._since: Any = None
 
+    def start_again(self) -> None:
+        """Look up the results of all open receipts: after an error, it is unknown which were written."""
+        self._pause()
+        self._since = None
+        self._unread.update(self._open)
+
     def close(self) -> None:
         """End the thread of the changes feed."""
         if self._backend is not None:
@@ -258,12 +264,20 @@ class Receipts:
             keys = list[Key]()
             while self._kept and self._kept[0][0] <= now and len(keys) < _EXPIRED_DOCS:
                 keys.append(heappop(self._kept)[1])
-            for database, docs in self._fetch(keys).items():
-                over = [doc for doc in docs if doc.get('type') == 'Receipt' and _is_over(doc, now)]
-                if (client := self._client_of(database)) and over:
-                    delete_leaves(client, over)
-                for doc in over:
-                    self._open.pop(Key(database, doc['_id']), None)
+            try:
+                self._delete_some(keys, now)
+            except CouchDBError:
+                for key in keys:
+                    heappush(self._kept, (now, key))
+                raise
+
+    def _delete_some(self, keys: Sequence[Key], now: float) -> None:
+        for database, docs in self._fetch(keys).items():
+            over = [doc for doc in docs if doc.get('type') == 'Receipt' and _is_over(doc, now)]
+            if (client := self._client_of(database)) and over:
+                delete_leaves(client, over)
+            for doc in over:
+                self._open.pop(Key(database, doc['_id']), None)
 
 
 def _is_over(receipt: Mapping[str, Any], now: float) -> bool:
