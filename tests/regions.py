@@ -112,7 +112,8 @@ class Regions:
             if (own or pair[0], other or pair[1]) == pair:
                 link = self.link(*pair)
                 link.begin()
-                link.step()
+                while not link.step():
+                    pass
 
 
 @contextmanager

@@ -16,9 +16,11 @@ from celery import states
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.conflicts import conflicts_of, delete_revisions
+from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.regions import region
+from kombu_couchdb.values import is_number
 
 from ..parcels.inbox import Inbox
 from ..parcels.look_ups import LookUps
@@ -26,7 +28,7 @@ from ..parcels.messages import ParcelMessages, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..results.documents import is_final, is_outdated, stamp
 from ..results.queue_item import QueueItem
-from .outcomes import backend_of, outcome
+from .outcomes import backend_of, merged_into, outcome
 
 logger = get_logger(__name__)
 
@@ -62,8 +64,8 @@ class Home:
         #: All records, whose results are looked up: a result that another region has returned, for example, ends none.
         self._records = set[str]()
         self._look_ups = LookUps[str]()
-        #: The revisions of the records whose failures are stored.
-        self._told = set[str]()
+        #: The revisions of the records whose failures are stored, by id.
+        self._told: dict[str, str] = {}
 
     @property
     def next_at(self) -> float:
@@ -77,31 +79,34 @@ class Home:
 
     # -- records
 
-    def step(self, renew: Callable[[], None]) -> None:
-        """Decide about records that have changed or are due, and look whether tasks have ended whose records remain.
+    def step(self) -> None:
+        """Decide about records that are due or have changed, and look whether tasks have ended whose records remain.
 
-        It calls `renew()` now and then.
+        Of many that have changed it takes some. See `next_at`.
         """
-        while changed := self._records_there.take(_BATCH_DOCS):
-            self._note(changed)
-            renew()
+        self._note(self._records_there.take(_BATCH_DOCS))
         now = self._own.clock.now()
         due = [doc_id for doc_id, at in self._due.items() if at <= now]
         for part in chunks(due, _BATCH_DOCS):
             self._note(dict(zip(part, self._own.find(part), strict=True)))
         if self._backend is not None and (due := self._look_ups.take(self._records)):
-            ids = [self._backend.get_key_for_task(doc_id.split(':', 2)[2].rpartition(':')[0]) for doc_id in due]
-            results = self._backend.store.read_many(ids)
-            ended = [doc_id for doc_id, doc in zip(due, results, strict=True) if doc and is_final(doc)]
-            docs = self._own.find(ended) if ended else []
-            delete(self._own, [doc for doc in docs if doc and region.state_of(doc) != 'refused'])
+            ids = [self._backend.get_key_for_task(region.task_id_of(doc_id)) for doc_id in due]
+            results = zip(due, self._backend.store.read_many(ids), strict=True)
+            ends = {doc_id: _date(doc, 'date') for doc_id, doc in results if doc and is_final(doc)}
+            docs = self._own.find(list(ends)) if ends else []
+            # The program may have sent another task with the same id before: that has an older result.
+            ended = [doc for doc in docs if doc and ends[doc['_id']] >= _date(doc, 'published')]
+            delete(self._own, [doc for doc in ended if region.state_of(doc) != 'refused'])
 
     def _note(self, changed: Mapping[str, Document | None]) -> None:
         """Note records that have changed, by id; None for deleted ones. Decide about those that are due."""
         for doc_id, doc in changed.items():
+            if not region.task_id_of(doc_id):
+                continue  # somebody else's document
             self._due.pop(doc_id, None)
             if doc is None:
                 self._records.discard(doc_id)
+                self._told.pop(doc_id, None)
                 continue
             self._records.add(doc_id)
             decision = region.decide(doc, self._name, self._own.clock.now())
@@ -110,7 +115,7 @@ class Home:
                     self._due[doc_id] = due
             elif decision.what == 'run':
                 self._run(doc, decision.where)
-            elif doc['_rev'] not in self._told:
+            elif doc['_rev'] != self._told.get(doc_id):
                 self._end(doc, decision)
 
     def _run(self, doc: Document, where: str) -> None:
@@ -118,28 +123,33 @@ class Home:
         if where not in self._regions:
             self._due[doc['_id']] = self._own.clock.now() + _DELAY_SECONDS
             reason = f'{where!r:.80} is not one of the regions'
-            if doc.get('delayed') != reason:
+            if not doc.get('delayed'):  # the other region may have written why it has not taken it
                 logger.warning('task %s cannot run in another region yet: %s', doc.get('id'), reason)
                 self._own.bulk([{**doc, 'delayed': reason}])
             return
         if region.state_of(doc) != 'withdrawn':
             logger.warning('region %s has not taken task %s: it runs in %s', self._other, doc.get('id'), where)
-            doc = region.withdrawn(doc, where)
-            [result] = self._own.bulk([doc])
-            if not result.is_proven:
-                return  # the other region was faster; or this comes again
-            doc = {**doc, '_rev': result.rev}
+            if (changed := self._withdrawn(doc, where)) is None:
+                return
+            doc = changed
         reason = self._publish_here(doc) if where == self._name else self._give(doc, where)
         if reason:
-            final = {name: value for name, value in doc.items() if name != 'fallback'}
-            self._own.bulk([parcel.refused(final, reason, self._own.clock.now())])
+            self._own.bulk([parcel.refused(doc, reason, self._own.clock.now())])
         else:
             delete(self._own, [doc])
+
+    def _withdrawn(self, doc: Document, run_in: str) -> Document | None:
+        """Withdraw a record; return None if the other region was faster, or if this comes again."""
+        doc = region.withdrawn(doc, run_in)
+        [result] = self._own.bulk([doc])
+        return {**doc, '_rev': result.rev} if result.is_proven else None
 
     def _publish_here(self, doc: Document) -> str:
         """Publish the message of a record in this region; return why it cannot be, or ''."""
         items, refused = self._messages.make(f'region {self._name}', [doc], self._publish)
         reasons = {doc_id: str(exc) for doc_id, exc in refused.items()} | self._messages.store(items)
+        if doc['_id'] in self._messages.merged:
+            self._store_outcome(doc, states.REVOKED, merged_into(self._messages.merged[doc['_id']]))
         return reasons.get(doc['_id'], '')
 
     def _publish(self, doc: Document) -> None:
@@ -152,52 +162,64 @@ class Home:
             message_of(doc, body)
         except ParcelRefused as exc:
             return str(exc)
-        message = parcel.with_body(doc['message'], body)
-        made = parcel.new(message, doc.get('exchange') or '', doc.get('routing_key') or '', doc['published'])
+        message, date = parcel.with_body(doc['message'], body), self._own.clock.now()
+        made = parcel.new(message, doc.get('exchange') or '', doc.get('routing_key') or '', date)
         made['_id'] = region.record_id(where, message['headers']['id'], doc['_id'].rpartition(':')[2])
         [result] = self._own.create_once([made])
         return '' if result.is_stored else result.reason
 
     def _end(self, doc: Document, decision: region.Decision) -> None:
         """Store the result of a task that does not run. The record of one that was refused stays."""
-        state = states.REVOKED if decision.what == 'cancelled' else states.FAILURE
-        if state == states.REVOKED:
-            [result] = self._own.bulk([deletion(doc)])
-            if not result.is_proven:
+        if decision.what == 'failed':
+            self._store_outcome(doc, states.FAILURE, decision.reason)
+            self._told[doc['_id']] = doc['_rev']
+            return
+        if region.state_of(doc) != 'withdrawn':
+            if (changed := self._withdrawn(doc, '')) is None:
                 return
-        task_id, task = doc.get('id'), doc.get('task')
-        if self._backend is not None and isinstance(task_id, str) and isinstance(task, str):
-            self._store([outcome(self._backend, task_id, task, state, decision.reason or 'it was cancelled')])
-        self._told.add(doc['_rev'])
+            doc = changed
+        self._store_outcome(doc, states.REVOKED, 'it was cancelled')
+        delete(self._own, [doc])
 
     # -- results that return
 
     def store(self, docs: Sequence[Document]) -> None:
         """Store results that have returned, and delete the records of the tasks that have ended."""
-        found = [doc for joined in docs for doc in region.results_in(joined) if _is_valid(doc)]
-        best = dict[str, Document]()
-        for doc in sorted(found, key=lambda doc: float(doc.get('date') or 0)):
-            result = doc['result']
+        found = [doc for joined in docs for doc in region.results_in(joined)]
+        best, ended = dict[str, Document](), dict[str, None]()
+        for doc in sorted(found, key=lambda doc: _date(doc, 'date')):
+            if (result := _result_in(doc)) is None:
+                logger.warning('region %s has returned no result: %.200r', self._other, doc)
+                continue
             if result['_id'] not in best or not is_outdated(result, best[result['_id']]):
                 best[result['_id']] = result
+            record = doc.get('record')
+            if is_final(result) and isinstance(record, str) and record.startswith(region.records_to(self._other)):
+                ended[record] = None
         self._store(list(best.values()))
-        ended = [doc['record'] for doc in found if is_final(doc['result']) and isinstance(doc.get('record'), str)]
-        ended = [doc_id for doc_id in dict.fromkeys(ended) if doc_id.startswith(region.records_to(self._other))]
+        left = list(ended)
         for _ in range(2):  # the other region may say `there` meanwhile; `step` finds what is left
-            current = [doc for doc in self._own.find(ended) if doc] if ended else []
-            ended = delete(self._own, current)
+            current = [doc for doc in self._own.find(left) if doc] if left else []
+            left = delete(self._own, current)
+
+    def _store_outcome(self, doc: Document, state: str, reason: str) -> None:
+        """Store the result of the task of a record, which may be malformed."""
+        if self._backend is not None:
+            task = doc.get('task') if isinstance(doc.get('task'), str) else None
+            self._store([outcome(self._backend, region.task_id_of(doc['_id']), task, state, reason)])
 
     def _store(self, results: Sequence[Document]) -> None:
         """Store results, as every other result: a success stays, for example."""
         if self._backend is None or not results:
             return
         backend, now = self._backend, self._own.clock.now()
-        items = [
-            QueueItem.of(
-                stamp(doc, now, backend.failure_expires if doc['status'] == states.FAILURE else backend.expires)
-            )
-            for doc in results
-        ]
+        items = list[QueueItem]()
+        for doc in results:
+            lifetime = backend.failure_expires if doc['status'] == states.FAILURE else backend.expires
+            try:
+                items.append(QueueItem.of(stamp(doc, now, lifetime)))
+            except Unstorable as exc:
+                logger.warning('the result %s of region %s is not stored: %s', doc['_id'], self._other, exc)
         for item, error in backend.store.write_batch(items):
             backend.store.write_batch(backend.handover.refused(item, error))
 
@@ -213,13 +235,15 @@ def delete(client: Client, docs: Sequence[Document]) -> list[str]:
     return [result.id for result in client.bulk(list(map(deletion, docs))) if not result.is_stored]
 
 
-def _is_valid(doc: Mapping[str, Any]) -> bool:
-    """Tell whether a document is the result of a task, on its way back."""
-    result = doc.get('result')
-    return (
-        isinstance(result, dict)
-        and result.get('type') == 'Result'
-        and isinstance(result.get('_id'), str)
-        and 'celery-task-meta-' in result['_id']
-        and isinstance(result.get('status'), str)
-    )
+def _date(doc: Mapping[str, Any], name: str) -> float:
+    return date if is_number(date := doc.get(name)) else 0.0
+
+
+def _result_in(doc: Mapping[str, Any]) -> Document | None:
+    """Return the result of a task that a document brings back, as it may be stored; None if it brings none."""
+    found = doc.get('result')
+    result = {name: value for name, value in (found if isinstance(found, dict) else {}).items() if name[:1] != '_'}
+    doc_id = found.get('_id') if isinstance(found, dict) else None
+    is_id = isinstance(doc_id, str) and 'celery-task-meta-' in doc_id and doc_id[0] != '_'
+    is_result = result.get('type') == 'Result' and isinstance(result.get('status'), str)
+    return {'_id': doc_id, **result} if is_id and is_result else None

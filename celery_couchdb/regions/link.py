@@ -160,7 +160,7 @@ class Link(Duty):
         """Do all that is due, at home first."""
         if stale:
             self._forget()
-        self._home.step(self.renew)
+        self._home.step()
         arriving = self._work_there()
         if self._activity.take():
             self._lender.note_activity()
@@ -185,9 +185,8 @@ class Link(Duty):
             return self._retry_at
         try:
             self._arriving.put_back(self._taker.due())
-            while changed := self._arriving.take(_TURN_DOCS):
-                self._process(changed)
-                self.renew()
+            # Not more at a time: a steady stream must not keep waiting what else is due.
+            self._process(self._arriving.take(_TURN_DOCS))
             self._taker.step()
         except CouchDBError as exc:
             self._arriving.reset()
@@ -197,7 +196,7 @@ class Link(Duty):
             self._retry_at = time.monotonic() + pause
             self._note(str(exc))
             return self._retry_at
-        self._note(str(self._arriving.error or ''))
+        self._note('')
         return min(self._arriving.next_at, self._taker.next_at)
 
     def _process(self, changed: dict[str, Document | None]) -> None:
@@ -246,7 +245,7 @@ class RemovedRegion(Duty):
         """Decide about the records that are due."""
         if stale:
             self._home.reset()
-        self._home.step(self.renew)
+        self._home.step()
         return self._home.next_at - time.monotonic()
 
     def close(self) -> None:

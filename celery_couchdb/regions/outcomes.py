@@ -22,6 +22,11 @@ def backend_of(app: Any) -> CouchDBBackend | None:
     return found if isinstance(found, CouchDBBackend) else None
 
 
+def merged_into(task_id: str | None) -> str:
+    """Return why a unique job does not run: it was merged into that of another task."""
+    return f'a job with its key waits already, and task {task_id} runs for both'
+
+
 def outcome(backend: CouchDBBackend, task_id: str, task: str | None, state: str, reason: str) -> Document:
     """Return the result of a task that was revoked, or that has failed, with the reason."""
     error = TaskRevokedError(reason) if state == states.REVOKED else TaskNotRun(reason)

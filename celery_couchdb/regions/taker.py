@@ -28,12 +28,12 @@ from kombu_couchdb.regions import region
 from kombu_couchdb.regions.region import Giver
 
 from ..parcels.look_ups import LookUps, ends_of_messages
-from ..parcels.messages import ParcelMessages, Unroutable, attached_body
+from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..parcels.receipts import write
 from ..results.documents import is_final
 from .home import delete
-from .outcomes import backend_of, outcome
+from .outcomes import backend_of, merged_into, outcome
 
 logger = get_logger(__name__)
 
@@ -52,8 +52,7 @@ class _Record(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    task_id: str
-    task: str
+    task: str | None
     #: The monotonic time at which the record has to say `there`; infinite if it does.
     tell_at: float
 
@@ -100,11 +99,13 @@ class Taker:
 
     def take(self, docs: Sequence[Document]) -> int:
         """Put the tasks of these records into their queues, unless they were; return how many were."""
-        self._cancel([doc for doc in docs if 'cancelled' in doc])
-        self.ended(doc['_id'] for doc in docs if not region.is_takeable(doc))
-        docs = [doc for doc in docs if region.is_takeable(doc) and doc['_id'] not in self._taken]
-        if not docs:
-            return 0
+        self._cancel([doc for doc in docs if 'cancelled' in doc and region.state_of(doc) in ('sent', 'there')])
+        # A cancelled task that cannot be removed may end without a worker.
+        self.ended(doc['_id'] for doc in docs if not region.is_takeable(doc) and 'cancelled' not in doc)
+        new = [doc for doc in docs if region.is_takeable(doc) and doc['_id'] not in self._taken]
+        return sum(map(self._take, in_parts(new)))
+
+    def _take(self, docs: Sequence[Document]) -> int:
         items, refused = self._messages.make(self._source, docs, self._publish)
         docs = self._claimed([doc for doc in docs if doc['_id'] in items]) + [d for d in docs if d['_id'] in refused]
         reasons = self._messages.store({doc['_id']: items[doc['_id']] for doc in docs if doc['_id'] in items})
@@ -114,10 +115,9 @@ class Taker:
         at = time.monotonic() + region.THERE_SECONDS
         for doc in docs:
             is_told = region.state_of(doc) == 'there'
-            self._taken[doc['_id']] = _Taken(doc['message']['headers']['id'], doc['task'], inf if is_told else at)
+            self._taken[doc['_id']] = _Taken(doc['message']['headers']['task'], inf if is_told else at)
         merged = self._messages.merged.items()
-        reason = 'a job with its key waits already, and task {} runs for both'
-        self._return([(doc_id, states.REVOKED, reason.format(task_id)) for doc_id, task_id in merged])
+        self._return([(doc_id, states.REVOKED, merged_into(task_id)) for doc_id, task_id in merged])
         # Nobody will say how these end.
         delete(self._there, [doc for doc in docs if self._is_silent(doc)])
         return len(docs)
@@ -140,7 +140,7 @@ class Taker:
         """Return results that are stored here only, as that of a task whose code this region does not have."""
         if self._backend is None or not records:
             return
-        taken = [(record.doc_id, self._taken[record.doc_id].task_id) for record in records]
+        taken = [(record.doc_id, region.task_id_of(record.doc_id)) for record in records]
         results = self._backend.store.read_many(self._backend.get_key_for_task(task_id) for _, task_id in taken)
         now, docs = self._own.clock.now(), list[Document]()
         for (doc_id, task_id), result in zip(taken, results, strict=True):
@@ -171,15 +171,14 @@ class Taker:
         self._messages.publish({**message, 'headers': headers}, doc)
 
     def _refuse(self, refused: Sequence[tuple[Document, ParcelRefused]]) -> None:
-        now, docs = self._there.clock.now(), list[Document]()
-        for doc, reason in refused:
-            if isinstance(reason, Unroutable):
-                self._delayed[doc['_id']] = time.monotonic() + _DELAY_SECONDS
-                docs += [{**doc, 'delayed': str(reason)}] if doc.get('delayed') != str(reason) else []
-            else:
-                docs.append(parcel.refused(doc, str(reason), now))
-            logger.warning('task %s of region %s is not taken: %s', doc.get('id'), self._other, reason)
-        write(self._there, docs)
+        now = self._there.clock.now()
+        delayed = [(doc, str(reason)) for doc, reason in refused if isinstance(reason, Unroutable)]
+        self._delayed |= {doc['_id']: time.monotonic() + _DELAY_SECONDS for doc, _ in delayed}
+        self._there.bulk([{**doc, 'delayed': text} for doc, text in delayed if doc.get('delayed') != text])
+        final = [(doc, str(reason)) for doc, reason in refused if not isinstance(reason, Unroutable)]
+        write(self._there, [parcel.refused(doc, text, now) for doc, text in final])
+        for doc, text in delayed + final:
+            logger.warning('task %s of region %s is not taken: %s', doc.get('id'), self._other, text)
 
     def _is_silent(self, doc: Document) -> bool:
         """Tell whether no result of a task returns."""
@@ -192,25 +191,27 @@ class Taker:
         waiting = [item for item in items if item and workitem.is_waiting(item)]
         now = self._broker.clock.now()
         results = self._broker.bulk([workitem.dropped(item, now) for item in waiting])
-        removed = {result.id for result in results if result.is_stored}
-        known = self._broker.known(list(ids))
+        removed = {result.id for result in results if result.is_proven}
+        known, over = self._broker.known(list(ids)), list[Document]()
         for name, doc in ids.items():
             # The message of a unique job has another id.
             is_job = JOB_KEY in headers_of(doc) and (doc['_id'] in self._taken or region.state_of(doc) == 'there')
             if name in removed or not (name in known or is_job):
-                self._return([(doc['_id'], states.REVOKED, 'it was cancelled')])
+                over.append(doc)
             else:
-                task_id = str(doc['message']['headers']['id'])
-                self._app.control.revoke(task_id, terminate=doc.get('terminate') is True)
+                self._app.control.revoke(region.task_id_of(doc['_id']), terminate=doc.get('terminate') is True)
+                self._taken.setdefault(doc['_id'], _Taken(None, inf))
+        self._return([(doc['_id'], states.REVOKED, 'it was cancelled') for doc in over])
+        if self._backend is None:
+            delete(self._there, over)
 
     def _return(self, ends: Sequence[tuple[str, str, str]]) -> None:
         """Return results: for each the id of the record, the state, and the reason."""
         docs, now = list[Document](), self._own.clock.now()
         for doc_id, state, reason in ends:
-            if self._backend is None:
+            task_id = region.task_id_of(doc_id)
+            if self._backend is None or not task_id:
                 continue
-            _, _, rest = doc_id.split(':', 2)
-            task_id = rest.rpartition(':')[0]
             taken = self._taken.pop(doc_id, None)
             found = outcome(self._backend, task_id, taken.task if taken else None, state, reason)
             docs.append(region.returned(self._other, task_id, uuid.uuid4().hex, found, doc_id, now))

@@ -14,7 +14,7 @@ The record exists from the moment the task is sent until the task has ended. So 
      "fallback": "us", "fallback_at": 1763709030.5,   where it runs if `eu` has not taken it by then
      "lent": 1763709000.5,                            when it was lent, if it may run in any region
      "state": "there", "taken": 1763709001.5,         `eu` has put it into its queue; without it, it is *sent*
-     "state": "withdrawn", "run_in": "us",            home runs it elsewhere, and deletes the record then
+     "state": "withdrawn", "run_in": "us",            home runs it elsewhere ("": nowhere), and deletes the record then
      "cancelled": 1763709002.5,                       home wants it to be removed
      "delayed": "exchange …",                         why `eu` has not taken it yet
      "status": "fail", "reason": …, "failed": …}      `eu` has refused it for good
@@ -222,6 +222,11 @@ def region_of(doc_id: str) -> str:
     return doc_id.split(':')[1]
 
 
+def task_id_of(doc_id: str) -> str:
+    """Return the id of the task that the id of a record names."""
+    return doc_id.split(':', 2)[2].rpartition(':')[0]
+
+
 def region_id(name: str) -> str:
     """Return the id of the document of a region."""
     return f'region:{name}'
@@ -286,7 +291,7 @@ def there(doc: Mapping[str, Any], now: float) -> Document:
 
 
 def withdrawn(doc: Mapping[str, Any], run_in: str) -> Document:
-    """Return the record of a task that runs in another region than that to which it was given."""
+    """Return the record of a task that runs in another region than that to which it was given; '': in none."""
     kept = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'delayed')}
     return {**kept, 'state': 'withdrawn', 'run_in': run_in}
 
@@ -302,12 +307,14 @@ class Decision(NamedTuple):
 
 def decide(doc: Mapping[str, Any], own: str, now: float) -> Decision | None:
     """Return what the region `own` does about its record; None if it waits. `now` is the time of its own server."""
-    state, fallback = state_of(doc), doc.get('fallback')
+    state, fallback, run_in = state_of(doc), doc.get('fallback'), doc.get('run_in')
     if state == 'withdrawn':
-        return Decision('run', str(doc.get('run_in')))
+        return Decision('run', str(run_in)) if run_in else Decision('cancelled')
     if state == 'refused':
-        reason = f'region {region_of(doc["_id"])} has refused the task: {doc.get("reason")}'
-        return Decision('run', fallback) if isinstance(fallback, str) else Decision('failed', reason=reason)
+        if isinstance(fallback, str) and run_in is None:
+            return Decision('run', fallback)
+        where = region_of(doc['_id']) if run_in is None else run_in
+        return Decision('failed', reason=f'region {where} has refused the task: {doc.get("reason")}')
     if state == 'there' or (due := due_at(doc)) is None or now < due:
         return None
     if 'cancelled' in doc:
