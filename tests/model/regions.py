@@ -1,204 +1,293 @@
-"""Two regions in a model: ferries, the database of regions of each, and what may happen to parcels, in any order.
+"""Regions in a model: their databases, two leaders in each, and what may happen to records, in any order.
 
-The code of `Lender`, `Fallbacks`, `Mover` and `RegionMover` runs as it is. Databases are dictionaries whose documents
-have the histories of their revisions, as CouchDB's have. A crash is an error before or after any request of a ferry.
+The code of `Link`, `Inbox`, `Taker`, `Home`, `Lender` and the rules of records run as they are. Databases are
+dictionaries that know which revisions each document had, as CouchDB does. A leader is killed, or loses its connection,
+before or after any of its requests.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+from celery import states
+
+from celery_couchdb.parcels.inbox import Inbox
+from celery_couchdb.parcels.messages import ParcelMessages
+from celery_couchdb.regions.home import Home
 from celery_couchdb.regions.lending import Lender, Looks
-from celery_couchdb.regions.region_mover import Fallbacks, RegionMover
+from celery_couchdb.regions.link import Link
+from celery_couchdb.regions.taker import Taker
+from celery_couchdb.results.documents import is_outdated
+from kombu_couchdb.couchdb.changes import Changes
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.regions import region
+from kombu_couchdb.regions.region import Giver
 
-__all__ = ['Crash', 'Place', 'other']
+__all__ = ['LATE', 'NAMES', 'Killed', 'ModelFollower', 'ModelLink', 'ModelMessages', 'Place']
+
+NAMES = ['us', 'eu', 'asia']
+
+#: The exchange whose queue is declared late.
+LATE = 'late'
 
 
-class Crash(ServerUnavailable):
-    """The ferry is killed here, or its request gets no response."""
+class Killed(BaseException):
+    """The process is killed here."""
 
 
 class Database:
-    """One database: for each document the winning revision, and all revisions that it ever had."""
+    """One database: for each document the current revision, and all revisions that it ever had."""
 
-    def __init__(self, clock: SimpleNamespace) -> None:
+    def __init__(self, name: str, clock: SimpleNamespace) -> None:
+        self.address = SimpleNamespace(database=name, url=name)
         self.docs: dict[str, Document] = {}
         self.history: dict[str, set[str]] = {}
-        self.clock, self._numbers = clock, itertools.count()
-        #: Called before and after each request; it may raise `Crash`.
+        self.replicas, self.clock, self._numbers = 1, clock, itertools.count(1)
+        #: The number of the last change of each document, and when it was made.
+        self.changed: dict[str, tuple[int, float]] = {}
+        #: Called before and after each request; it may raise an error.
         self.on_request: Callable[[], None] = lambda: None
 
-    def live(self, pattern: str = '*') -> list[Document]:
-        """Return the documents that are not deleted, in the order of their ids."""
-        return [doc for doc_id, doc in sorted(self.docs.items()) if fnmatchcase(doc_id, pattern) and not _gone(doc)]
+    def live(self, prefix: str = '') -> list[Document]:
+        """Return the documents whose ids begin so, in the order of the ids."""
+        return [doc for doc_id, doc in sorted(self.docs.items()) if doc_id.startswith(prefix) and not _gone(doc)]
 
     def put(self, doc: Mapping[str, Any], rev: str) -> None:
         """Store a revision."""
         self.docs[doc['_id']] = {**doc, '_rev': rev}
         self.history.setdefault(doc['_id'], set()).add(rev)
+        self.changed[doc['_id']] = next(self._numbers), self.clock.now()
 
-    def replicate(self, source: Database, wanted: Callable[[str], bool]) -> None:
-        """Replicate from another database. Of two leaves, one that is not deleted wins, as in CouchDB."""
-        for doc_id, doc in source.docs.items():
-            if wanted(doc_id):
-                known, mine = self.history.setdefault(doc_id, set()), self.docs.get(doc_id)
-                if doc['_rev'] in known:
-                    continue
-                is_newer = mine is None or mine['_rev'] in source.history[doc_id]
-                known |= source.history[doc_id]
-                if is_newer or (mine is not None and _gone(mine) and not _gone(doc)):
-                    self.docs[doc_id] = doc
+    def purge(self, kept: set[str], before: float) -> None:
+        """Forget deleted documents, as a vacuum does."""
+        for doc_id in [doc_id for doc_id, doc in self.docs.items() if _gone(doc) and doc_id not in kept]:
+            if self.changed[doc_id][1] <= before:
+                del self.docs[doc_id], self.history[doc_id], self.changed[doc_id]
 
-    # -- what the ferry calls, see `Client`
+    # -- what the links call, see `Client`
 
     def bulk(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        self.on_request()
-        results = []
-        for doc in docs:
-            mine = self.docs.get(doc['_id'])
-            if (mine is None or _gone(mine)) if '_rev' not in doc else (mine or {}).get('_rev') == doc['_rev']:
-                rev = f'{next(self._numbers)}-{id(self)}'
-                self.put(doc, rev)
-                results.append(WriteResult(doc['_id'], WriteStatus.STORED, rev))
-            else:
-                results.append(WriteResult.conflict(doc['_id']))
-        self.on_request()
-        return results
+        return self._request(lambda: [self._write(doc) for doc in docs]) if docs else []
+
+    def _write(self, doc: Mapping[str, Any]) -> WriteResult:
+        mine = self.docs.get(doc['_id'])
+        if (mine is None or _gone(mine)) if '_rev' not in doc else (mine or {}).get('_rev') == doc['_rev']:
+            rev = f'{len(self.history.get(doc["_id"], ())) + 1}-{next(self._numbers)}'
+            self.put(doc, rev)
+            return WriteResult(doc['_id'], WriteStatus.STORED, rev)
+        return WriteResult.conflict(doc['_id'])
 
     def create_once(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        self.on_request()
-        for doc in docs:
-            if 'first' not in self.history.get(doc['_id'], ()):
-                self.put(doc, 'first')
-        self.on_request()
-        return [WriteResult(doc['_id'], WriteStatus.STORED, 'first') for doc in docs]
+        def create() -> list[WriteResult]:
+            for doc in docs:
+                if '1-first' not in self.history.get(doc['_id'], ()):
+                    self.put(doc, '1-first')
+            return [WriteResult(doc['_id'], WriteStatus.STORED, '1-first') for doc in docs]
+
+        return self._request(create) if docs else []
 
     def fetch(self, ids: Sequence[str]) -> list[Document | None]:
-        self.on_request()
-        found = [self.docs.get(doc_id) for doc_id in ids]
+        found = self._request(lambda: [self.docs.get(doc_id) for doc_id in ids]) if ids else []
         return [None if doc is None or _gone(doc) else doc for doc in found]
 
     find = fetch
 
-    def get_or_none(self, doc_id: str) -> Document | None:
-        return self.fetch([doc_id])[0]
+    def fetch_leaves(self, ids: Sequence[str], **_: Any) -> list[list[Document]]:
+        return [[self.docs[doc_id]] if doc_id in self.docs else [] for doc_id in ids]
 
-    def fetch_leaves(self, ids: Sequence[str]) -> list[list[Document]]:
-        return [[doc] if doc else [] for doc in self.fetch(ids)]
+    def known(self, ids: Sequence[str]) -> set[str]:
+        return self._request(lambda: self.docs.keys() & set(ids)) if ids else set()
 
     def is_cluster(self) -> bool:
         return False
 
-    def view(self, name: str, view: str, *_: Any, **arguments: Any) -> list[dict[str, Any]]:
+    def sequence(self) -> int:
+        return self._request(lambda: max((number for number, _ in self.changed.values()), default=0))
+
+    def id_range(self, prefix: str, *, limit: int | None = None, after: str | None = None) -> list[Document]:
+        docs = self._request(lambda: self.live(prefix))
+        return [{'id': doc['_id']} for doc in docs if not after or doc['_id'] > after][:limit]
+
+    def view(self, name: str, view: str, *_: Any, **arguments: Any) -> list[Document]:
+        """Return the rows of `lendable`, or of `waiting`."""
+        docs = self._request(self.live)
+        if arguments.get('startkey') == [None]:
+            return [{'id': doc['_id']} for doc in docs if doc['type'] == 'LentItem']
+        items = [doc for doc in docs if doc['type'] == 'WorkItem' and not doc['claimed']]
+        return [{'id': doc['_id'], 'key': ['q', 9], 'value': 1} for doc in items]
+
+    def _request(self, do: Callable[[], Any]) -> Any:
         self.on_request()
-        rows = [row for doc in self.live() for row in _VIEWS[view](doc)]
-        if 'startkey' in arguments:
-            start, first = arguments['startkey'], len(arguments['startkey'])
-            rows = [row for row in rows if row['key'][:first] == start and _is_before(row['key'], arguments['endkey'])]
-        return rows[: arguments.get('limit')]
+        found = do()
+        self.on_request()
+        return found
 
 
 def _gone(doc: Mapping[str, Any]) -> bool:
     return bool(doc.get('_deleted'))
 
 
-def _is_before(key: list[Any], end: list[Any]) -> bool:
-    return isinstance(end[-1], dict) or key[-1] <= end[-1]
+class ModelFollower:
+    """Reports changes when it is asked."""
+
+    def __init__(self, client: Any, *_: Any, docs: bool = False, **__: Any) -> None:
+        self._client, self._docs = client, docs
+        self._since: int | None = None
+        self._selector: Any = None
+
+    def follow(self, since: int, selector: Any = None) -> None:
+        self._since, self._selector = since, selector
+
+    def pause(self) -> None:
+        self._since = None
+
+    def close(self) -> None:
+        self.pause()
+
+    def take(self) -> Changes | None:
+        if self._since is None:
+            return None
+        try:
+            last = self._client.sequence()
+        except ServerUnavailable as exc:
+            return Changes((), None, exc)
+        changed = sorted((number, doc_id) for doc_id, (number, _) in self._client.changed.items())
+        rows = [self._row(doc_id) for number, doc_id in changed if number > self._since and self._matches(doc_id)]
+        self._since = None
+        return Changes(rows, last) if rows else Changes((), last)
+
+    def _matches(self, doc_id: str) -> bool:
+        return any(one['_id']['$gte'] <= doc_id < one['_id']['$lt'] for one in self._selector['$or'])
+
+    def _row(self, doc_id: str) -> Document:
+        doc = self._client.docs[doc_id]
+        return {'id': doc_id, 'doc': doc if self._docs else None, **({'deleted': True} if _gone(doc) else {})}
 
 
-def _traffic(doc: Document) -> list[dict[str, Any]]:
-    to, origin = [*doc['_id'].split(':'), '', ''][1:3]
-    is_parcel = doc['_id'].startswith('p:')
-    return [{'id': doc['_id'], 'key': [0, to, origin, 0], 'value': [doc['_rev'], 1]}] if is_parcel else []
-
-
-def _fallbacks(doc: Document) -> list[dict[str, Any]]:
-    return [{'id': doc['_id'], 'key': [doc['_id'].split(':')[2], doc['fallback_at']]}] if 'fallback' in doc else []
-
-
-def _lendable(doc: Document) -> list[dict[str, Any]]:
-    if doc.get('type') == 'LentItem':
-        return [{'id': doc['_id'], 'key': [None, doc['lent']]}]
-    return [{'id': doc['_id'], 'key': ['q', 0]}] if doc.get('type') == 'WorkItem' and not doc['claimed'] else []
-
-
-def _waiting(doc: Document) -> list[dict[str, Any]]:
-    is_item = doc.get('type') == 'WorkItem' and not doc['claimed']
-    return [{'id': doc['_id'], 'key': ['q', 9], 'value': 1}] if is_item else []
-
-
-_VIEWS: dict[str, Callable[[Document], list[dict[str, Any]]]] = {
-    'traffic': _traffic,
-    'fallbacks': _fallbacks,
-    'lendable': _lendable,
-    'waiting': _waiting,
-}
-
-
-class ModelFerry(RegionMover):
-    """A ferry whose messages are stored in the model; every process believes that it is the leader."""
+class Road:
+    """A database as it is reached from another region: not at all while the region is cut off."""
 
     def __init__(self, place: Place) -> None:
-        client: Any = place.regions
+        self._place = place
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._place.regions, name)
+        if self._place.is_cut and callable(found):
+            raise ServerUnavailable(f'{self._place.name} is cut off')
+        return found
+
+
+class ModelBackend:
+    """Results, which are stored by the rules of results."""
+
+    expires = failure_expires = None
+
+    def __init__(self, results: Database) -> None:
+        self._results, self.store = results, self
+
+    def get_key_for_task(self, task_id: str) -> str:
+        return f'celery-task-meta-{task_id}'
+
+    def prepare_exception(self, error: Exception) -> str:
+        return str(error)
+
+    def result_document(self, task_id: str, task: str | None, meta: Mapping[str, Any]) -> Document:
+        return {'_id': self.get_key_for_task(task_id), 'type': 'Result', 'status': meta['status'], 'task': task}
+
+    def read_many(self, ids: Sequence[str]) -> list[Document | None]:
+        return self._results.fetch(ids)
+
+    def write_batch(self, items: Sequence[Any]) -> list[Any]:
+        self._results.on_request()
+        for item in items:
+            stored = self._results.docs.get(item.id)
+            if stored is None or not is_outdated(item.head, stored):
+                self._results.put(item.head, f'1-{item.id}')
+        self._results.on_request()
+        return []
+
+
+class ModelMessages(ParcelMessages):
+    """Messages for the queue of a region."""
+
+    def __init__(self, transport: Any) -> None:
+        self._place = self._transport = transport.place
+        self.channel: Any = SimpleNamespace(tag='', items=[])
+        self.merged = {}
+
+    def publish(self, message: Document, doc: Mapping[str, Any]) -> None:
+        if doc.get('exchange') == LATE and not self._place.is_bound:
+            return
+        properties = {**message['properties'], 'delivery_tag': self.channel.tag, 'body_encoding': 'utf-8'}
+        self.channel.items = [workitem.new(self.channel.tag, 'q', {**message, 'properties': properties}, 0.0)]
+
+
+class ModelLink(Link):
+    """A link of a process that believes that it leads."""
+
+    def __init__(self, place: Place, other: Place) -> None:
+        lead: Any = SimpleNamespace(term=1, step=lambda: 1, next_in=1.0, renewal=1.0)
+        super(Link, self).__init__(lead)
+        app: Any = SimpleNamespace(backend=place.backend, control=SimpleNamespace(revoke=place.revoke))
+        transport: Any = SimpleNamespace(couchdb=place.broker, place=place)
+        own: Any = place.regions
+        there: Any = Road(other)
+        self._name, self._other, self._errors, self._own, self._there = place.name, other.name, {}, own, there
+        prefixes = region.results_to(place.name), region.records_to(place.name), region.region_id('')
+        self._arriving = Inbox(there, lambda: None, *prefixes, docs=True)
+        self._leaving = Inbox(own, lambda: None, region.records_to(other.name))
+        self._taker = Taker(app, transport, own, there, place.name, other.name)
+        self._home = Home(app, transport, own, place.name, other.name, NAMES)
+        self._activity: Any = SimpleNamespace(take=lambda: False, pause=lambda: None)
+        looks = Looks(SimpleNamespace(watch=lambda: None, is_enough=False))  # type: ignore[arg-type]
         broker: Any = place.broker
-        others = [other(place.name)]
-        self.region, self._client, self._receipts, self._deleted = place.name, client, None, set()
-        self._wants = cast(Any, SimpleNamespace(note_arrived=lambda count: None))
-        self._harmful = cast(Any, SimpleNamespace(replace=lambda: None))  # no view of the model fails
-        looks = Looks(cast(Any, SimpleNamespace(watch=lambda: None, is_enough=False)))
-        self.lender = self._lender = Lender(broker, client, place.name, others, 1.0, ['json'], looks)
-        self._fallbacks = Fallbacks(client, place.name, others, self._move)
-        self._transport = SimpleNamespace(store_items=lambda items, once: place.publish(items))
+        self._lender = Lender(broker, own, place.name, other.name, 1.0, ['json'], looks)
+        self._retry_at, self._lent = 0.0, Counter[str]()
+        self.begin()
 
-    def _items_of(self, doc: Document) -> list[Any]:
-        message = {**doc['message'], 'properties': {'delivery_tag': parcel.moved_id(doc['_id'])}}
-        return [workitem.new(parcel.moved_id(doc['_id']), 'q', message, 0.0)]
-
-    def arrive(self) -> None:
-        """Publish the parcels that are here."""
-        self.do_batch()
-
-    def lend(self) -> None:
-        """Finish what was begun, and lend what the other region wants."""
-        self._lender.read_wants()
-        self._lender._finish_at, self._lender._looks.next_at = 0.0, time.monotonic() - 1
-        self._lender.step()
-
-    def fall_back(self) -> None:
-        """Withdraw the parcels that are due."""
-        self._fallbacks.read()
-        self._fallbacks.step()
+    def step(self) -> float:
+        """Do all that is due, whatever paused it."""
+        self._retry_at = 0.0
+        return super().step()
 
 
 class Place:
-    """A region: its two databases, two ferries, and the tasks that ran."""
+    """A region: its databases, two leaders for each other region, its worker, and the tasks that ran."""
 
     def __init__(self, name: str, clock: SimpleNamespace) -> None:
-        self.name, self.broker, self.regions = name, Database(clock), Database(clock)
-        self.ferries = [ModelFerry(self), ModelFerry(self)]
+        self.name, self.is_cut, self.is_bound = name, False, False
+        self.broker, self.regions, self.results = (Database(f'{name}-{n}', clock) for n in ('broker', 'regions', 'r'))
+        self.backend = ModelBackend(self.results)
+        self.revoked = set[str]()
+        self.links: dict[tuple[str, int], ModelLink] = {}
+        self._numbers, self._clock = itertools.count(), clock
 
-    def publish(self, items: Sequence[Any]) -> list[WriteResult]:
+    @property
+    def databases(self) -> list[Database]:
+        """All databases."""
+        return [self.broker, self.regions, self.results]
+
+    def revoke(self, task_id: str, **_: Any) -> None:
+        """Tell the workers that a task is revoked."""
+        self.revoked.add(task_id)
+
+    def store_items(self, items: Sequence[Any], *, once: bool) -> list[WriteResult]:
         """Store new messages as `Store.publish_once` does."""
+        for item in items if not once else []:
+            self.broker.put(item, f'1-{next(self._numbers)}')
         new = [item for item in items if item['_id'] not in self.broker.history]
         return [result for result in self.broker.create_once(new) if not result.is_stored]
 
-    def restart(self, number: int) -> None:
-        """Replace a ferry by another process."""
-        self.ferries[number] = ModelFerry(self)
-
-    def send(self, task_id: str, to: str, fallback: float | None) -> None:
-        """Send a task to a region; `fallback` is the time at which it runs here instead."""
+    def send(self, task_id: str, to: str, *, fallback: str | None, exchange: str, is_valid: bool) -> str:
+        """Send a task to a region, and return the id of its record or of its message."""
         message: Any = {
             'body': '[[], {}, {"chord": null, "chain": null}]',
             'headers': {'task': 'add', 'id': task_id},
@@ -206,29 +295,50 @@ class Place:
             'content-type': 'application/json',
             'content-encoding': 'utf-8',
         }
-        if to in (region.ANY, self.name):
-            if to == region.ANY:
-                message['properties']['region'] = to
-            self.broker.put(workitem.new(task_id, 'q', message, 0.0), 'first')
-            return
-        doc: Any = parcel.new(message, '', 'q', 0.0)
-        doc['_id'] = region.parcel_id(to, self.name, task_id)
+        if to == region.ANY:
+            message['properties']['region'] = to
+            self.broker.put(workitem.new(task_id, 'q', message, 0.0), '1-first')
+            return task_id
+        doc: Any = parcel.new(message, exchange, 'q', self._clock.now())
+        doc['_id'] = region.record_id(to, task_id, f'tag-{task_id}')
+        if not is_valid:
+            doc['message'] = {**message, 'body': None}
         if fallback is not None:
-            doc['fallback'], doc['fallback_at'] = self.name, fallback
-        self.regions.put(doc, 'first')
+            doc['fallback'], doc['fallback_at'] = fallback, self._clock.now() + 5
+        self.regions.put(doc, '1-first')
+        return str(doc['_id'])
 
     def want(self, count: int) -> None:
         """Write the Region document."""
-        doc = region.new(self.name, {'q': count}, 0.0)
-        rev = self.regions.docs.get(doc['_id'], {}).get('_rev')
-        self.regions.bulk([{**doc, '_rev': rev} if rev else cast(Any, doc)])
+        doc = {'_id': region.region_id(self.name), 'type': 'Region', 'want': {'q': count}}
+        self.regions.put(doc, f'{next(self._numbers)}-want')
 
-    def pull(self, source: Place) -> None:
-        """Replicate from another region what travels between the two."""
-        prefixes = (f'p:{self.name}:{source.name}:', f'p:{source.name}:{self.name}:', f'region:{source.name}')
-        self.regions.replicate(source.regions, lambda doc_id: doc_id.startswith(prefixes))
+    def waiting(self) -> list[Any]:
+        """Return the messages that no worker has claimed."""
+        return [doc for doc in self.broker.live() if doc['type'] == 'WorkItem' and workitem.is_waiting(doc)]
 
+    def claimed(self) -> list[Any]:
+        """Return the messages that the worker has claimed."""
+        return [doc for doc in self.broker.live() if workitem.claimant(doc)]
 
-def other(name: str) -> str:
-    """Return the other region."""
-    return {'us': 'eu', 'eu': 'us'}[name]
+    def end(self, item: Any, *, acknowledge: bool) -> str | None:
+        """Store the result of a claimed message, and return the id of the task, or None if it was revoked.
+
+        Without `acknowledge`, the worker is killed in between, and another one may run it.
+        """
+        headers = item['message']['headers']
+        task_id, giver = headers['id'], Giver.of(headers)
+        status = states.REVOKED if task_id in self.revoked else states.SUCCESS
+        result = {'_id': self.backend.get_key_for_task(task_id), 'type': 'Result', 'status': status}
+        result['delivery'] = [0, 0, item['attempts']]
+        if giver is None:
+            self.results.put({**result, 'date': self._clock.now()}, '1-own')
+        else:
+            tag = f'{self.name}-{next(self._numbers)}'
+            doc = region.returned(giver.region, task_id, tag, result, giver.record, self._clock.now())
+            self.regions.put(doc, f'1-{tag}')
+        if acknowledge:
+            self.broker.bulk([workitem.deleted(item)])
+        else:
+            self.broker.bulk([workitem.release(item)])
+        return task_id if status == states.SUCCESS else None
