@@ -1,4 +1,4 @@
-"""Hostile parcels, for a database for publishers and for a database of regions."""
+"""Hostile parcels, for databases of publishers and for records in a database of regions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from kombu_couchdb.couchdb.client import Client
 from tests.hostile.documents import WORKITEM
 
-__all__ = ['GOOD', 'MESSAGE', 'check_refusals', 'store']
+__all__ = ['GOOD', 'HOSTILE', 'MESSAGE', 'check_refusals', 'store']
 
 MESSAGE: dict[str, Any] = WORKITEM['message']
 
@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {
 
 #: Members of malformed parcels, and a part of the reason. (The unit tests of parcels have those that a publisher's
 #: message may contain.)
-_HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     'no message': ({'message': None}, 'message'),
     'a message that is text': ({'message': 'x' * 100_000}, 'message'),
     'no properties': ({'message': {**MESSAGE, 'properties': None}}, 'properties'),
@@ -56,12 +56,12 @@ def store(client: Client, docs: list[dict[str, Any]]) -> None:
 
 def check_refusals(client: Client, prefix: str, step: Callable[[], object]) -> None:
     """Store hostile parcels and three good ones. `step` has to refuse the hostile ones, and to move the others."""
-    names = {f'{prefix}{n:03}': name for n, name in enumerate(_HOSTILE)}
-    store(client, [{**GOOD, **_HOSTILE[name][0], '_id': doc_id} for doc_id, name in names.items()])
+    names = {f'{prefix}{n:03}': name for n, name in enumerate(HOSTILE)}
+    store(client, [{**GOOD, **HOSTILE[name][0], '_id': doc_id} for doc_id, name in names.items()])
     store(client, [{**GOOD, '_id': f'{prefix}9{n}'} for n in range(3)])
     step()
     assert [row['id'] for row in client.id_range(prefix, docs=True)] == list(names)
     for doc, name in zip(client.fetch(list(names)), names.values(), strict=True):
         assert doc is not None, name
         assert doc['status'] == 'fail', name
-        assert _HOSTILE[name][1] in doc['reason'], name
+        assert HOSTILE[name][1] in doc['reason'], name

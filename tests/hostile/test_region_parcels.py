@@ -1,4 +1,4 @@
-"""Hostile documents in a database of regions: each is refused with a reason or ignored, and the others arrive."""
+"""What a broken region, or one that was broken into, may write: its links, and those of others, go on."""
 
 from __future__ import annotations
 
@@ -7,109 +7,199 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.regions.region_mover import RegionMover
 from celery_couchdb.testing import Server
-from tests.conftest import wait_for
-from tests.parcels import movers, store_nested
-from tests.regions import Regions, regions_on
+from kombu_couchdb.regions import region
+from tests.parcels import store_nested
+from tests.regions import Region, Regions, regions_on
 from tests.support import items
 
-from .parcels import GOOD, MESSAGE, check_refusals, store
+from .parcels import GOOD, HOSTILE, MESSAGE, store
+
+TASK_ID = MESSAGE['headers']['id']
+
+#: Members of a result that returns, and of the document that brings it.
+_RESULTS: list[dict[str, Any]] = [
+    *({'_id': doc_id} for doc_id in (5, '', 'x', '_design/celery-task-meta-x', '_local/celery-task-meta-x')),
+    *({'_id': f'{kind}-x'} for kind in ('celery-taskset-meta', 'unacked', 'chord-unlock')),
+    *({'status': status} for status in (None, 5, [], {}, 'x' * 100_000)),
+    *({'type': kind} for kind in (None, 5, 'Group', 'Value', 'WorkItem')),
+    *({'delivery': delivery} for delivery in (5, 'x', [1e300], ['x'], {})),
+    *(
+        {name: value}
+        for name in ('value', 'base64', 'content_type', 'parcel', 'error')
+        for value in (5, [[]], {'a': {}})
+    ),
+    {'_deleted': True},
+    {'_attachments': {'body': {'stub': True, 'length': 5}}},
+    {'_unknown': 1, '_rev': 'x', '_revisions': {}},
+    {'expires': 0, 'date': 'never'},
+]
+_BRINGING: list[dict[str, Any]] = [
+    *({'result': result} for result in (None, 'x', 5, [], {}, ['celery-task-meta-x'])),
+    *({'date': date} for date in (None, 'never', [], {}, -1e300, True)),
+    *(
+        {'record': record}
+        for record in (None, 5, [], '', '_design/x', 'region:us', 'p:eu', 'p:asia:kept:1', 'p:eu:x:1')
+    ),
+    {'type': 'Parcel'},
+]
 
 
 @pytest.fixture
 def regions(server: Server) -> Iterator[Regions]:
-    with regions_on(server, 'eu', 'us', 'asia', lend_after=0.1) as regions:
+    with regions_on(server, 'eu', 'us', 'asia', lend_after=0.001) as regions:
         yield regions
 
 
-@pytest.fixture
-def ferry(regions: Regions) -> Iterator[RegionMover]:
-    with movers(RegionMover) as make:
-        yield make(regions['eu'].app)
+def record_id(to: str, tag: str) -> str:
+    return region.record_id(to, TASK_ID, tag)
 
 
-def test_hostile_parcels_are_refused_and_the_others_arrive(regions: Regions, ferry: RegionMover) -> None:
-    eu = regions['eu']
-    check_refusals(eu.regions, 'p:eu:us:', ferry.step)
+def rest(regions: Regions) -> None:
+    """Work, and check that nothing is written when nothing is new."""
+
+    def sequences() -> list[Any]:
+        return [client.id_range('') for one in regions.all for client in (one.broker, one.results, one.regions)]
+
+    for _ in range(3):  # a result may come back from the region to which a record was given next
+        regions.work()
+    before = sequences()
+    regions.work()
+    assert sequences() == before
+
+
+def test_hostile_records_are_refused_and_the_others_arrive(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
+    names = {record_id('eu', f'{n:03}'): name for n, name in enumerate(HOSTILE)}
+    store(us.regions, [{**GOOD, **HOSTILE[name][0], '_id': doc_id} for doc_id, name in names.items()])
+    wrong = [region.record_id('eu', 'another', 'a'), 'p:eu:', 'p:eu:x', 'p:eu:::', 'p:eu:\0:\n']
+    store(us.regions, [{**GOOD, '_id': doc_id} for doc_id in wrong])
+    store(us.regions, [{**GOOD, '_id': record_id('eu', f'9{n}')} for n in range(3)])
+    regions.work('eu', 'us')
     assert len(items(eu.broker)) == 3
+    for doc, name in zip(us.regions.fetch(list(names)), names.values(), strict=True):
+        assert doc is not None, name
+        assert HOSTILE[name][1] in doc.get('reason', doc.get('delayed')), name
+    rest(regions)
 
 
-def test_foreign_ids_are_left_alone(regions: Regions, ferry: RegionMover) -> None:
-    eu = regions['eu']
-    foreign = ['p:us:eu:1', 'p:eu', 'p:eu:us', 'p:', 'p:eus:us:1', 'q:eu:us:1', 'region:us', 'p:EU:us:1', 'p;eu;us;1']
-    store(eu.regions, [{**GOOD, '_id': doc_id} for doc_id in foreign])
-    before = eu.regions.fetch(foreign)
-    ferry.step()
-    assert eu.regions.fetch(foreign) == before
-    assert items(eu.broker) == []
+def test_foreign_ids_are_left_alone(regions: Regions) -> None:
+    us = regions['us']
+    foreign = ['p:us:eu:1', 'p:eu', 'p:', 'p:eus:us:1', 'q:eu:us:1', 'region:eu', 'p:EU:us:1', 'p;eu;us;1', 'r:eus:a:1']
+    store(us.regions, [{**GOOD, '_id': doc_id} for doc_id in foreign])
+    before = us.regions.fetch(foreign)
+    rest(regions)
+    assert us.regions.fetch(foreign) == before
+    assert items(regions['eu'].broker) == []
 
 
-def test_documents_of_a_forged_sender_do_not_travel(regions: Regions) -> None:
-    us, others = regions['us'], (regions['eu'].regions, regions['asia'].regions)
-    forged = ('p:eu:asia:1', 'p:asia:eu:1', 'region:eu', 'region:asia')
-    store(us.regions, [{**GOOD, '_id': doc_id} for doc_id in (*forged, 'p:eu:us:1')])
-    regions.replicate()
-    assert [[row['id'] for row in client.id_range('p:', to='region:~')] for client in others] == [['p:eu:us:1'], []]
-
-
-def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions, ferry: RegionMover) -> None:
-    eu = regions['eu']
+def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions) -> None:
     info = {'exchange': 'celery.pidbox', 'claimed': {'by': 'broker:consumer:x'}}
     forged = {'delivery_tag': 'broker:consumer:x', 'delivery_info': info, 'priority': 99}
-    store(
-        eu.regions,
-        [{**GOOD, '_id': 'p:eu:us:1', 'message': {**MESSAGE, 'properties': {**MESSAGE['properties'], **forged}}}],
-    )
-    ferry.step()
-    [item] = items(eu.broker)
+    giver = ['us', 'us', 'us', 'us', 'us']
+    message = {**MESSAGE, 'properties': {**MESSAGE['properties'], **forged}}
+    message['headers'] = {**MESSAGE['headers'], 'x-giver': giver, 'x-from-region': ['x']}
+    store(regions['us'].regions, [{**GOOD, '_id': record_id('eu', '1'), 'message': message}])
+    regions.work('eu', 'us')
+    [item] = items(regions['eu'].broker)
     assert item['_id'].startswith('parcel:')
     assert item['message']['properties']['delivery_info'] == {'exchange': '', 'routing_key': 'celery'}
+    assert item['message']['headers']['x-giver'][0] == 'eu'
     assert item['priority'] == 9
 
 
-def test_malformed_fallback_stops_nobody(regions: Regions, ferry: RegionMover) -> None:
-    """Another region can change the parcels to it in the databases of their senders."""
-    eu = regions['eu']
-    doc: dict[str, Any] = {**GOOD, 'fallback': 'asia', 'fallback_at': 1}
-    for missing in ('exchange', 'routing_key', 'published', 'task', 'type', 'fallback_at'):
-        rest = {name: value for name, value in doc.items() if name != missing}
-        store(eu.regions, [{**rest, '_id': f'p:us:eu:no-{missing}'}])
-        store(eu.regions, [{**rest, '_id': f'p:us:eu:wrong-{missing}', missing: ['x']}])
-    store(eu.regions, [{**GOOD, '_id': 'p:us:eu:last', 'fallback': 'eu', 'fallback_at': 2}])
-    ferry._changed = True  # the feed would say so
-    wait_for(lambda: ferry.step() or items(eu.broker), 'the good fallback')
-    assert len(items(eu.broker)) == 1
+@pytest.mark.parametrize('missing', ['message', 'exchange', 'routing_key', 'published', 'task', 'id', 'type', 'date'])
+def test_malformed_records_stop_nobody_at_home(regions: Regions, missing: str) -> None:
+    """Another region can change the records of tasks for it in the databases of their homes."""
+    us = regions['us']
+    states: list[dict[str, Any]] = [
+        {'fallback': 'us', 'fallback_at': 1},
+        {'fallback': 'asia', 'fallback_at': 1},
+        {'fallback': ['us'], 'fallback_at': ['x']},
+        {'lent': 1},
+        {'lent': 1, 'cancelled': 'x'},
+        {'cancelled': 1, 'terminate': 'x'},
+        {'status': 'fail'},
+        {'status': ['x'], 'reason': {}, 'fallback': 'us'},
+        {'state': 'withdrawn'},
+        {'state': 'withdrawn', 'run_in': ['us']},
+        {'state': 'withdrawn', 'run_in': 'us'},
+        {'state': ['there'], 'taken': 'x', 'delayed': 5},
+    ]
+    docs = [{**GOOD, **members, '_id': record_id('eu', f'{n:02}')} for n, members in enumerate(states)]
+    docs = [
+        doc for kept in docs for doc in (without(kept, missing), {**kept, missing: ['x'], '_id': kept['_id'] + 'x'})
+    ]
+    store(us.regions, docs)
+    store(us.regions, [{**GOOD, '_id': record_id('eu', 'last'), 'fallback': 'us', 'fallback_at': 2}])
+    regions.work('us', 'eu')
+    assert us.regions.get_or_none(record_id('eu', 'last')) is None
+    regions.work('eu', 'us')
+    rest(regions)
 
 
-def test_unreadable_fallbacks_stop_nobody(regions: Regions, ferry: RegionMover, apache_couchdb: bool) -> None:
+def without(doc: dict[str, Any], name: str) -> dict[str, Any]:
+    return {member: value for member, value in doc.items() if member != name}
+
+
+def bring(eu: Region, us: Region, task_id: str, number: int, members: dict[str, Any]) -> dict[str, Any]:
+    """Return a document of region `eu` that brings the result 3 to region `us`, with these members of the result."""
+    meta = {'status': 'SUCCESS', 'result': 3, 'traceback': None, 'children': [], 'date_done': None}
+    result = {**us.app.backend.result_document(task_id, 'add', meta), **members}
+    return region.returned('us', 'x', f'{number:03}', {}, None, 1.0) | {'result': result}
+
+
+def test_malformed_results_are_left_out_and_the_others_return(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
+    kept = {**GOOD, '_id': 'p:asia:kept:1'}
+    store(us.regions, [kept])
+    docs = [bring(eu, us, f'x{n}', n, members) for n, members in enumerate(_RESULTS)]
+    more = [bring(eu, us, f'y{n}', 100 + n, {}) | members for n, members in enumerate(_BRINGING)]
+    store(eu.regions, [*docs, *more, bring(eu, us, 'good', 999, {})])
+    regions.work('us', 'eu')
+    assert eu.returning() == []
+    assert us.app.AsyncResult('good').get(timeout=1) == 3
+    assert us.regions.get_or_none(kept['_id'])
+    assert us.results.id_range('_design/celery-task') == []
+    rest(regions)
+
+
+def test_unreadable_documents_stop_nobody(regions: Regions, apache_couchdb: bool) -> None:
     if not apache_couchdb:
         pytest.skip('the embedded server refuses such documents')
-    eu = regions['eu']
-    for number in range(25):  # more than are withdrawn together
-        store_nested(eu.regions, f'p:us:eu:{number}', 1_500, '"fallback":"eu","fallback_at":1')
-    store(eu.regions, [{**GOOD, '_id': 'p:us:eu:last', 'fallback': 'eu', 'fallback_at': 2}])
-    ferry._changed = True  # the feed would say so
+    us, eu = regions['us'], regions['eu']
+    due = '"fallback":"us","fallback_at":1'
+    for number in range(5):
+        store_nested(us.regions, record_id('eu', f'a{number}'), 1_500, due)
+        store_nested(us.regions, record_id('eu', f'b{number}'), 1_500)
+        store_nested(us.regions, f'r:eu:x:{number}', 1_500)
+    store_nested(us.regions, 'region:us', 1_500)
+    store(us.regions, [{**GOOD, '_id': record_id('eu', 'c'), 'fallback': 'us', 'fallback_at': 2}])
+    store(us.regions, [{**GOOD, '_id': record_id('eu', 'd')}])
+    store(eu.regions, [bring(eu, us, 'good', 999, {})])
+    regions.work()
+    assert len(items(us.broker)) == len(items(eu.broker)) == 1
+    assert us.app.AsyncResult('good').get(timeout=1) == 3
+    rest(regions)
 
-    wait_for(lambda: ferry.step() or items(eu.broker), 'the fallback')
 
-
-def test_hostile_wants_are_ignored(regions: Regions, ferry: RegionMover) -> None:
-    eu = regions['eu']
+def test_hostile_wants_are_ignored(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
     eu.app.send_task('add', (1, 2), region='any')
     hostile: list[Any] = [
-        *(None, [], 'celery', {'celery': '5'}, {'celery': -1}, {'celery': [1]}),
+        *(None, [], 'celery', {'celery': '5'}, {'celery': -1}, {'celery': [1]}, {'celery': 1e300}),
         *({'q' * 100_000: 1, '': 1, '\0': 1}, {str(number): 1 for number in range(10_000)}),
     ]
-    rev: dict[str, str] = {}
-    for want in hostile:
-        doc = {**GOOD, '_id': 'region:us', 'type': 'Region', 'date': 'never', 'want': want, **rev}
-        [result] = eu.regions.bulk([doc])
-        rev = {'_rev': result.rev}
-        ferry._changed = True  # the feed would say so
-        ferry.step()
-        assert len(items(eu.broker)) == 1
-    store(eu.regions, [{'_id': 'region:us', 'type': 'Region', 'want': {'celery': 10**15}, **rev}])
-    ferry._changed = True
 
-    wait_for(lambda: ferry.step() or not items(eu.broker), 'the task is lent')
+    def write(want: Any) -> None:
+        old = us.regions.get_or_none('region:us') or {}
+        doc = {**GOOD, '_id': 'region:us', 'type': 'Region', 'date': 'never', 'want': want}
+        store(us.regions, [{**doc, **({'_rev': old['_rev']} if old else {})}])
+
+    for want in hostile:
+        write(want)
+        regions.work('eu', 'us')
+        assert len(items(eu.broker)) == 1
+    write({'celery': 10**15})
+    regions.work('eu', 'us')
+    assert items(eu.broker) == []
