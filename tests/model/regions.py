@@ -286,8 +286,8 @@ class Place:
         new = [item for item in items if item['_id'] not in self.broker.history]
         return [result for result in self.broker.create_once(new) if not result.is_stored]
 
-    def send(self, task_id: str, to: str, *, fallback: str | None, exchange: str, is_valid: bool) -> str:
-        """Send a task to a region, and return the id of its record or of its message."""
+    def send(self, task_id: str, to: str, *, fallback: str | None, exchange: str, is_valid: bool) -> None:
+        """Send a task to a region."""
         message: Any = {
             'body': '[[], {}, {"chord": null, "chain": null}]',
             'headers': {'task': 'add', 'id': task_id},
@@ -298,7 +298,7 @@ class Place:
         if to == region.ANY:
             message['properties']['region'] = to
             self.broker.put(workitem.new(task_id, 'q', message, 0.0), '1-first')
-            return task_id
+            return
         doc: Any = parcel.new(message, exchange, 'q', self._clock.now())
         doc['_id'] = region.record_id(to, task_id, f'tag-{task_id}')
         if not is_valid:
@@ -306,7 +306,6 @@ class Place:
         if fallback is not None:
             doc['fallback'], doc['fallback_at'] = fallback, self._clock.now() + 5
         self.regions.put(doc, '1-first')
-        return str(doc['_id'])
 
     def want(self, count: int) -> None:
         """Write the Region document."""
