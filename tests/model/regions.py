@@ -2,7 +2,7 @@
 
 The code of `Link`, `Inbox`, `Taker`, `Home`, `Lender` and the rules of records run as they are. Databases are
 dictionaries that know which revisions each document had, as CouchDB does. A leader is killed, or loses its connection,
-before or after any of its requests.
+before or after any of its writes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Database:
         self.replicas, self.clock, self._numbers = 1, clock, itertools.count(1)
         #: The number of the last change of each document, and when it was made.
         self.changed: dict[str, tuple[int, float]] = {}
-        #: Called before and after each request; it may raise an error.
-        self.on_request: Callable[[], None] = lambda: None
+        #: Called before and after each write; it may raise an error.
+        self.on_write: Callable[[], None] = lambda: None
 
     def live(self, prefix: str = '') -> list[Document]:
         """Return the documents whose ids begin so, in the order of the ids."""
@@ -75,7 +75,7 @@ class Database:
     # -- what the links call, see `Client`
 
     def bulk(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        return self._request(lambda: [self._write(doc) for doc in docs]) if docs else []
+        return self._written(lambda: [self._write(doc) for doc in docs]) if docs else []
 
     def _write(self, doc: Mapping[str, Any]) -> WriteResult:
         mine = self.docs.get(doc['_id'])
@@ -92,10 +92,10 @@ class Database:
                     self.put(doc, '1-first')
             return [WriteResult(doc['_id'], WriteStatus.STORED, '1-first') for doc in docs]
 
-        return self._request(create) if docs else []
+        return self._written(create) if docs else []
 
     def fetch(self, ids: Sequence[str]) -> list[Document | None]:
-        found = self._request(lambda: [self.docs.get(doc_id) for doc_id in ids]) if ids else []
+        found = [self.docs.get(doc_id) for doc_id in ids]
         return [None if doc is None or _gone(doc) else doc for doc in found]
 
     find = fetch
@@ -104,30 +104,30 @@ class Database:
         return [[self.docs[doc_id]] if doc_id in self.docs else [] for doc_id in ids]
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        return self._request(lambda: self.docs.keys() & set(ids)) if ids else set()
+        return self.docs.keys() & set(ids)
 
     def is_cluster(self) -> bool:
         return False
 
     def sequence(self) -> int:
-        return self._request(lambda: max((number for number, _ in self.changed.values()), default=0))
+        return max((number for number, _ in self.changed.values()), default=0)
 
     def id_range(self, prefix: str, *, limit: int | None = None, after: str | None = None) -> list[Document]:
-        docs = self._request(lambda: self.live(prefix))
+        docs = self.live(prefix)
         return [{'id': doc['_id']} for doc in docs if not after or doc['_id'] > after][:limit]
 
     def view(self, name: str, view: str, *_: Any, **arguments: Any) -> list[Document]:
         """Return the rows of `lendable`, or of `waiting`."""
-        docs = self._request(self.live)
+        docs = self.live()
         if arguments.get('startkey') == [None]:
             return [{'id': doc['_id']} for doc in docs if doc['type'] == 'LentItem']
         items = [doc for doc in docs if doc['type'] == 'WorkItem' and not doc['claimed']]
         return [{'id': doc['_id'], 'key': ['q', 9], 'value': 1} for doc in items]
 
-    def _request(self, do: Callable[[], Any]) -> Any:
-        self.on_request()
+    def _written(self, do: Callable[[], Any]) -> Any:
+        self.on_write()
         found = do()
-        self.on_request()
+        self.on_write()
         return found
 
 
@@ -206,12 +206,12 @@ class ModelBackend:
         return self._results.fetch(ids)
 
     def write_batch(self, items: Sequence[Any]) -> list[Any]:
-        self._results.on_request()
+        self._results.on_write()
         for item in items:
             stored = self._results.docs.get(item.id)
             if stored is None or not is_outdated(item.head, stored):
                 self._results.put(item.head, f'1-{item.id}')
-        self._results.on_request()
+        self._results.on_write()
         return []
 
 
@@ -237,15 +237,15 @@ class ModelLink(Link):
         lead: Any = SimpleNamespace(term=1, step=lambda: 1, next_in=1.0, renewal=1.0)
         super(Link, self).__init__(lead)
         app: Any = SimpleNamespace(backend=place.backend, control=SimpleNamespace(revoke=place.revoke))
-        transport: Any = SimpleNamespace(couchdb=place.broker, place=place)
+        options = SimpleNamespace(region=place.name, regions=NAMES)
+        transport: Any = SimpleNamespace(couchdb=place.broker, place=place, options=options)
         own: Any = place.regions
         there: Any = Road(other)
         self._name, self._other, self._errors, self._own, self._there = place.name, other.name, {}, own, there
         prefixes = region.results_to(place.name), region.records_to(place.name), region.region_id('')
         self._arriving = Inbox(there, lambda: None, *prefixes, docs=True)
-        self._leaving = Inbox(own, lambda: None, region.records_to(other.name))
         self._taker = Taker(app, transport, own, there, place.name, other.name)
-        self._home = Home(app, transport, own, place.name, other.name, NAMES)
+        self._home = Home(app, transport, own, other.name, lambda: None)
         self._activity: Any = SimpleNamespace(take=lambda: False, pause=lambda: None)
         looks = Looks(SimpleNamespace(watch=lambda: None, is_enough=False))  # type: ignore[arg-type]
         broker: Any = place.broker
