@@ -15,6 +15,7 @@ from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.parcels import parcel
+from kombu_couchdb.parcels.stored_parcels import Parcels
 
 if TYPE_CHECKING:
     from celery_couchdb.parcels.mover import Mover
@@ -42,7 +43,18 @@ def kill_between_writes(one: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(one._own.client, 'bulk', killed)
     with pytest.raises(ServerUnavailable):
-        one.step()
+        settle(one)
+
+
+def settle(one: Mover) -> None:
+    """Let a mover do all that is due."""
+    while not one.step():
+        pass
+
+
+def waiting_in(client: Client) -> list[str]:
+    """Return the ids of the parcels that wait in a database."""
+    return [doc['_id'] for doc in Parcels(client).listing('waiting')]
 
 
 def receipt_of(parcels: Client, doc_id: str) -> Document:

@@ -111,10 +111,8 @@ class Receipts:
         key = Key(database, doc['_id'])
         self._keep_until(key, doc)
         if self._backend is not None:
-            self._open[key] = doc['id']
-            if not doc['_rev'].startswith('1-') or self._since is None:
-                # A parcel that was changed may have been moved before, and its result may be stored.
-                self._unread[key] = doc['id']
+            # A leader that was killed may have published its message long ago: the result may be stored.
+            self._open[key] = self._unread[key] = doc['id']
 
     def note(self, database: str, doc: Document) -> None:
         """Note a receipt that was read."""

@@ -11,9 +11,8 @@ from celery import Celery
 
 from celery_couchdb.parcels.mover import Mover
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels import parcel
 from tests.conftest import wait_for
-from tests.parcels import kill_between_writes, store_nested
+from tests.parcels import kill_between_writes, settle, store_nested, waiting_in
 from tests.patience import PatientConnection
 from tests.support import Inbox, items
 
@@ -34,9 +33,9 @@ def put(parcels: Client, *names: str) -> None:
 
 def test_each_parcel_is_moved_once(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
     put(parcels, *(f'{n:03}' for n in range(120)))
-    mover().step()
+    settle(mover())
     assert bodies(client) == [f'{n:03}' for n in range(120)]
-    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
+    assert waiting_in(parcels) == []
 
 
 def test_mover_killed_between_its_two_writes(
@@ -51,9 +50,9 @@ def test_mover_killed_between_its_two_writes(
     )  # both writes are done
     first._leader.release()
     put(parcels, 'c')
-    mover().step()
+    settle(mover())
     assert bodies(client) == ['c']
-    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
+    assert waiting_in(parcels) == []
 
 
 def test_mover_paused_before_its_write(
@@ -62,13 +61,13 @@ def test_mover_paused_before_its_write(
     """The mover has checked that the message was not published, and resumes when the message is completed."""
     first, second = mover(), mover()
     put(parcels, 'a')
-    store = first._transport.store
+    store = first._messages._transport.store
     look = store.unpublished
 
     def pause(docs: Any) -> Any:
         found = look(docs)
         first._leader.release()  # as if its lease had expired
-        second.step()
+        settle(second)
         assert bodies(client) == ['a']
         with PatientConnection(url) as connection:
             Inbox(connection, 'celery').wait(1)
@@ -76,14 +75,14 @@ def test_mover_paused_before_its_write(
         return found
 
     monkeypatch.setattr(store, 'unpublished', pause)
-    first.step()
+    settle(first)
     assert items(client) == []
 
 
 def test_arguments_cannot_forge_lines_of_the_log(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
     """Celery prints `argsrepr` and `kwargsrepr` as they are."""
     parcels.put({'_id': 'a', 'task': 'add', 'args': ['a\n[forged]'], 'kwargs': {'y': '\x1b[2J'}})
-    mover().step()
+    settle(mover())
     [item] = items(client)
     headers = item['message']['headers']
     assert (headers['argsrepr'], headers['kwargsrepr']) == ("['a\\n[forged]']", "{'y': '\\x1b[2J'}")
@@ -98,10 +97,10 @@ def test_deeply_nested_parcel_is_refused(
         pytest.skip('the embedded server refuses such documents')
     store_nested(parcels, 'deep', levels)
     put(parcels, 'a')
-    mover().step()
+    settle(mover())
     assert bodies(client) == ['a']
     assert parcels.raw('deep').count(b'"reason"') == 1
-    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False, key=[0, 0]) == []
+    assert waiting_in(parcels) == []
 
 
 def test_parcels_of_the_maximum_size_stop_no_others(
@@ -112,9 +111,9 @@ def test_parcels_of_the_maximum_size_stop_no_others(
         members['x'] = 'x' * (7_999_998 - len(json.dumps(members, separators=(',', ':'))))
         parcels.put({'_id': task, **members})
     put(parcels, 'good')
-    mover().step()
+    settle(mover())
     assert 'good' in bodies(client)
-    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False, startkey=[0], endkey=[0, {}]) == []
+    assert waiting_in(parcels) == []
     moved, refused = parcels.get('add'), parcels.get('subtract')
     assert (moved.get('type'), moved.get('status')) == ('Receipt', None)
     assert (refused.get('type'), refused.get('status')) == (None, 'fail')
@@ -126,7 +125,7 @@ def test_parcel_for_another_region_is_refused(
     mover_app.conf.broker_transport_options |= {'region': 'eu', 'regions': {'eu': url, 'us': url}}
     mover_app.conf.task_routes = {'add': {'region': 'us'}}
     put(parcels, 'a')
-    mover().step()
+    settle(mover())
     assert parcels.get('a')['reason'] == 'its task belongs to another region, and parcels are for tasks of this one'
     assert client.id_range('p:') == []  # the database of regions
     assert items(client) == []
@@ -134,13 +133,13 @@ def test_parcel_for_another_region_is_refused(
 
 def test_malformed_parcels_are_refused_while_the_leader_waits(mover: Callable[[], Mover], parcels: Client) -> None:
     one = mover()
-    one.step()
+    settle(one)
     malformed: dict[str, dict[str, Any]] = {'a': {'args': [1]}, 'b': {'type': 'Parcel', 'args': [1]}, 'c': {'task': 5}}
     for name, members in malformed.items():
         parcels.put({'_id': name, **members})
 
     def are_refused() -> bool:
-        one.step()
+        settle(one)
         return all(parcels.get(name).get('status') == 'fail' for name in 'abc')
 
     wait_for(are_refused, 'the refusal')

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +13,13 @@ from celery.app.task import Context
 
 from celery_couchdb.parcels import PARCEL
 from celery_couchdb.parcels.mover import Mover
-from celery_couchdb.parcels.receipts import Receipts
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter
 from kombu_couchdb.documents.dead_letter import rejected
-from kombu_couchdb.parcels import parcel
+from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
-from tests.parcels import kill_between_writes, receipt_of
+from tests.parcels import kill_between_writes, receipt_of, settle, waiting_in
 from tests.support import items
 
 
@@ -40,13 +41,8 @@ def end(app: Celery, item: Document, value: Any = 3, state: str = 'SUCCESS') -> 
 
 
 def item_of(client: Client, parcel_id: str) -> Document:
-    [found] = [item for item in items(client) if item['message']['headers'][PARCEL][0] == parcel_id]
+    [found] = [item for item in items(client) if item['message']['headers'][PARCEL][1] == parcel_id]
     return found
-
-
-def receipts_of(mover: Mover) -> Receipts:
-    assert mover._receipts is not None
-    return mover._receipts
 
 
 def run(mover: Mover, parcels: Client, doc_id: str) -> Document:
@@ -64,7 +60,7 @@ def one(mover: Callable[[], Mover], parcels: Client) -> Mover:
     """A mover that has moved the parcels `a` and `b`."""
     put(parcels, 'a', 'b')
     one = mover()
-    one.step()
+    settle(one)
     return one
 
 
@@ -73,7 +69,7 @@ def test_receipt_tells_what_the_task_returned(
 ) -> None:
     put(parcels, 'a', customer='Zoë')
     one = mover()
-    one.step()
+    settle(one)
     receipt = parcels.get('a')
     item = item_of(client, 'a')
     assert (receipt['type'], receipt['state'], receipt['customer']) == ('Receipt', 'PENDING', 'Zoë')
@@ -87,7 +83,7 @@ def test_result_that_was_stored_before_the_leader_changed(
 ) -> None:
     first = mover()
     put(parcels, 'a', 'b')
-    first.step()
+    settle(first)
     first._leader.release()
     end(app, item_of(client, 'a'))
     second = mover()
@@ -105,10 +101,10 @@ def test_result_of_another_task_does_not_end_a_receipt(
     assert run(one, parcels, 'b')['state'] == 'SUCCESS'
     like = results.get(app.backend.get_key_for_task(parcels.get('b')['id']))
     del like['_rev']
-    results.put({**like, '_id': app.backend.get_key_for_task('forged'), 'parcel': 'a'})
+    results.put({**like, '_id': app.backend.get_key_for_task('forged'), 'parcel': [parcels.address.database, 'a']})
     put(parcels, 'c')
     one._stale = True
-    one.step()
+    settle(one)
     end(app, item_of(client, 'c'))
     assert run(one, parcels, 'c')['state'] == 'SUCCESS'
     assert parcels.get('a')['state'] == 'PENDING'
@@ -127,6 +123,25 @@ def test_mover_killed_between_its_two_writes_while_the_task_ends(
     assert run(mover(), parcels, 'a')['result'] == 3
 
 
+def test_outage_of_the_results_loses_no_receipt(
+    app: Celery, one: Mover, client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(one)
+    end(app, item_of(client, 'a'))
+    failed = list[Any]()
+
+    def fail(*args: Any, **options: Any) -> Any:
+        failed.append(args)
+        raise ServerUnavailable('the results cannot be read')
+
+    with monkeypatch.context() as outage:
+        outage.setattr('celery_couchdb.results.result_store.ResultStore.read_many', fail)
+        wait_for(lambda: one.step() and failed, 'the error')
+    assert run(one, parcels, 'a')['result'] == 3
+    end(app, item_of(client, 'b'))
+    assert run(one, parcels, 'b')['result'] == 3
+
+
 @pytest.mark.parametrize('forged', [{'type': None, 'done': None}, {'state': 'SUCCESS', 'done': 1, 'result': 'forged'}])
 def test_edited_receipt_runs_nothing(
     app: Celery, one: Mover, client: Client, parcels: Client, forged: Document
@@ -136,7 +151,7 @@ def test_edited_receipt_runs_nothing(
     doc = {**parcels.get('a'), 'args': [50, 60], **forged}
     parcels.put({name: value for name, value in doc.items() if value is not None})
     one._stale = True
-    one.step()
+    settle(one)
     assert len(items(client)) == 2
     if 'result' not in forged:  # it looked like a parcel: it is a receipt again
         assert run(one, parcels, 'a')['result'] == 3
@@ -145,32 +160,34 @@ def test_edited_receipt_runs_nothing(
 def test_receipt_of_somebody_elses_task_stays_empty(app: Celery, one: Mover, client: Client, parcels: Client) -> None:
     item = item_of(client, 'a')
     parcels.put({'_id': 'spy', 'type': 'Receipt', 'task': 'add', 'id': item['message']['headers']['id']})
-    receipts_of(one).reset()
+    one._stale = True
     end(app, item)
     run(one, parcels, 'a')
     assert 'done' not in (parcels.get_or_none('spy') or {})
 
 
-def look_up(mover: Mover) -> None:
+def look_up(mover: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step as if so much time had passed that the messages of open receipts are looked up."""
-    messages = receipts_of(mover)._messages
-    mover.step()
-    messages._next_at = float('-inf')
-    messages._checks = {doc_id: (float('-inf'), 1.0) for doc_id in receipts_of(mover)._open}
-    mover.step()
+    settle(mover)
+    now = time.monotonic() + 61
+    with monkeypatch.context() as later:
+        later.setattr('celery_couchdb.parcels.look_ups.time', SimpleNamespace(monotonic=lambda: now))
+        settle(mover)
 
 
-def test_messages_that_end_without_a_result(mover: Callable[[], Mover], client: Client, parcels: Client) -> None:
+def test_messages_that_end_without_a_result(
+    mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(parcels, 'late', expires=1_700_000_000)
     put(parcels, 'refused', 'purged')
     one = mover()
-    one.step()
+    settle(one)
     client.bulk([dead_letter.made_of(item_of(client, 'refused'), rejected('no such customer'), 5.0)])
     store = Store(client)
     assert (store.drop_expired(), store.purge('celery')) == (1, 1)
     put(parcels, 'waits')
     one._stale = True
-    look_up(one)
+    look_up(one, monkeypatch)
     assert 'done' not in parcels.get('waits')
     for name, state, error in (
         ('late', 'REVOKED', 'expired, or was deleted'),
@@ -182,17 +199,16 @@ def test_messages_that_end_without_a_result(mover: Callable[[], Mover], client: 
         assert error in receipt['error']
 
 
-def test_forged_receipt_is_deleted_in_time(one: Mover, parcels: Client) -> None:
+def test_forged_receipt_is_deleted_in_time(one: Mover, parcels: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in the broker's database belongs to it. Otherwise each leader would look up its message for ever."""
     scheduled = parcels.get('a')['kept_until'] + 1e9
     parcels.put({**parcels.get('a'), 'kept_until': scheduled})
     parcels.put({'_id': 'forged', 'type': 'Receipt', 'task': 'add', 'id': 'nobody', 'kept_until': 1e300})
-    receipts_of(one).reset()
-    look_up(one)
+    one._stale = True
+    look_up(one, monkeypatch)
     until = parcels.get('forged')['kept_until']
-    assert 0 < until - one._client.clock.now() <= one._keep
+    assert 0 < until - parcels.clock.now() <= one._keep
     assert parcels.get('a')['kept_until'] == scheduled
-    assert receipts_of(one)._sweep_at <= until
 
 
 def test_expired_receipts_are_deleted_with_their_conflicts(
@@ -202,7 +218,7 @@ def test_expired_receipts_are_deleted_with_their_conflicts(
     parcels.request('POST', '/_bulk_docs', body={'docs': leaves, 'new_edits': False})
     put(parcels, 'b')
     one = mover()
-    one.step()
+    settle(one)
     assert len(items(client)) == 2
     end(app, item_of(client, 'b'))
     run(one, parcels, 'b')
@@ -210,13 +226,11 @@ def test_expired_receipts_are_deleted_with_their_conflicts(
         parcels.put({**parcels.get(doc_id), 'kept_until': 0})
 
     def gone() -> bool:
-        receipts_of(one)._sweep_at = 0
-        one.step()
+        settle(one)
         return not parcels.get_or_none('a') and not parcels.get_or_none('b')
 
     wait_for(gone, 'the deletion of the receipts')
     one._stale = True
-    one.step()
+    settle(one)
     assert len(items(client)) == 2
-    assert parcels.view(parcel.PARCELS, 'parcels', reduce=False) == []
-    assert receipts_of(one)._open == {}
+    assert waiting_in(parcels) == []
