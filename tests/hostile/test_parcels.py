@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from celery_couchdb.parcels import mover as module
 from celery_couchdb.parcels.mover import Mover
 from kombu_couchdb.couchdb.client import Client
+from tests.conftest import wait_for
+from tests.parcels import settle
 from tests.support import items, leave_leaf
 
 from .documents import BROKER
@@ -19,19 +21,19 @@ from .parcels import GOOD, MESSAGE, check_refusals, store
 def test_hostile_messages_are_refused_and_the_others_are_moved(
     mover: Callable[[], Mover], client: Client, parcels: Client
 ) -> None:
-    check_refusals(parcels, 'p:', mover().step)
+    check_refusals(parcels, 'p:', partial(settle, mover()))
     assert len(items(client)) == 3
 
 
 def test_huge_parcels(
     mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, '_MAX_BODY_BYTES', 100_000)
+    monkeypatch.setattr('kombu_couchdb.parcels.parcel.MAX_BODY_BYTES', 100_000)
     body = {'_attachments': {'body': {'content_type': 'text/plain', 'data': 'QUFB' * 40_000}}}
     headers = {**MESSAGE['headers'], 'note': 'x' * 3_000_000}
     store(parcels, [{**GOOD, **body, '_id': 'attached', 'message': {**MESSAGE, 'body': None}}])
     store(parcels, [{**GOOD, '_id': 'a', 'message': {**MESSAGE, 'headers': headers}}])
-    mover().step()
+    settle(mover())
     assert len(items(client)) == 1
     assert parcels.get('attached')['reason'] == 'its body is larger than 100,000 bytes'
 
@@ -42,7 +44,7 @@ def test_ids_of_the_brokers_documents(mover: Callable[[], Mover], client: Client
     store(client, [{'_id': doc_id} for doc_id in foreign])
     before = client.fetch(foreign)
     store(parcels, [{'_id': doc_id, 'task': 'add', 'args': [1, 2]} for doc_id in foreign])
-    mover().step()
+    settle(mover())
     assert client.fetch(foreign) == before
     assert len(items(client)) == len(foreign)
 
@@ -53,15 +55,56 @@ def test_parcels_with_conflicts_run_once(mover: Callable[[], Mover], client: Cli
         for number in range(20):
             leave_leaf(parcels, doc['_id'], f'1-{number:032x}', **{**doc, 'published': float(number)})
     store(parcels, [{**GOOD, '_id': 'c'}])
-    mover().step()
+    one = mover()
+
+    def moved() -> bool:
+        settle(one)  # each leaf that is deleted uncovers another one
+        return [doc and doc['type'] for doc in parcels.find(['a', 'b', 'c'])] == ['Receipt', None, None]
+
+    wait_for(moved, 'the end of all leaves')
     assert len(items(client)) == 3
-    assert [doc and doc['type'] for doc in parcels.find(['a', 'b', 'c'])] == ['Receipt', None, None]
 
 
 def test_parcel_for_a_queue_that_is_not_for_publishers(
     mover: Callable[[], Mover], client: Client, parcels: Client
 ) -> None:
     store(parcels, [{**GOOD, '_id': 'a', 'routing_key': 'celery@host.celery.pidbox'}, {**GOOD, '_id': 'b'}])
-    mover().step()
+    settle(mover())
     assert len(items(client)) == 1
     assert 'is not in task_queues' in parcels.get('a')['reason']
+
+
+def test_sender_of_many_parcels_does_not_delay_the_others(
+    mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    """A device writes 3,000 parcels, which claim to be old. Another one writes one."""
+    for name, count in (('busy', 3_000), ('idle', 1)):
+        device = client.beside(f'{parcels.address.database}-{name}')
+        device.create()
+        members = {'task': 'add', 'args': [1, 2], 'published': -1e300}
+        store(device, [{'_id': f'{name}-{n:04}', 'id': f'{name}-{n:04}', **members} for n in range(count)])
+        database = device.address.database
+        store(
+            client, [{'_id': f'broker:device:{name}', 'type': 'Device', 'name': name, 'database': database, 'date': 1}]
+        )
+    one = mover()
+    one.step()
+    moved = [item['message']['headers']['id'] for item in items(client)]
+    assert 'idle-0000' in moved
+    assert len(moved) < 1_000
+    settle(one)
+    assert len(items(client)) == 3_001
+
+
+def test_forged_receipts_run_nothing_and_stop_nobody(
+    mover: Callable[[], Mover], client: Client, parcels: Client
+) -> None:
+    wrong: list[Any] = [None, 5, 'x', [], {}, [['x']], -1e300, 1e300, True]
+    names = ('id', 'task', 'kept_until', 'state', 'done', 'moved', 'result', 'status', 'message')
+    forged = [{'type': 'Receipt', 'task': 'add', 'id': 'x', name: value} for name in names for value in wrong]
+    store(parcels, [{**doc, '_id': f'forged-{n:03}'} for n, doc in enumerate(forged)])
+    store(parcels, [{**GOOD, '_id': 'z'}])
+    one = mover()
+    settle(one)
+    assert len(items(client)) == 1
+    assert one._receipts_error == ''

@@ -37,7 +37,7 @@ _RESULTS: list[dict[str, Any]] = [
 
 #: Members of the document that brings a result.
 _BRINGING: list[dict[str, Any]] = [
-    *({name: value} for name in ('result', 'date', 'record', 'type') for value in _WRONG),
+    *({name: value} for name in ('result', 'date', 'record', 'type', 'together') for value in _WRONG),
     *({'record': record} for record in ('_design/x', 'region:us', 'p:eu', 'p:asia:kept:1', 'p:eu:x:1')),
 ]
 
