@@ -262,9 +262,8 @@ class Records(RuleBasedStateMachine):
 
     def work_all(self) -> None:
         for own in NAMES:
-            for other in NAMES:
-                if own != other:
-                    self.work(own, other, 0)
+            for other, number in [*self.places[own].links]:
+                self.work(own, other, number)
                 self.run_one(own)
 
     def work(
