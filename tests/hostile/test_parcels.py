@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,12 @@ from tests.support import items, leave_leaf
 
 from .documents import BROKER
 from .parcels import GOOD, MESSAGE, check_refusals, store
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 def test_hostile_messages_are_refused_and_the_others_are_moved(
@@ -75,12 +82,13 @@ def test_parcel_for_a_queue_that_is_not_for_publishers(
 
 
 def test_sender_of_many_parcels_does_not_delay_the_others(
-    mover: Callable[[], Mover], client: Client, parcels: Client
+    mover: Callable[[], Mover], client: Client, parcels: Client, stack: ExitStack
 ) -> None:
     """A device writes 3,000 parcels, which claim to be old. Another one writes one."""
     for name, count in (('busy', 3_000), ('idle', 1)):
         device = client.beside(f'{parcels.address.database}-{name}')
         device.create()
+        stack.callback(device.delete)
         members = {'task': 'add', 'args': [1, 2], 'published': -1e300}
         store(device, [{'_id': f'{name}-{n:04}', 'id': f'{name}-{n:04}', **members} for n in range(count)])
         database = device.address.database
