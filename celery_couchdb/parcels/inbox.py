@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from kombu_couchdb.couchdb.changes import Follower
+from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, DatabaseMissing
@@ -33,17 +33,20 @@ class Inbox:
         *prefixes: str,
         docs: bool = False,
         heartbeat: float = 4.0,
+        poll: float = 0.0,
     ) -> None:
         """Another thread calls `wake()` when documents have changed. Without `prefixes`, all documents are meant.
 
         With `docs`, the feed sends the documents, so that they are not read in another request: for a distant server,
-        whose documents are not large. It sends an empty line every `heartbeat` seconds.
+        whose documents are not large. It sends an empty line every `heartbeat` seconds. With `poll`, the feed is read
+        at this interval, in seconds, and not followed: so it needs neither a thread nor a connection that waits.
         """
         self.client = client
         self._prefixes = prefixes or ('',)
         # `;` is the character after `:`.
         ranges = [{'_id': {'$gte': prefix, '$lt': f'{prefix[:-1]};'}} for prefix in prefixes]
         self._selector: Document | None = {'$or': ranges} if ranges else None
+        self._poll = poll
         self._follower = Follower(client, 'celery-couchdb-inbox', wake, docs=docs, heartbeat=heartbeat)
         self.reset()
 
@@ -54,7 +57,8 @@ class Inbox:
         #: The documents that have changed; `_UNREAD` is for those that are to be read.
         self._changed: dict[str, Document | None] = {}
         self._begin_scan()
-        self._scan_at = inf
+        #: The monotonic times at which all is read again, and the feed is read if it is polled.
+        self._scan_at, self._poll_at = inf, 0.0 if self._poll else inf
 
     def close(self) -> None:
         """End the thread of the changes feed."""
@@ -63,7 +67,7 @@ class Inbox:
     @property
     def next_at(self) -> float:
         """The monotonic time at which `take` has something to do, unless something changes before; infinite if not."""
-        return self._scan_at if not (self._changed or self._left or self._page) else 0.0
+        return min(self._scan_at, self._poll_at) if not (self._changed or self._left or self._page) else 0.0
 
     def take(self, limit: int) -> dict[str, Document | None]:
         """Return up to `limit` documents by id, None for deleted ones.
@@ -95,7 +99,7 @@ class Inbox:
         self._page: dict[str, Document | None] = {}
 
     def _note_changes(self) -> None:
-        changes = self._follower.take()
+        changes = self._polled() if self._poll else self._follower.take()
         if changes is not None:
             if isinstance(changes.error, (AccessDenied, DatabaseMissing)):
                 raise changes.error
@@ -110,7 +114,17 @@ class Inbox:
             for row in changes.rows:
                 if not row['id'].startswith('_'):
                     self._changed[row['id']] = None if row.get('deleted') else row.get('doc') or _UNREAD
-        self._follower.follow(self._since, self._selector)
+        if not self._poll:
+            self._follower.follow(self._since, self._selector)
+
+    def _polled(self) -> Changes | None:
+        if time.monotonic() < self._poll_at:
+            return None
+        found = self.client.changes(
+            self._since, {'selector': self._selector} if self._selector else {}, LIMIT, docs=False
+        )
+        self._poll_at = time.monotonic() + (self._poll if len(found['results']) < LIMIT else 0.0)
+        return Changes(found['results'], found['last_seq'])
 
     def _read_page(self) -> None:
         while not self._page and self._left:

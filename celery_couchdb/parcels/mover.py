@@ -44,6 +44,10 @@ _TURN_DOCS = 100
 #: The interval at which it is looked for new devices, in seconds; and for those that could not be read.
 _DEVICES_SECONDS = 30.0
 
+#: The most databases that are followed. Those of more devices are polled, because each feed needs a connection and a
+#: thread; at this interval, in seconds.
+_MAX_FOLLOWED, _POLL_SECONDS = 200, 10.0
+
 #: CouchDB sends an empty line to the feed of a device at this interval, in seconds.
 _DEVICE_HEARTBEAT = 20.0
 
@@ -129,7 +133,8 @@ class Mover(Duty):
             self._drop(database)
         for database in sorted(databases - self._inboxes.keys()):
             client = self._broker.beside(database)
-            self._inboxes[database] = Inbox(client, self._wake, heartbeat=_DEVICE_HEARTBEAT)
+            poll = _POLL_SECONDS if len(self._inboxes) >= _MAX_FOLLOWED else 0.0
+            self._inboxes[database] = Inbox(client, self._wake, heartbeat=_DEVICE_HEARTBEAT, poll=poll)
 
     def _drop(self, database: str) -> None:
         inbox = self._inboxes.pop(database)

@@ -26,9 +26,9 @@ def client(server: Server) -> Iterator[Client]:
         client.close()
 
 
-@pytest.fixture
-def one(client: Client) -> Iterator[Inbox]:
-    one = Inbox(client, lambda: None, 'p:', 'r:')
+@pytest.fixture(params=[0.0, 0.01], ids=['followed', 'polled'])
+def one(client: Client, request: pytest.FixtureRequest) -> Iterator[Inbox]:
+    one = Inbox(client, lambda: None, 'p:', 'r:', poll=request.param)
     yield one
     one.close()
 
@@ -76,9 +76,10 @@ def test_all_are_read_again_after_reset(client: Client, one: Inbox) -> None:
 
 
 def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(
-    client: Client, one: Inbox, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node that answers the first read may not have the document yet."""
+    one = Inbox(client, lambda: None, 'p:')
     now = time.monotonic()
     learn = client.sequence
 
@@ -95,3 +96,4 @@ def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(
     assert one.next_at == now + SYNC
     now += SYNC
     assert list(one.take(9)) == ['p:1']
+    one.close()
