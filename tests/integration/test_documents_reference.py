@@ -232,7 +232,7 @@ def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Reque
         ],
     )
     returned = [region.returned('us', 'a', 'b', {'status': 'SUCCESS'}, record, 5.0) for record in (None, given['_id'])]
-    compare('Returned', returned)
+    compare('Returned', [*returned, {'type': 'Returned', 'together': returned}])
     activity = Activity(client, lambda: None)
     Demand(client, client, 'eu', 1, Looks(activity)).close()
     activity.close()
