@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,31 +12,22 @@ from kombu_couchdb.admin.setup import Step, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import DONE
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
-from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.device_setup import device_plan
 from kombu_couchdb.parcels.devices import devices_of
-from kombu_couchdb.parcels.stored_parcels import STATES, Parcels, moving, state_of
+from kombu_couchdb.parcels.parcel import design_documents
+from kombu_couchdb.parcels.stored_parcels import StoredParcels, moving
+from kombu_couchdb.values import enumerated
 
 from ..cli.clients import app_of, broker_of
-from ..cli.resource_commands import (
-    change,
-    json_option,
-    limit_option,
-    print_details,
-    print_list,
-    selection_options,
-)
+from ..cli.resource_commands import change, json_option, limit_option, print_details, print_list, selection_options
 from ..cli.setup import Admin, wanted_beside
 from ..cli.vacuum import VacuumPart
-from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, json_line
+from ..resources.columns import Column, Row, count_cell
 from ..resources.resource import Resource, Selection, counted
+from .parcel_resource import TONES, parcel_resource
 
-#: The maximum length of a result in a table, in characters.
-_MAX_DETAIL_CHARACTERS = 200
-
-#: The member with the date of a document, and its tone, by state.
-_DATES = {'waiting': 'published', 'refused': 'failed', 'moved': 'moved', 'done': 'done'}
-_TONES: dict[str, Tone] = {'waiting': 'warning', 'refused': 'bad', 'moved': 'info', 'done': 'good'}
+#: The most ids that the error lists if several begin alike.
+_MAX_LISTED = 10
 
 
 @click.group('parcels')
@@ -48,78 +39,119 @@ def command() -> None:
     """
 
 
-#: The option with the name of a device.
-_device_option = click.option(
-    '--device', metavar='NAME', help='Use the database of this device instead of the database of parcels.'
-)
+# -- the commands of stored parcels
 
 
-@command.command('list')
-@click.option(
-    '--state',
-    '-s',
-    'states',
-    multiple=True,
-    type=click.Choice(STATES),
-    help='List only these: waiting to be moved, refused, moved and not yet done, or done. Can be given several times.',
-)
-@_device_option
-@limit_option
-@json_option
-@click.pass_context
-def list_(ctx: click.Context, states: tuple[str, ...], device: str | None, limit: int, as_json: bool) -> None:
-    """List parcels that wait, refused ones with the reason, and receipts with what the tasks returned."""
-    parcels = _parcels(ctx, device)
-    print_list(
-        parcel_resource(parcels.client.clock.now()),
-        parcels.listing(*(states or STATES)),
-        as_json,
-        limit=limit,
-        empty='There are no parcels.',
+def add_commands(
+    group: click.Group,
+    kind: type[StoredParcels],
+    opened: Callable[[click.Context, str | None], StoredParcels],
+    resource: Callable[[Any], Resource[Document]],
+    part: Callable[[Any], Any],
+    helps: Mapping[str, str],
+    listing: str = 'list',
+) -> None:
+    """Add the commands `listing`, `show`, `replay` and `drop` to a group; `helps` describes them to their users.
+
+    `part` is an option with the name of a part of all that is stored, and `opened` returns the part.
+    """
+    states = click.option(
+        '--state',
+        '-s',
+        'states',
+        multiple=True,
+        type=click.Choice([*kind.states]),
+        help='List only these. Can be given several times.',
     )
+    selecting = selection_options(f'Select all refused {kind.noun}s.', part)
+
+    @group.command(listing, help=helps['list'])
+    @states
+    @part
+    @limit_option
+    @json_option
+    @click.pass_context
+    def list_(ctx: click.Context, part: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
+        stored = opened(ctx, part)
+        empty = f'There are no {kind.noun}s.'
+        print_list(resource(stored), stored.listing(*states), as_json, limit=limit, empty=empty)
+
+    @group.command('show', help=helps['show'])
+    @click.argument('name', metavar='ID')
+    @part
+    @json_option
+    @click.pass_context
+    def show(ctx: click.Context, name: str, part: str | None, as_json: bool) -> None:
+        stored = opened(ctx, part)
+        print_details(resource(stored), _find(stored, name), as_json)
+
+    @group.command('replay', help=helps['replay'])
+    @selecting
+    @click.pass_context
+    def replay(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
+        stored = opened(ctx, part)
+        change(ctx, 'Replay', selected(stored, names, every), stored.replay, 'replayed', yes=yes)
+
+    @group.command('drop', help=helps['drop'])
+    @selecting
+    @click.pass_context
+    def drop(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
+        stored = opened(ctx, part)
+        change(ctx, 'Drop', selected(stored, names, every), stored.drop, 'dropped', yes=yes)
 
 
-@command.command('show')
-@click.argument('name', metavar='ID')
-@_device_option
-@json_option
-@click.pass_context
-def show(ctx: click.Context, name: str, device: str | None, as_json: bool) -> None:
-    """Show the document of a parcel or of a receipt.
-
-    ID is the id of the document, or its first characters.
-    """
-    parcels = _parcels(ctx, device)
-    print_details(parcel_resource(parcels.client.clock.now()), [_find(parcels, name)], as_json)
+def selected(stored: StoredParcels, names: Sequence[str], every: bool = False) -> Selection[Document]:
+    """Return documents by name, or every refused one; *raises* `UsageError` unless either is given."""
+    if bool(names) == every:
+        raise click.UsageError(f'Name {stored.noun}s by id, or give --all for all refused ones.')
+    found = stored.listing('refused') if every else (doc for name in names for doc in _find(stored, name))
+    docs = list({doc['_id']: doc for doc in found}.values())
+    named = {stored.name_of(doc) for doc in docs}
+    which = f'{stored.noun} {named.pop()}' if len(named) == 1 else counted(len(docs), stored.noun)
+    return Selection(which, docs, len(docs))
 
 
-#: The options that select parcels.
-_selection_options = selection_options('Select all refused parcels.', _device_option)
+def _find(stored: StoredParcels, name: str) -> list[Document]:
+    """Return the documents with a name, or with the only name that begins so; *raises* `click.ClickException`."""
+    by_name: dict[str, list[Document]] = {}
+    for doc in stored.find(name):
+        by_name.setdefault(stored.name_of(doc), []).append(doc)
+    if len(by_name) > 1 and name not in by_name:
+        raise click.ClickException(f'several ids begin with {name!r}: {enumerated([*by_name], _MAX_LISTED)}')
+    if not by_name:
+        raise click.ClickException(stored.missing.format(name))
+    return by_name.get(name) or [*by_name.values()][0]
 
 
-@command.command('replay')
-@_selection_options
-@click.pass_context
-def replay(ctx: click.Context, names: tuple[str, ...], every: bool, device: str | None, yes: bool) -> None:
-    """Let refused parcels wait again, for example after parcels_accept was extended and workers were restarted.
-
-    ID is the id of a document, or its first characters. A parcel that was moved before is not run again.
-    """
-    parcels = _parcels(ctx, device)
-    change(ctx, 'Replay', _selected(parcels, names, every), parcels.replay, 'replayed', yes=yes)
+def _opened(ctx: click.Context, device: str | None) -> StoredParcels:
+    app = app_of(ctx)
+    name = _database_of(app)
+    if device is not None:
+        name = devices_of(broker_of(app), name).get(device, '')
+        if not name:
+            raise click.ClickException(f'there is no device {device!r}')
+    return StoredParcels(broker_of(app, database=name))
 
 
-@command.command('drop')
-@_selection_options
-@click.pass_context
-def drop(ctx: click.Context, names: tuple[str, ...], every: bool, device: str | None, yes: bool) -> None:
-    """Delete parcels or receipts. The task of a parcel that waits does not run; that of a moved one does.
+add_commands(
+    command,
+    StoredParcels,
+    _opened,
+    parcel_resource,
+    click.option('--device', 'part', metavar='NAME', help='Use the database of this device.'),
+    {
+        'list': 'List parcels that wait, refused ones with the reason, and receipts with what the tasks returned.',
+        'show': 'Show the document of a parcel or of a receipt. ID is its id, or its first characters.',
+        'replay': 'Let refused parcels wait again, for example after parcels_accept was extended and workers were '
+        'restarted.\n\nID is the id of a document, or its first characters. A parcel that was moved before is not run '
+        'again.',
+        'drop': 'Delete parcels or receipts. The task of a parcel that waits does not run; that of a moved one does.'
+        '\n\nID is the id of a document, or its first characters. Replicas of the database see the deletion, too.',
+    },
+)
 
-    ID is the id of a document, or its first characters. Replicas of the database see the deletion, too.
-    """
-    parcels = _parcels(ctx, device)
-    selected = _selected(parcels, names, every)
-    change(ctx, 'Drop', selected, lambda docs: (parcels.drop(docs), {}), 'dropped', yes=yes)
+
+# -- devices
 
 
 @command.command('devices')
@@ -130,31 +162,31 @@ def devices(ctx: click.Context, as_json: bool) -> None:
 
     If a device is well, no parcel waits for longer than a moment, and none was refused.
     """
-    app = app_of(ctx)
-    broker = broker_of(app)
-    found = _described(broker, devices_of(broker, _database_of(app)))
+    broker, name = broker_of(app_of(ctx)), _database_of(app_of(ctx))
+    found = (_device(broker, *device) for device in devices_of(broker, name).items())
     print_list(Resource(list, _DEVICE_COLUMNS), found, as_json, empty='There are no devices.')
 
 
-def _described(broker: Client, databases: dict[str, str]) -> Iterator[Row]:
-    for name, database in databases.items():
-        row: Row = {'device': name, 'database': database}
-        parcels = Parcels(broker.beside(database))
-        try:
-            yield {**row, **{state: parcels.count(state) for state in _DEVICE_STATES}}
-        except CouchDBError as exc:
-            yield {**row, 'error': str(exc)}
+def _device(broker: Client, name: str, database: str) -> Row:
+    stored = StoredParcels(broker.beside(database))
+    try:
+        return {'device': name, 'database': database, **{state: stored.count(state) for state in _DEVICE_STATES}}
+    except CouchDBError as exc:
+        return {'device': name, 'database': database, 'error': str(exc)}
 
 
 #: What the list of devices counts.
-_DEVICE_STATES = STATES[:3]
+_DEVICE_STATES = ('waiting', 'refused', 'moved')
 
 _DEVICE_COLUMNS = [
     Column('DEVICE', 'device', min_width=8),
     Column('DATABASE', 'database', min_width=12),
-    *(Column(state.upper(), state, partial(count_cell, tone=_TONES[state]), right=True) for state in _DEVICE_STATES),
+    *(Column(state.upper(), state, partial(count_cell, tone=TONES[state]), right=True) for state in _DEVICE_STATES),
     Column('', 'error', lambda error: error or '', min_width=20),
 ]
+
+
+# -- databases
 
 
 def database_of(app: Any) -> str | None:
@@ -163,108 +195,50 @@ def database_of(app: Any) -> str | None:
     return name
 
 
-def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
-    """Return a client for the database of parcels; None if the app has none. Its broker must be CouchDB."""
-    name = database_of(app)
-    return broker_of(app, admin, database=name) if name else None
-
-
-def _parcels(ctx: click.Context, device: str | None) -> Parcels:
-    app = app_of(ctx)
-    name = _database_of(app)
-    if device is not None:
-        databases = devices_of(broker_of(app), name)
-        if device not in databases:
-            raise click.ClickException(f'there is no device {device!r}')
-        name = databases[device]
-    return Parcels(broker_of(app, database=name))
-
-
 def _database_of(app: Any) -> str:
     if name := database_of(app):
         return name
     raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
 
 
-def _selected(parcels: Parcels, names: Sequence[str], every: bool) -> Selection[Document]:
-    """Return documents; *raises* `UsageError` unless either names or all are given."""
-    if bool(names) == every:
-        raise click.UsageError('Name parcels by id, or give --all for all refused ones.')
-    found = [_find(parcels, name) for name in names] if names else parcels.listing('refused')
-    docs = list({doc['_id']: doc for doc in found}.values())
-    which = f'parcel {docs[0]["_id"]}' if len(docs) == 1 else counted(len(docs), 'parcel')
-    return Selection(which, docs, len(docs))
+def databases_of_parcels(app: Any, admin: Admin = None) -> list[Client]:
+    """Return clients for the database of parcels and those of devices; none if the app has none.
 
-
-def _find(parcels: Parcels, name: str) -> Document:
-    found = parcels.find(name)
-    if not found:
-        raise click.ClickException(f'there is no parcel {name!r}')
-    if len(found) > 1:
-        raise click.ClickException(f'several ids begin with {name!r}: {", ".join(doc["_id"] for doc in found)}')
-    return found[0]
-
-
-def parcel_resource(now: float) -> Resource[Document]:
-    """Return the resource of parcels and receipts; `now` is in seconds since the epoch."""
-    columns = [
-        Column('ID', 'document', lambda doc: doc['_id'], min_width=12),
-        Column('TASK', 'document', _task, min_width=10),
-        Column('STATE', 'state', lambda state: Cell(state, _TONES[state])),
-        Column('SINCE', None, partial(_since, now=now), right=True),
-        Column('', None, _detail, min_width=20),
-    ]
-    return Resource(
-        lambda docs: [{'state': state_of(doc), 'document': doc} for doc in docs],
-        columns,
-        details=lambda row: {'state of the parcel': row['state'], **row['document']},
-    )
-
-
-def _task(doc: Document) -> str:
-    return task if isinstance(task := doc.get('task'), str) else NO_VALUE
-
-
-def _since(row: Row, now: float) -> str:
-    return format_ago(row['document'].get(_DATES[row['state']]), now)
-
-
-def _detail(row: Row) -> str:
-    """Return why a parcel was refused, or how its task ended."""
-    state, doc = row['state'], row['document']
-    if state == 'done':
-        result = json_line(doc['result']) if 'result' in doc else doc.get('error') or doc.get('left_out') or ''
-        return f'{doc.get("state")}: {result}'[:_MAX_DETAIL_CHARACTERS]
-    return str(doc.get('reason', ''))[:_MAX_DETAIL_CHARACTERS] if state == 'refused' else ''
-
-
-# -- other commands
+    The app's broker must be CouchDB. *Raises* the errors of `Client`.
+    """
+    name = database_of(app)
+    broker = broker_of(app, admin)
+    return [broker.beside(each) for each in (name, *devices_of(broker, name).values())] if name else []
 
 
 def setup_plans(
     app: Any, members: tuple[str, ...], publishers: tuple[str, ...], devices: tuple[str, ...], admin: Admin
 ) -> list[tuple[str, list[Step]]]:
     """Return what the command `setup` does for the database of parcels and those of devices, by URL."""
-    own, parcels = parcels_of(app), parcels_of(app, admin)
-    if own is None or parcels is None:
+    name = database_of(app)
+    if not name:
         return []
-    documents = parcel.design_documents()
-    wanted = wanted_beside(parcels, own, (*members, *publishers), admin, documents)
-    broker, database = broker_of(app, admin), parcels.address.database
-    return [(parcels.address.url, plan(wanted)), *(device_plan(broker, database, own.user, name) for name in devices)]
+    own, broker = broker_of(app, database=name), broker_of(app, admin)
+    wanted = wanted_beside(broker.beside(name), own, (*members, *publishers), admin, design_documents())
+    return [
+        (wanted.client.address.url, plan(wanted)),
+        *(device_plan(broker, name, own.user, device) for device in devices),
+    ]
 
 
 def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     """Return what the command `vacuum` does for the database of parcels; None if the app has none."""
-    parcels, broker = parcels_of(app, admin), broker_of(app, admin)
-    if parcels is None:
+    name = database_of(app)
+    if not name:
         return None
 
-    def of_devices() -> list[Client]:
-        return [broker.beside(database) for database in devices_of(broker, parcels.address.database).values()]
+    def ids() -> set[str]:
+        return {
+            doc_id for client in databases_of_parcels(app, admin) for doc_id in moving(client, client.address.database)
+        }
 
     def finish() -> Iterator[str]:
-        for client in of_devices():
+        for client in databases_of_parcels(app, admin)[1:]:
             try:
                 client.request('POST', '/_compact', shape=DONE)
             except DatabaseMissing:
@@ -272,4 +246,4 @@ def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
             # Nothing is purged there: a device that was offline could bring parcels back.
             yield f'{client.address.database}: the database of a device is being compacted'
 
-    return VacuumPart(lambda: moving([parcels, *of_devices()]), finish, parcels)
+    return VacuumPart(ids, finish, broker_of(app, admin, database=name))

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..admin.setup import Step, Wanted, plan, user_exists
+from ..admin.vacuum import MARKS
 from ..couchdb.client import Client
 from ..errors import ConfigurationError, DatabaseMissing
 from .devices import DEVICE, Device, database_of
@@ -41,16 +42,22 @@ def _check(client: Client, known: Any, name: str, members: list[str]) -> None:
     if known and known != database:
         raise ConfigurationError(f'the device {name!r} has the database {known!r}: choose another name')
     try:
-        ids = [row['id'] for row in client.id_range('_design/')]
+        design = used_otherwise(client)
         names = (client.request('GET', '/_security', repeat=True).get('members') or {}).get('names') or ()
     except DatabaseMissing:
         return
     others = [] if known else [user for user in names if user not in members]
-    if others or any(doc_id.startswith(('_design/celery-', '_design/parcels-')) for doc_id in ids):
+    if others or design:
         used = f'which {others[0]!r} uses' if others else 'which the app uses otherwise'
         raise ConfigurationError(
             f'{client.address.url}, {used}, is not the database of this device; choose another name than {name!r}'
         )
+
+
+def used_otherwise(client: Client) -> str | None:
+    """Return the id of a design document by which a database is used for something else; None without one."""
+    ids = (row['id'] for row in client.id_range('_design/') if row['id'] != MARKS)
+    return next((doc_id for doc_id in ids if doc_id.startswith(('_design/celery-', '_design/parcels-'))), None)
 
 
 def _register(broker: Client, name: str, database: str) -> None:

@@ -13,55 +13,33 @@ from typing import Any, TypedDict
 from ..admin.status import leaders
 from ..couchdb.client import Client, Document
 from ..errors import AccessDenied, CouchDBError, DatabaseMissing
-from ..parcels.parcel import moved_id
 from ..values import is_number
-from . import records
-from .region import STATES, records_to, region_id, results_to, state_of, wants_of
+from .records import Records
+from .region import region_id, results_to
 
-#: The maximum number of documents that are read of one kind.
+#: The maximum number of documents of one kind that are counted for each region.
 _MAX_DOCS = 10_000
-
-#: The rows that one request reads without documents.
-_BATCH_ROWS = 5_000
 
 
 class Tally(TypedDict):
-    """A number of documents."""
+    """A number of documents, the age of the oldest one that has a date, and why one of them waits or was refused."""
 
     count: int
-    #: Whether there may be more: only 10,000 are read.
-    more: bool
-    #: The age of the oldest; None without one that has a date.
     oldest: float | None
-
-
-class GivenAway(TypedDict):
-    """The records of a region for another one."""
-
-    #: The tasks that the other region has not taken, as far as it has said; and the age of the oldest one that is not
-    #: delayed.
-    sent: Tally
-    untaken: float | None
-    #: The number of tasks that the leaders cannot move now, and the reason for one of them.
-    delayed: int
     reason: str | None
-    there: Tally
-    refused: Tally
 
 
-class Remote(TypedDict):
-    """What the database of another region says."""
+class Direction(TypedDict):
+    """What the database of one region has for another one."""
 
+    #: By state, see `Records`: the tasks that it gave to the other region.
+    given: dict[str, Tally]
+    #: The results that return there.
+    results: Tally
+    #: Why its leader cannot read the database of the other region; None if it can.
+    error: str | None
     #: The duration of a request.
     response: float
-    #: Results that wait there for this region.
-    back: Tally
-    #: The tasks that it gave to this region.
-    given: GivenAway
-    #: The number of tasks that it would run for other regions.
-    wanted: int
-    #: Why its leader cannot read the database of this region; None if it can.
-    error: str | None
 
 
 class RegionStatus(TypedDict):
@@ -70,12 +48,10 @@ class RegionStatus(TypedDict):
     name: str
     #: The worker that leads in this region; None if there is none.
     leader: str | None
-    #: The tasks that this region gave to it.
-    given: GivenAway
-    #: Why the leader of this region cannot read its database; None if it can.
-    error: str | None
-    #: What its database says; None if it does not respond, or was not asked, and why it does not respond.
-    remote: Remote | None
+    #: What this region has for it.
+    outgoing: Direction
+    #: What it has for this region; None if it does not respond, or was not asked, and why it does not respond.
+    incoming: Direction | None
     unreadable: str | None
 
 
@@ -84,48 +60,45 @@ def look(regions: Client, broker: Client, own: str, others: Collection[str]) -> 
 
     `others` are those in the option `regions`. Removed ones that still have records are also returned.
     """
-    duty = f'region:{own}'
-    leader = next((lead['name'] for lead in leaders(broker) if lead['alive'] and lead['duty'] == duty), None)
-    errors = _errors(regions.get_or_none(region_id(own)) or {}) if leader else {}
+    alive = {lead['duty']: lead['name'] for lead in leaders(broker) if lead['alive']}
+    leader = alive.get(f'region:{own}')
     return [
         {
             'name': name,
             'leader': leader,
-            'given': _given(regions, name),
-            'error': errors.get(name),
-            'remote': None,
+            'outgoing': direction(regions, own, name, led=leader is not None),
+            'incoming': None,
             'unreadable': None if name in others else 'it is not in the transport option regions',
         }
-        for name in sorted({*others, *records.regions(regions)})
+        for name in sorted({*others, *Records(regions).regions()})
     ]
 
 
-def remote(client: Client, own: str, other: str) -> Remote:
-    """Return what the database of region `other` says; `client` is for it. *Raises* what prevents the requests."""
+def direction(client: Client, own: str, other: str, *, led: bool = True) -> Direction:
+    """Return what the database of region `own`, that of `client`, has for region `other`; *raises* what prevents that.
+
+    The errors of its leader are left out unless it is `led`.
+    """
     began = time.monotonic()
-    doc = client.get_or_none(region_id(other)) or {}
-    response = time.monotonic() - began
-    returning = list(islice(records.documents(client, results_to(own)), _MAX_DOCS))
+    errors = (client.get_or_none(region_id(own)) or {}).get('errors')
+    response, now = time.monotonic() - began, client.clock.now()
+    records = Records(client, other)
+    by_state: dict[str, list[Document]] = {state: [] for state in records.states}
+    for doc in islice(records.facts(), _MAX_DOCS):
+        by_state[records.state_of(doc)].append(doc)
+    results = client.select({}, prefix=results_to(other), limit=_MAX_DOCS, fields=['date'])
     return {
+        'given': {state: _tally(docs, records.states[state], now) for state, docs in by_state.items()},
+        'results': _tally(results, 'date', now),
+        'error': str(errors[other]) if led and isinstance(errors, dict) and other in errors else None,
         'response': response,
-        'back': _tally(client, returning, 'date', len(returning) == _MAX_DOCS),
-        'given': _given(client, own),
-        'wanted': sum(wants_of(doc).values()),
-        'error': _errors(doc).get(own),
     }
 
 
-def moving(client: Client, name: str, prefix: str) -> set[str]:
-    """Return the ids that the messages of these records have, or will have, in the broker's database.
-
-    The records are those in the database of region `name` whose ids begin with `prefix`. A message whose record still
-    exists is published again, unless the broker's database knows that it existed. *Raises* the errors of `Client`.
-    """
-    found, start = set[str](), prefix
-    while rows := client.id_range(start, to=prefix, limit=_BATCH_ROWS):
-        found.update(moved_id(f'region {name}', row['id']) for row in rows)
-        start = f'{rows[-1]["id"]} '
-    return found
+def _tally(docs: Collection[Mapping[str, Any]], date: str, now: float) -> Tally:
+    dates = [found for doc in docs if is_number(found := doc.get(date))]
+    reasons = (str(doc.get('delayed') or doc.get('reason')) for doc in docs)
+    return {'count': len(docs), 'oldest': max(0.0, now - min(dates)) if dates else None, 'reason': next(reasons, None)}
 
 
 def unready(client: Client, name: str) -> str | None:
@@ -142,32 +115,3 @@ def unready(client: Client, name: str) -> str | None:
     except CouchDBError as exc:
         return f'region {name} does not respond to this machine; the workers must reach it ({exc})'
     return None
-
-
-def _given(client: Client, to: str) -> GivenAway:
-    docs = list(islice(records.documents(client, records_to(to)), _MAX_DOCS))
-    more = len(docs) == _MAX_DOCS
-    by_state: dict[str, list[Document]] = {state: [] for state in STATES}
-    for doc in docs:
-        by_state[state_of(doc)].append(doc)
-    delayed = [doc for doc in by_state['sent'] + by_state['withdrawn'] if 'delayed' in doc]
-    others = [doc for doc in by_state['sent'] if 'delayed' not in doc]
-    return {
-        'sent': _tally(client, by_state['sent'], 'published', more),
-        'untaken': _tally(client, others, 'published', more)['oldest'],
-        'delayed': len(delayed),
-        'reason': str(delayed[0]['delayed']) if delayed else None,
-        'there': _tally(client, by_state['there'], 'taken', more),
-        'refused': _tally(client, by_state['refused'], 'failed', more),
-    }
-
-
-def _tally(client: Client, docs: Collection[Mapping[str, Any]], date: str, more: bool) -> Tally:
-    dates = [found for doc in docs if is_number(found := doc.get(date))]
-    oldest = max(0.0, client.clock.now() - min(dates)) if dates else None
-    return {'count': len(docs), 'more': more, 'oldest': oldest}
-
-
-def _errors(doc: Mapping[str, Any]) -> dict[str, str]:
-    found = doc.get('errors')
-    return {name: str(text) for name, text in found.items()} if isinstance(found, dict) else {}

@@ -16,6 +16,7 @@ from click.testing import Result
 from celery_couchdb.regions import where
 from celery_couchdb.testing import Server
 from kombu_couchdb.leases.leader import LeaderLease
+from kombu_couchdb.parcels.devices import DEVICE
 from kombu_couchdb.parcels.parcel import moved_id
 from kombu_couchdb.regions import records, region
 from tests.conftest import Users
@@ -137,7 +138,7 @@ def test_setup_says_how_a_region_becomes_readable(eu: Region, us: Region, users:
     assert 'note' not in words(succeed(eu, 'setup'))
 
 
-@pytest.mark.parametrize('use', ['broker', 'broadcasts', 'results', 'parcels', 'region'])
+@pytest.mark.parametrize('use', ['broker', 'broadcasts', 'results', 'parcels', 'device', 'region'])
 def test_setup_refuses_a_database_of_other_use(eu: Region, us: Region, use: str) -> None:
     eu.options['parcels'] = 'parcels-of-eu'
     databases = {
@@ -145,10 +146,13 @@ def test_setup_refuses_a_database_of_other_use(eu: Region, us: Region, use: str)
         'broadcasts': f'{eu.broker.address.database}-broadcasts',
         'results': eu.results.address.database,
         'parcels': 'parcels-of-eu',
+        'device': 'parcels-of-eu-bob',
     }
+    device = {'_id': f'{DEVICE}bob', 'type': 'Device', 'name': 'bob', 'database': databases['device'], 'date': 1.0}
+    eu.broker.put(device)
     eu.options['regions']['eu'] = us.url() if use == 'region' else eu.server.couchdb_url(databases[use])
     output = fail(eu, 'setup', '--member', 'stranger')
-    names = {'broker': 'the broker', 'region': "region 'us'"}
+    names = {'broker': 'the broker', 'region': "region 'us'", 'device': 'parcels'}
     assert f'is the database of {names.get(use, use)}: name a database of its own' in output
 
 
@@ -175,14 +179,13 @@ def test_status_of_healthy_regions(eu: Region, us: Region) -> None:
     us.regions.put(returned(eu.broker.clock.now()))
     us.regions.put({'_id': 'region:us', 'type': 'Region', 'want': {'celery': 3}, 'errors': {}})
     output = succeed(eu, 'status', '--check')
-    assert output.split()[:8] == ['REGION', 'SENT', 'OLDEST', 'THERE', 'BACK', 'FROM', 'REFUSED', 'RESPONDS']
+    assert output.split()[:8] == ['REGION', 'SENT', 'DELAYED', 'THERE', 'REFUSED', 'BACK', 'FROM', 'RESPONDS']
     found = status(eu)
     assert (found['name'], found['leader']) == ('us', 'w1@eu')
-    given = found['given']
+    given, incoming = found['outgoing']['given'], found['incoming']
     assert [given[state]['count'] for state in ('sent', 'there', 'refused')] == [1, 1, 0]
     assert given['sent']['oldest'] >= 10
-    assert [found['remote']['back']['count'], found['remote']['given']['sent']['count']] == [1, 1]
-    assert (found['remote']['wanted'], found['remote']['error']) == (3, None)
+    assert [incoming['results']['count'], incoming['given']['sent']['count'], incoming['error']] == [1, 1, None]
 
 
 def test_check_names_what_is_wrong(eu: Region, us: Region) -> None:
@@ -230,8 +233,8 @@ def test_malformed_documents_are_no_obstacle(eu: Region, us: Region) -> None:
             ]
         )
     found = status(eu)
-    assert (found['given']['sent']['count'], found['given']['refused']['count']) == (1, 1)
-    assert found['remote']['back']['count'] == 1
+    assert [found['outgoing']['given'][state]['count'] for state in ('sent', 'withdrawn', 'refused')] == [1, 1, 1]
+    assert found['incoming']['results']['count'] == 1
     assert len(succeed(eu, 'tasks', '--json').splitlines()) == 4
 
 
@@ -277,7 +280,7 @@ def test_tasks_are_listed_by_region_and_state(eu: Region) -> None:
         return {json.loads(line)['id'] for line in succeed(eu, 'tasks', '--json', *given).splitlines()}
 
     assert listed() == {*ids}
-    assert listed('us') == {*ids[:2]}
+    assert listed('--region', 'us') == {*ids[:2]}
     assert listed('--state', 'refused', '--state', 'there') == {*ids[1:3]}
     lines = {line.split()[0]: line for line in succeed(eu, 'tasks').splitlines()}
     assert 'unknown task' in lines[ids[2]]
@@ -338,7 +341,10 @@ def test_change_of_a_record_that_others_change(eu: Region) -> None:
     docs = [doc for doc in eu.regions.fetch([doc_id, gone]) if doc]
     eu.regions.put(region.there(docs[0], 7.0))
     eu.regions.request('DELETE', f'/{gone}', {'rev': docs[1]['_rev']})
-    assert records.cancel_all(eu.regions, docs) == (1, {gone: 'it has ended just now'})
+    assert records.Records(eu.regions).cancel(docs) == (
+        1,
+        {gone: 'it was changed or deleted by somebody else just now'},
+    )
     doc = eu.regions.get(doc_id)
     assert (doc['taken'], 'cancelled' in doc) == (7.0, True)
 
@@ -355,14 +361,14 @@ def test_replay_and_drop(eu: Region) -> None:
     assert '1 replayed.' in succeed(eu, 'replay', '--all', '--yes')
     assert region.state_of(eu.regions.get(doc_ids[1])) == 'sent'
     assert '2 dropped.' in succeed(eu, 'drop', first, sent, '--yes')
-    assert status(eu)['given']['sent']['count'] == 1
+    assert status(eu)['outgoing']['given']['sent']['count'] == 1
     assert run(eu, 'regions', 'replay').exit_code == 2
 
 
 def test_more_records_than_one_request_reads(eu: Region) -> None:
-    docs = [{'_id': region.record_id('us', f'{n:05}', 't'), 'id': f'{n:05}', 'status': 'fail'} for n in range(450)]
+    docs = [{'_id': region.record_id('us', f'{n:05}', 't'), 'id': f'{n:05}', 'task': 'add', 'status': 'fail'} for n in range(450)]
     eu.regions.bulk(docs)
-    assert status(eu)['given']['refused']['count'] == 450
+    assert status(eu)['outgoing']['given']['refused']['count'] == 450
     assert '450 replayed.' in succeed(eu, 'replay', '--all', '--yes')
     assert 'several ids begin with' in fail(eu, 'show', '0012')
 
