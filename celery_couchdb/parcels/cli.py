@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -47,55 +48,57 @@ def add_commands(
     kind: type[StoredParcels],
     opened: Callable[[click.Context, str | None], StoredParcels],
     resource: Callable[[Any], Resource[Document]],
-    part: Callable[[Any], Any],
-    helps: Mapping[str, str],
+    part: str,
     listing: str = 'list',
 ) -> None:
-    """Add the commands `listing`, `show`, `replay` and `drop` to a group; `helps` describes them to their users.
+    """Add the commands `listing`, `show`, `replay` and `drop` to a group.
 
-    `part` is an option with the name of a part of all that is stored, and `opened` returns the part.
+    `part` is the name of the option with which `opened` returns a part of all that is stored.
     """
-    states = click.option(
-        '--state',
-        '-s',
-        'states',
-        multiple=True,
-        type=click.Choice([*kind.states]),
-        help='List only these. Can be given several times.',
-    )
-    selecting = selection_options(f'Select all refused {kind.noun}s.', part)
+    part_option = click.option(f'--{part}', 'part', metavar='NAME', help=f'Only those of this {part}.')
+    selecting = selection_options(f'Select all refused {kind.noun}s.', part_option)
+    states = click.Choice([*kind.states])
 
-    @group.command(listing, help=helps['list'])
-    @states
-    @part
+    @group.command(listing)
+    @click.option('--state', '-s', 'states', multiple=True, type=states, help='Only these. Can be given several times.')
+    @part_option
     @limit_option
     @json_option
     @click.pass_context
     def list_(ctx: click.Context, part: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
-        stored = opened(ctx, part)
-        empty = f'There are no {kind.noun}s.'
+        """List them by state. The last column has the reason, what the task returned, or what will happen."""
+        stored, empty = opened(ctx, part), f'There are no {kind.noun}s.'
         print_list(resource(stored), stored.listing(*states), as_json, limit=limit, empty=empty)
 
-    @group.command('show', help=helps['show'])
+    @group.command('show')
     @click.argument('name', metavar='ID')
-    @part
+    @part_option
     @json_option
     @click.pass_context
     def show(ctx: click.Context, name: str, part: str | None, as_json: bool) -> None:
+        """Show all that is stored of one. ID is its id, or its first characters."""
         stored = opened(ctx, part)
         print_details(resource(stored), _find(stored, name), as_json)
 
-    @group.command('replay', help=helps['replay'])
+    @group.command('replay')
     @selecting
     @click.pass_context
     def replay(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
+        """Let refused ones be checked and taken again, for example after the workers' app has changed.
+
+        ID is an id, or its first characters. What was moved before does not run again.
+        """
         stored = opened(ctx, part)
         change(ctx, 'Replay', selected(stored, names, every), stored.replay, 'replayed', yes=yes)
 
-    @group.command('drop', help=helps['drop'])
+    @group.command('drop')
     @selecting
     @click.pass_context
     def drop(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
+        """Delete them. A task that was not taken does not run; one that was taken runs all the same.
+
+        ID is an id, or its first characters. Replicas of the database see the deletion, too.
+        """
         stored = opened(ctx, part)
         change(ctx, 'Drop', selected(stored, names, every), stored.drop, 'dropped', yes=yes)
 
@@ -113,42 +116,27 @@ def selected(stored: StoredParcels, names: Sequence[str], every: bool = False) -
 
 def _find(stored: StoredParcels, name: str) -> list[Document]:
     """Return the documents with a name, or with the only name that begins so; *raises* `click.ClickException`."""
-    by_name: dict[str, list[Document]] = {}
-    for doc in stored.find(name):
-        by_name.setdefault(stored.name_of(doc), []).append(doc)
-    if len(by_name) > 1 and name not in by_name:
-        raise click.ClickException(f'several ids begin with {name!r}: {enumerated([*by_name], _MAX_LISTED)}')
-    if not by_name:
+    found = stored.find(name)
+    found = [doc for doc in found if stored.name_of(doc) == name] or found
+    names = sorted({stored.name_of(doc) for doc in found})
+    if not names:
         raise click.ClickException(stored.missing.format(name))
-    return by_name.get(name) or [*by_name.values()][0]
+    if len(names) > 1:
+        raise click.ClickException(f'several ids begin with {name!r}: {enumerated(names, _MAX_LISTED)}')
+    return found
 
 
 def _opened(ctx: click.Context, device: str | None) -> StoredParcels:
     app = app_of(ctx)
-    name = _database_of(app)
-    if device is not None:
-        name = devices_of(broker_of(app), name).get(device, '')
-        if not name:
-            raise click.ClickException(f'there is no device {device!r}')
+    name: str | None = _database_of(ctx)
+    if name and device is not None:
+        name = devices_of(broker_of(app), name).get(device)
+    if name is None:
+        raise click.ClickException(f'there is no device {device!r}')
     return StoredParcels(broker_of(app, database=name))
 
 
-add_commands(
-    command,
-    StoredParcels,
-    _opened,
-    parcel_resource,
-    click.option('--device', 'part', metavar='NAME', help='Use the database of this device.'),
-    {
-        'list': 'List parcels that wait, refused ones with the reason, and receipts with what the tasks returned.',
-        'show': 'Show the document of a parcel or of a receipt. ID is its id, or its first characters.',
-        'replay': 'Let refused parcels wait again, for example after parcels_accept was extended and workers were '
-        'restarted.\n\nID is the id of a document, or its first characters. A parcel that was moved before is not run '
-        'again.',
-        'drop': 'Delete parcels or receipts. The task of a parcel that waits does not run; that of a moved one does.'
-        '\n\nID is the id of a document, or its first characters. Replicas of the database see the deletion, too.',
-    },
-)
+add_commands(command, StoredParcels, _opened, parcel_resource, 'device')
 
 
 # -- devices
@@ -162,7 +150,7 @@ def devices(ctx: click.Context, as_json: bool) -> None:
 
     If a device is well, no parcel waits for longer than a moment, and none was refused.
     """
-    broker, name = broker_of(app_of(ctx)), _database_of(app_of(ctx))
+    broker, name = broker_of(app_of(ctx)), _database_of(ctx)
     found = (_device(broker, *device) for device in devices_of(broker, name).items())
     print_list(Resource(list, _DEVICE_COLUMNS), found, as_json, empty='There are no devices.')
 
@@ -195,8 +183,8 @@ def database_of(app: Any) -> str | None:
     return name
 
 
-def _database_of(app: Any) -> str:
-    if name := database_of(app):
+def _database_of(ctx: click.Context) -> str:
+    if name := database_of(app_of(ctx)):
         return name
     raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
 
@@ -233,17 +221,17 @@ def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
         return None
 
     def ids() -> set[str]:
-        return {
-            doc_id for client in databases_of_parcels(app, admin) for doc_id in moving(client, client.address.database)
-        }
+        found = set[str]()
+        for client in databases_of_parcels(app, admin):
+            with suppress(DatabaseMissing):
+                found |= moving(client, client.address.database)
+        return found
 
     def finish() -> Iterator[str]:
         for client in databases_of_parcels(app, admin)[1:]:
-            try:
-                client.request('POST', '/_compact', shape=DONE)
-            except DatabaseMissing:
-                continue
             # Nothing is purged there: a device that was offline could bring parcels back.
-            yield f'{client.address.database}: the database of a device is being compacted'
+            with suppress(DatabaseMissing):
+                client.request('POST', '/_compact', shape=DONE)
+                yield f'{client.address.database}: the database of a device is being compacted'
 
     return VacuumPart(ids, finish, broker_of(app, admin, database=name))

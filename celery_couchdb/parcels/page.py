@@ -6,9 +6,9 @@ The parameter `device` names the device whose database it shows instead of the d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -40,8 +40,8 @@ SECONDS = 30
 #: The maximum number of devices that can be chosen by a button.
 _MAX_DEVICES = 30
 
-#: Opens the parcels that a page shows, as the user of the request.
-Open = Callable[[View], AbstractContextManager[Any]]
+#: Returns the parcels that a page shows, as the user of the request reads them. They are closed then.
+Open = Callable[[View], Any]
 
 
 # -- parts of each page of stored parcels
@@ -71,7 +71,7 @@ def acting(
     """Return the function of an action that changes documents by `change`, so that they are `done`."""
 
     def act(view: View, targets: Sequence[str]) -> ActionOutcome:
-        with opened(view) as stored:
+        with closing(opened(view)) as stored:
             count, reasons = change(view, stored, list(stored.read(targets)))
         some = enumerated([f'{name}: {reason}' for name, reason in reasons.items()], _MAX_REASONS)
         text = f'{counted(count, stored.noun)} {done}'
@@ -95,33 +95,24 @@ def _device(view: View) -> str | None:
     return view.param('device') or parse_qs(view.form.get('query', '')).get('device', [None])[0]
 
 
-def _databases(view: View) -> Mapping[str | None, str]:
-    """Return the databases, by name of the device; None for the database of parcels."""
-    name = database_of(view.account.app) or ''
-    return {**devices_of(view.account.broker, name), None: name}
+def _devices(view: View) -> Mapping[str, str]:
+    return devices_of(view.account.broker, database_of(view.account.app) or '')
 
 
-@contextmanager
-def _opened(view: View) -> Iterator[StoredParcels]:
+def _opened(view: View) -> StoredParcels:
     device = _device(view)
-    name = _databases(view).get(device)
+    name = _devices(view).get(device) if device else database_of(view.account.app)
     if name is None:
         raise HTTPException(404, f'There is no device {device!r}.')
-    client = view.account.broker.beside(name)
-    try:
-        yield StoredParcels(client)
-    finally:
-        client.close()
+    return StoredParcels(view.account.broker.beside(name))
 
 
 def show(view: View) -> Response:
     """Show the parcels in one state; without the parameter `state`, those that wait or were refused."""
     states, chosen = [*StoredParcels.states], view.param('state')
     wanted = [chosen] if chosen in states else states if view.wants_json else states[:2]
-    with _opened(view) as stored:
-        first = {state: list(stored.ids(state)) for state in states[:2]}
-        ids = chain.from_iterable(first[state] if state in first else stored.ids(state) for state in wanted)
-        docs = (_masked(doc) if view.site.mask_args else doc for doc in stored.read(ids))
+    with closing(_opened(view)) as stored:
+        docs = (_masked(doc) if view.site.mask_args else doc for doc in stored.listing(*wanted))
         resource = parcel_resource(stored)
         if view.wants_json:
             return view.json(list(resource.describe(list(islice(docs, _LIMIT)))))
@@ -130,10 +121,7 @@ def show(view: View) -> Response:
     return view.render(
         'tables.html',
         hint='',
-        numbers=[
-            ('Waiting', f'{len(first["waiting"]):,}', '' if first['waiting'] else 'dim'),
-            ('Refused', f'{len(first["refused"]):,}', 'bad' if first['refused'] else 'dim'),
-        ],
+        numbers=(),
         remarks=(),
         tables=[table],
         choices=_choices(view, chosen if len(wanted) == 1 else ''),
@@ -150,8 +138,8 @@ def _choices(view: View, chosen: str) -> Iterator[tuple[str, str, bool]]:
     device, link = _device(view), partial(view.link, page.path)
     for title, state in [('Waiting and refused', ''), ('Refused', 'refused'), ('Moved', 'moved'), ('Done', 'done')]:
         yield title, link(state=state, device=device), state == chosen
-    names = list(_databases(view))[: 1 + _MAX_DEVICES]
-    for name in names if len(names) > 1 else ():
+    names = list(_devices(view))[:_MAX_DEVICES]
+    for name in [None, *names] if names else ():
         yield f'Device {name}' if name else 'Database of parcels', link(state=chosen, device=name), name == device
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from kombu_couchdb.parcels.device_setup import used_otherwise
 from kombu_couchdb.parcels.stored_parcels import moving
 from kombu_couchdb.queues.databases import broadcasts_of
 from kombu_couchdb.regions.records import Records
-from kombu_couchdb.regions.region_status import Direction, RegionStatus, Tally, direction, look, unready
+from kombu_couchdb.regions.region_status import Direction, Tally, direction, leader_of, outgoing, unreadable
 
 from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
 from ..cli.resource_commands import change, print_list, yes_option
@@ -30,7 +30,7 @@ from ..cli.tables import echo
 from ..cli.vacuum import VacuumPart
 from ..parcels import parcel_resource
 from ..parcels.cli import add_commands, databases_of_parcels, selected
-from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_date, format_duration
+from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_duration
 from ..resources.resource import Resource, counted
 
 #: Shown in place of a table of regions.
@@ -82,22 +82,26 @@ class OwnRegion:
     def others(self) -> list[str]:
         return sorted(self.addresses.keys() - {self.name})
 
-    def client_of(self, name: str) -> Client:
-        """Return a client for the database of another region, which waits for 3 seconds at most."""
-        return Client(self.addresses[name], _REQUEST_SECONDS, _REQUEST_SECONDS)
+    def incoming(self) -> Iterator[Direction]:
+        """Yield what the databases of the other regions have for this one. All are read at the same time."""
+        clients = {name: Client(self.addresses[name], _REQUEST_SECONDS, _REQUEST_SECONDS) for name in self.others}
+        calls = {name: start(partial(direction, client, name, self.name)) for name, client in clients.items()}
+        until = time.monotonic() + _REMOTE_SECONDS
+        for name, client in clients.items():
+            try:
+                yield result_of(calls[name], round(max(0.0, until - time.monotonic()), 1))
+            except CouchDBError as exc:
+                yield {'source': name, 'target': self.name, 'unreadable': unreadable(name, client, exc)}
 
-    def look(self) -> list[RegionStatus]:
-        """Return the other regions as the own databases show them; *raises* `DatabaseMissing`."""
-        return look(self.client, self.broker, self.name, self.others)
 
-
-@contextmanager
-def _needs_setup() -> Iterator[None]:
-    """Raise `click.ClickException` if the database of regions does not exist."""
+def _set_up(app: Any) -> OwnRegion:
+    """Return the region of an app; *raises* `click.ClickException` if its database of regions does not exist."""
+    own = OwnRegion.of(app)
     try:
-        yield
+        own.client.info()
     except DatabaseMissing as exc:
         raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
+    return own
 
 
 # -- setup
@@ -125,43 +129,41 @@ def setup(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Ad
     app_user, (peer, _) = broker_of(app).user, user_and_password(own.addresses[own.name]) or (None, None)
     peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
     steps = plan(Wanted(own.client, [], members_of(app_user, peers, admin), not app_user))
-    calls = [start(partial(unready, own.client_of(name), name)) for name in own.others]
-    notes = [Step(text, notice=True) for call in calls if (text := result_of(call, _REMOTE_SECONDS))]
+    notes = [Step(way['unreadable'], notice=True) for way in own.incoming() if 'unreadable' in way]
     print_plan([(own.client.address.url, [*steps, *notes])], dry_run)
 
 
 def _other_use(app: Any, own: OwnRegion) -> str | None:
     """Return in words what else the database of regions is used for; None if it is used for nothing else."""
-    uses = {
-        **{own.addresses[name].url: f'is the database of region {name!r}' for name in own.others},
-        **{client.address.url: 'is the database of parcels' for client in databases_of_parcels(app)},
-        own.broker.address.url: 'is the database of the broker',
-        broadcasts_of(own.broker).address.url: 'is the database of broadcasts',
-    }
+    uses = {own.addresses[name].url: f'region {name!r}' for name in own.others}
+    uses |= {client.address.url: 'parcels' for client in databases_of_parcels(app)}
+    uses |= {broadcasts_of(own.broker).address.url: 'broadcasts', own.broker.address.url: 'the broker'}
     if results := results_of(app):
-        uses[results.address.url] = 'is the database of results'
-    design = None
+        uses[results.address.url] = 'results'
+    for url in (own.client.address.url, own.addresses[own.name].url):
+        if url in uses:
+            return f'is the database of {uses[url]}'
     with suppress(DatabaseMissing, AccessDenied):  # the plan says so
-        design = used_otherwise(own.client)
-    known = uses.get(own.client.address.url) or uses.get(own.addresses[own.name].url)
-    return known or (f'has the design document {design}, so it is used for something else' if design else None)
+        if design := used_otherwise(own.client):
+            return f'has the design document {design}, so it is used for something else'
+    return None
 
 
 # -- status
 
 
 @command.command('status')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one line for each region. Durations are seconds.')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON, a line for each direction. Durations are seconds.')
 @click.option('--check', is_flag=True, help='End with exit status 1 if something is wrong, see below.')
 @click.pass_context
 def status(ctx: click.Context, as_json: bool, check: bool) -> None:
     """Show the tasks and results between this region and each other one, and what is wrong.
 
-    SENT is the number of tasks that this region gave to the other one and that have not ended there yet. After five
-    seconds, a task that was taken and has not ended is counted in THERE. DELAYED tasks cannot be moved now, and REFUSED
-    ones stay, see "regions tasks". BACK is the number of results that wait there for this region, FROM that of tasks.
-    Each number has the age of the oldest. RESPONDS is how long a request to the other region takes. At most 10,000
-    documents are counted for each region.
+    Each line is about one direction. SENT is the number of tasks that were given away and have not ended yet. After
+    five seconds, a task that was taken and has not ended is counted in THERE. DELAYED tasks cannot be moved now, and
+    REFUSED ones stay, see "regions tasks". RESULTS is the number of results that return. Each number has the age of the
+    oldest. RESPONDS is how long a request takes to the region in the column FROM. At most 10,000 documents are counted
+    for each number.
 
     The command waits at most 7 seconds for a region that does not respond.
 
@@ -169,61 +171,41 @@ def status(ctx: click.Context, as_json: bool, check: bool) -> None:
     region, something waits for more than 30 seconds, a task is delayed or was refused, or one of the regions cannot
     read the other one.
     """
-    own = OwnRegion.of(app_of(ctx))
-    with _needs_setup():
-        found = own.look()
-    until = time.monotonic() + _REMOTE_SECONDS
-    calls = {name: start(partial(direction, own.client_of(name), name, own.name)) for name in own.others}
-    for row in (row for row in found if row['name'] in calls):
-        try:
-            row['incoming'] = result_of(calls[row['name']], round(max(0.0, until - time.monotonic()), 1))
-        except CouchDBError as exc:
-            row['unreadable'] = str(exc)
+    own = _set_up(app_of(ctx))
+    found = [*outgoing(own.client, own.name, own.others), *own.incoming()]
     print_list(Resource(list, COLUMNS), found, as_json, empty=NO_REGIONS)
-    wrong = problems(own.name, found)
-    if not as_json:
-        for line in [*(f'leader: {row["leader"]}' for row in found[:1] if row['leader']), *wrong]:
-            echo(line)
+    leader = leader_of(own.broker, own.name)
+    wrong = list(problems(own.name, leader, found))
+    for line in [] if as_json else [*([f'leader: {leader}'] if leader else []), *wrong]:
+        echo(line)
     if check and wrong:
         raise click.ClickException(f'{counted(len(wrong), "problem")} found' if not as_json else '; '.join(wrong))
 
 
-def problems(own: str, found: Sequence[RegionStatus]) -> list[str]:
-    """Return sentences about what is wrong between the region `own` and the other ones."""
-    lines = [text for region in found for text in _problems(own, region)]
-    if found and not found[0]['leader']:
-        lines.insert(0, f'no worker leads in region {own}: start a worker whose app has the option region = {own!r}')
-    return lines
+def problems(own: str, leader: str | None, found: Sequence[Direction]) -> Iterator[str]:
+    """Yield sentences about what is wrong between the region `own`, with its leader, and the other ones."""
+    if found and not leader:
+        yield f'no worker leads in region {own}: start a worker whose app has the option region = {own!r}'
+    for way in found:
+        yield from [way['unreadable']] if 'unreadable' in way else _problems(way)
 
 
-def _problems(own: str, region: RegionStatus) -> Iterator[str]:
-    name, out, into = region['name'], region['outgoing'], region['incoming']
-    if region['unreadable']:
-        yield f'{name} cannot be read from this machine: {region["unreadable"]}'
-    if out['error'] not in (None, region['unreadable']):
-        yield f'{name} cannot be read by the leader of this region: {out["error"]}'
-    if into and (age := _late(out['given']['sent'])):
+def _problems(way: Direction) -> Iterator[str]:
+    source, target = way['source'], way['target']
+    sent, delayed, refused, results = (way['numbers'][name] for name in ('sent', 'delayed', 'refused', 'results'))
+    if way['error']:
+        yield f'the leader of region {source} cannot read region {target}: {way["error"]}'
+    if age := _late(sent):
         yield (
-            f'{name} has taken nothing for {age}: no worker runs there, or its workers have not been restarted since '
-            f'region {own} was added'
+            f'{target} has taken nothing for {age} from {source}: no worker leads there, or its workers have not been '
+            f'restarted since region {source} was added'
         )
-    yield from _delayed(out, f'for {name}')
-    if count := out['given']['refused']['count']:
-        yield f'{name} has refused {counted(count, "task")}: see "couchdb regions tasks --state refused"'
-    if into is None:
-        return
-    if into['error']:
-        yield f'{name} cannot read region {own}: {into["error"]}'
-    if age := _late(into['results']):
-        yield f'results wait in {name} for {age}: the leader of region {own} has not fetched them'
-    if age := _late(into['given']['sent']):
-        yield f'tasks from {name} wait for {age}: the leader of region {own} has not taken them'
-    yield from _delayed(into, f'from {name}')
-
-
-def _delayed(direction: Direction, where: str) -> Iterator[str]:
-    if (tally := direction['given']['delayed'])['count']:
-        yield f'{counted(tally["count"], "task")} {where} cannot be moved now: {tally["reason"]}'
+    if count := delayed['count']:
+        yield f'{counted(count, "task")} from {source} for {target} cannot be moved now: {delayed["reason"]}'
+    if count := refused['count']:
+        yield f'{target} has refused {counted(count, "task")}: see "couchdb regions tasks --state refused" in {source}'
+    if age := _late(results):
+        yield f'results wait in {source} for {age}: the leader of region {target} has not fetched them'
 
 
 def _late(tally: Tally) -> str:
@@ -232,30 +214,24 @@ def _late(tally: Tally) -> str:
     return format_duration(oldest) if oldest is not None and oldest > _WAIT_SECONDS else ''
 
 
-def _cell(tally: Tally, tone: Tone) -> Cell:
-    cell = count_cell(tally['count'], tone)
-    return cell if tally['oldest'] is None else Cell(f'{cell.text} ({format_duration(tally["oldest"])})', cell.tone)
+def _number(state: str, numbers: Mapping[str, Tally] | None) -> Cell:
+    if not numbers:
+        return Cell(NO_VALUE, 'dim')
+    cell, oldest = count_cell(numbers[state]['count'], _TONES.get(state, '')), numbers[state]['oldest']
+    return cell if oldest is None else Cell(f'{cell.text} ({format_duration(oldest)})', cell.tone)
 
 
-def _column(title: str, way: str, tally: Callable[[Direction], Tally], tone: Tone = '') -> Column:
-    return Column(title, way, lambda found: _cell(tally(found), tone) if found else Cell(NO_VALUE, 'dim'), right=True)
+_TONES: dict[str, Tone] = {'delayed': 'warning', 'refused': 'bad'}
 
-
-#: The columns of regions. The last three are about what the databases of the others say.
+#: The columns of what a region has for another one.
 COLUMNS = [
-    Column('REGION', 'name', min_width=6),
-    _column('SENT', 'outgoing', lambda found: found['given']['sent']),
-    _column('DELAYED', 'outgoing', lambda found: found['given']['delayed'], 'warning'),
-    _column('THERE', 'outgoing', lambda found: found['given']['there']),
-    _column('REFUSED', 'outgoing', lambda found: found['given']['refused'], 'bad'),
-    _column('BACK', 'incoming', lambda found: found['results']),
-    _column('FROM', 'incoming', lambda found: found['given']['sent']),
-    Column(
-        'RESPONDS',
-        'incoming',
-        lambda found: f'{found["response"] * 1000:.0f} ms' if found else Cell('no', 'bad'),
-        right=True,
+    Column('FROM', 'source', min_width=6),
+    Column('TO', 'target', min_width=6),
+    *(
+        Column(state.upper(), 'numbers', partial(_number, state), right=True)
+        for state in ('sent', 'delayed', 'there', 'refused', 'results')
     ),
+    Column('RESPONDS', 'response', lambda found: f'{found * 1000:.0f} ms' if found else Cell('no', 'bad'), right=True),
 ]
 
 
@@ -263,10 +239,7 @@ COLUMNS = [
 
 
 def _opened(ctx: click.Context, region: str | None) -> Records:
-    own = OwnRegion.of(app_of(ctx))
-    with _needs_setup():
-        own.client.info()
-    return Records(own.client, region or '')
+    return Records(_set_up(app_of(ctx)).client, region or '')
 
 
 def record_resource(records: Records) -> Resource[Document]:
@@ -289,26 +262,7 @@ def _note(doc: Document, state: str, now: float) -> str:
     return '; '.join(filter(None, parts))
 
 
-add_commands(
-    command,
-    Records,
-    _opened,
-    record_resource,
-    click.option('--region', 'part', metavar='NAME', help='Only tasks that were given to this region.'),
-    {
-        'list': 'List the tasks that this region gave to others, and that have not ended.\n\nA task is sent until the '
-        'other region has said that it has taken it, then there. A delayed one cannot be moved now. A refused one '
-        'stays, with the reason. A withdrawn one runs in another region. The last column has the reason, or says what '
-        'will happen.',
-        'show': 'Show the records of a task that this region gave to others.\n\nID is the id of the task, or its first '
-        'characters.',
-        'replay': 'Send tasks again that another region has refused. ID is the id of a task, or its first characters.',
-        'drop': 'Forget tasks that were given to other regions, for example to one that never returns.\n\nA task that '
-        'the other region has not taken does not run. One that it has taken runs all the same, and its result is '
-        'stored. ID is the id of a task, or its first characters.',
-    },
-    listing='tasks',
-)
+add_commands(command, Records, _opened, record_resource, 'region', listing='tasks')
 
 
 @command.command('cancel')
@@ -337,26 +291,17 @@ def whereabouts(app: Any, broker: Client, start: str) -> list[Row]:
     name = database_of(app)
     if not name:
         return []
-    client = broker.beside(name)
-    try:
-        records = Records(client)
+    with closing(Records(broker.beside(name))) as records, suppress(DatabaseMissing, AccessDenied):
         rows = record_resource(records).summary(records.find(start))
-    except (DatabaseMissing, AccessDenied):
-        return []
-    finally:
-        client.close()
-    return [{**row, 'text': _place(row, client.clock.now())} for row in rows]
+        return [{**row, 'text': _place(row, records.client.clock.now())} for row in rows]
+    return []
 
 
 def _place(row: Row, now: float) -> str:
     """Return where a task is, in words."""
-    region, ago = row['region'], f'{format_ago(row["since"], now)} ago'
-    place = {
-        'there': f'in region {region} since {format_date(row["since"])} UTC ({ago})',
-        'refused': f'refused by region {region} {ago}',
-        'withdrawn': f'withdrawn from region {region}',
-    }.get(row['state'], f'sent to region {region} {ago}')
-    return f'{place}: {row["note"]}' if row['note'] else place
+    words = {'there': 'taken by', 'refused': 'refused by', 'withdrawn': 'withdrawn from'}.get(row['state'], 'sent to')
+    ago = f' {format_ago(row["since"], now)} ago' if row['since'] else ''
+    return ': '.join(filter(None, (f'{words} region {row["region"]}{ago}', row['note'])))
 
 
 def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
@@ -368,7 +313,7 @@ def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     def ids() -> set[str]:
         found = moving(own.client, f'region {own.name}', regions.RECORD)  # those that are taken back
         for name in own.others:
-            found |= moving(own.client_of(name), f'region {name}', regions.records_to(own.name))
+            found |= moving(Client(own.addresses[name]), f'region {name}', regions.records_to(own.name))
         return found
 
     return VacuumPart(ids, lambda: iter(()), own.client)

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing
 
 from starlette.responses import Response
 
 from kombu_couchdb.regions.records import Records
+from kombu_couchdb.regions.region_status import leader_of, outgoing
 
 from ..parcels.page import SECONDS, acting, parcel_actions, parcel_table
 from ..web.tables import Table
 from ..web.view import Action, Field, Page, View
-from .cli import COLUMNS, NO_REGIONS, OwnRegion, database_of, problems, record_resource
+from .cli import COLUMNS, NO_REGIONS, database_of, problems, record_resource
 
 
-@contextmanager
-def _opened(view: View) -> Iterator[Records]:
-    client = view.account.broker.beside(database_of(view.account.app) or '')
-    try:
-        yield Records(client)
-    finally:
-        client.close()
+def _opened(view: View) -> Records:
+    return Records(view.account.broker.beside(database_of(view.account.app) or ''))
 
 
 def show(view: View) -> Response:
     """Show the regions and the tasks that were given to them. The databases of other regions are not read."""
-    with _opened(view) as records:
-        own = replace(OwnRegion.of(view.account.app), client=records.client, broker=view.account.broker)
-        found = own.look()
+    options = view.account.app.conf.broker_transport_options
+    with closing(_opened(view)) as records:
+        found = outgoing(records.client, options['region'], options['regions'])
         if view.wants_json:
             return view.json(found)
         tasks = parcel_table(
@@ -40,12 +34,13 @@ def show(view: View) -> Response:
             'No task is on its way to another region, or there.',
             links={'ID': lambda row: view.link(f'/tasks/{row["id"]}')},
         )
+    leader = leader_of(view.account.broker, options['region'])
     return view.render(
         'tables.html',
         hint='The databases of other regions are not read here: run "couchdb regions status".',
         numbers=(),
-        remarks=[('bad', line) for line in problems(own.name, found)],
-        tables=[Table.of('Regions', COLUMNS[:-3], found, lambda row: row['name'], empty=NO_REGIONS), tasks],
+        remarks=[('bad', line) for line in problems(options['region'], leader, found)],
+        tables=[Table.of('Regions', COLUMNS, found, lambda row: row['target'], empty=NO_REGIONS), tasks],
         seconds=SECONDS,
     )
 

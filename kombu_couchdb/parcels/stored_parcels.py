@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.conflicts import delete_leaves
-from ..errors import DatabaseMissing
 from ..values import is_number
 from .parcel import is_open, moved_id
 
@@ -57,6 +56,10 @@ class StoredParcels:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+
+    def close(self) -> None:
+        """Close the connections of the client."""
+        self.client.close()
 
     def state_of(self, doc: Mapping[str, Any]) -> str:
         """Return the state of a document, one of `states`."""
@@ -158,13 +161,10 @@ def moving(client: Client, source: str, prefix: str = '') -> set[str]:
     The documents are parcels, receipts and records whose ids begin with `prefix`; `source` is the database or the
     region, see `parcel.moved_id`. A worker that was killed may have published a message and not deleted its parcel. The
     next one publishes it again, unless the broker's database knows that the message existed. The same is so if a device
-    that was offline writes a parcel anew that has become a receipt. A database that does not exist has none.
+    that was offline writes a parcel anew that has become a receipt.
     """
     found, after = set[str](), None
-    try:
-        while rows := client.id_range(prefix, limit=_BATCH_IDS, after=after):
-            found.update(moved_id(source, row['id']) for row in rows)
-            after = rows[-1]['id']
-    except DatabaseMissing:
-        pass
+    while rows := client.id_range(prefix, limit=_BATCH_IDS, after=after):
+        found.update(moved_id(source, row['id']) for row in rows)
+        after = rows[-1]['id']
     return found

@@ -1,7 +1,6 @@
-"""The records of tasks that a region gave away, in its database of regions: find, list, cancel, replay and drop them.
+"""The records of tasks that a region gave away: find, list, cancel, replay and drop them; see `region`.
 
-*Every* function raises the errors of `kombu_couchdb.errors`. A `client` is for the database of the own region. See `region`
-for the documents.
+*Every* function raises the errors of `kombu_couchdb.errors`. A `client` is for a region's own database of regions.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Records(StoredParcels):
         'sent': 'published',
         'delayed': 'published',
         'there': 'taken',
-        'withdrawn': 'published',
+        'withdrawn': 'withdrawn',
         'refused': 'failed',
     }
     of_refused = StoredParcels.of_refused | {'state', 'taken', 'delayed', 'run_in', 'cancelled', 'terminate'}

@@ -1,4 +1,4 @@
-"""The other regions: what this region gave to them, what waits in their databases for it, and what is wrong.
+"""What the regions have for each other, in each direction, and what is wrong.
 
 Durations are seconds. The numbers come from several requests, one after the other, while workers run.
 """
@@ -29,68 +29,53 @@ class Tally(TypedDict):
     reason: str | None
 
 
-class Direction(TypedDict):
-    """What the database of one region has for another one."""
+class Direction(TypedDict, total=False):
+    """What the database of the region `source` has for the region `target`."""
 
-    #: By state, see `Records`: the tasks that it gave to the other region.
-    given: dict[str, Tally]
-    #: The results that return there.
-    results: Tally
-    #: Why its leader cannot read the database of the other region; None if it can.
+    source: str
+    target: str
+    #: By state, see `Records`: the tasks that it gave to the target; and the `results` that return there.
+    numbers: dict[str, Tally]
+    #: Why the leader of the source cannot read the database of the target; None if it can.
     error: str | None
     #: The duration of a request.
     response: float
+    #: Why the database of the source cannot be read from here, and what to do. The three members above are left out.
+    unreadable: str
 
 
-class RegionStatus(TypedDict):
-    """The state of another region."""
-
-    name: str
-    #: The worker that leads in this region; None if there is none.
-    leader: str | None
-    #: What this region has for it.
-    outgoing: Direction
-    #: What it has for this region; None if it does not respond, or was not asked, and why it does not respond.
-    incoming: Direction | None
-    unreadable: str | None
+def leader_of(broker: Client, name: str) -> str | None:
+    """Return the worker that leads in a region; `broker` is for the database of its broker."""
+    return next((lead['name'] for lead in leaders(broker) if lead['alive'] and lead['duty'] == f'region:{name}'), None)
 
 
-def look(regions: Client, broker: Client, own: str, others: Collection[str]) -> list[RegionStatus]:
-    """Return the other regions as the databases of the region `own` show them; *raises* `DatabaseMissing`.
+def outgoing(regions: Client, own: str, others: Collection[str]) -> list[Direction]:
+    """Return what the database of the region `own` has for the others, also for removed ones that still have records.
 
-    `others` are those in the option `regions`. Removed ones that still have records are also returned.
+    `others` are those in the option `regions`. *Raises* the errors of `Client`.
     """
-    alive = {lead['duty']: lead['name'] for lead in leaders(broker) if lead['alive']}
-    leader = alive.get(f'region:{own}')
-    return [
-        {
-            'name': name,
-            'leader': leader,
-            'outgoing': direction(regions, own, name, led=leader is not None),
-            'incoming': None,
-            'unreadable': None if name in others else 'it is not in the transport option regions',
-        }
-        for name in sorted({*others, *Records(regions).regions()})
-    ]
+    found = [direction(regions, own, name) for name in sorted({*others, *Records(regions).regions()} - {own})]
+    for way in found:
+        if way['target'] not in others:
+            way['error'] = 'it is not in the transport option regions'
+    return found
 
 
-def direction(client: Client, own: str, other: str, *, led: bool = True) -> Direction:
-    """Return what the database of region `own`, that of `client`, has for region `other`; *raises* what prevents that.
-
-    The errors of its leader are left out unless it is `led`.
-    """
+def direction(client: Client, source: str, target: str) -> Direction:
+    """Return what the database of the region `source`, that of `client`, has for `target`; *raises* the same."""
     began = time.monotonic()
-    errors = (client.get_or_none(region_id(own)) or {}).get('errors')
+    errors = (client.get_or_none(region_id(source)) or {}).get('errors')
     response, now = time.monotonic() - began, client.clock.now()
-    records = Records(client, other)
+    records = Records(client, target)
     by_state: dict[str, list[Document]] = {state: [] for state in records.states}
     for doc in islice(records.facts(), _MAX_DOCS):
         by_state[records.state_of(doc)].append(doc)
-    results = client.select({}, prefix=results_to(other), limit=_MAX_DOCS, fields=['date'])
+    by_state['results'] = client.select({}, prefix=results_to(target), limit=_MAX_DOCS, fields=['date'])
     return {
-        'given': {state: _tally(docs, records.states[state], now) for state, docs in by_state.items()},
-        'results': _tally(results, 'date', now),
-        'error': str(errors[other]) if led and isinstance(errors, dict) and other in errors else None,
+        'source': source,
+        'target': target,
+        'numbers': {state: _tally(docs, records.states.get(state, 'date'), now) for state, docs in by_state.items()},
+        'error': str(errors[target]) if isinstance(errors, dict) and target in errors else None,
         'response': response,
     }
 
@@ -101,17 +86,15 @@ def _tally(docs: Collection[Mapping[str, Any]], date: str, now: float) -> Tally:
     return {'count': len(docs), 'oldest': max(0.0, now - min(dates)) if dates else None, 'reason': next(reasons, None)}
 
 
-def unready(client: Client, name: str) -> str | None:
-    """Read the database of region `name`; return in words what prevents that and what to do, or None."""
-    try:
-        client.info()
-    except DatabaseMissing as exc:
-        return f'region {name} is not set up yet: run "couchdb regions setup" there ({exc})'
-    except AccessDenied as exc:
-        if 'not allowed to access' in str(exc):
-            member = f' --member {client.user}' if client.user else ''
-            return f'region {name} cannot be read yet: run "couchdb regions setup{member}" there ({exc})'
-        return f'region {name} cannot be read: create its user there, or correct its URL in the option regions ({exc})'
-    except CouchDBError as exc:
-        return f'region {name} does not respond to this machine; the workers must reach it ({exc})'
-    return None
+def unreadable(name: str, client: Client, error: CouchDBError) -> str:
+    """Return in words why the database of the region `name`, that of `client`, cannot be read, and what to do."""
+    if isinstance(error, DatabaseMissing):
+        return f'region {name} is not set up yet: run "couchdb regions setup" there ({error})'
+    if not isinstance(error, AccessDenied):
+        return f'region {name} does not respond to this machine; the workers must reach it ({error})'
+    if 'not allowed to access' not in str(error):
+        return (
+            f'region {name} cannot be read: create its user there, or correct its URL in the option regions ({error})'
+        )
+    member = f' --member {client.user}' if client.user else ''
+    return f'region {name} cannot be read yet: run "couchdb regions setup{member}" there ({error})'
