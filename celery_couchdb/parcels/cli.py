@@ -47,7 +47,6 @@ def add_commands(
     group: click.Group,
     kind: type[StoredParcels],
     opened: Callable[[click.Context, str | None], StoredParcels],
-    resource: Callable[[Any], Resource[Document]],
     part: str,
     listing: str = 'list',
 ) -> None:
@@ -68,7 +67,7 @@ def add_commands(
     def list_(ctx: click.Context, part: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
         """List them by state. The last column has the reason, what the task returned, or what will happen."""
         stored, empty = opened(ctx, part), f'There are no {kind.noun}s.'
-        print_list(resource(stored), stored.listing(*states), as_json, limit=limit, empty=empty)
+        print_list(parcel_resource(stored), stored.listing(*states), as_json, limit=limit, empty=empty)
 
     @group.command('show')
     @click.argument('name', metavar='ID')
@@ -78,7 +77,7 @@ def add_commands(
     def show(ctx: click.Context, name: str, part: str | None, as_json: bool) -> None:
         """Show all that is stored of one. ID is its id, or its first characters."""
         stored = opened(ctx, part)
-        print_details(resource(stored), _find(stored, name), as_json)
+        print_details(parcel_resource(stored), _find(stored, name), as_json)
 
     @group.command('replay')
     @selecting
@@ -127,16 +126,13 @@ def _find(stored: StoredParcels, name: str) -> list[Document]:
 
 
 def _opened(ctx: click.Context, device: str | None) -> StoredParcels:
-    app = app_of(ctx)
-    name: str | None = _database_of(ctx)
-    if name and device is not None:
-        name = devices_of(broker_of(app), name).get(device)
-    if name is None:
+    broker, databases = _databases(ctx)
+    if device and device not in databases:
         raise click.ClickException(f'there is no device {device!r}')
-    return StoredParcels(broker_of(app, database=name))
+    return StoredParcels(broker.beside(databases[device or '']))
 
 
-add_commands(command, StoredParcels, _opened, parcel_resource, 'device')
+add_commands(command, StoredParcels, _opened, 'device')
 
 
 # -- devices
@@ -150,8 +146,8 @@ def devices(ctx: click.Context, as_json: bool) -> None:
 
     If a device is well, no parcel waits for longer than a moment, and none was refused.
     """
-    broker, name = broker_of(app_of(ctx)), _database_of(ctx)
-    found = (_device(broker, *device) for device in devices_of(broker, name).items())
+    broker, databases = _databases(ctx)
+    found = (_device(broker, name, database) for name, database in databases.items() if name)
     print_list(Resource(list, _DEVICE_COLUMNS), found, as_json, empty='There are no devices.')
 
 
@@ -183,20 +179,21 @@ def database_of(app: Any) -> str | None:
     return name
 
 
-def _database_of(ctx: click.Context) -> str:
-    if name := database_of(app_of(ctx)):
-        return name
-    raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
+def databases_of(app: Any, broker: Client) -> dict[str, str]:
+    """Return the database of parcels, by '', and those of devices, by their names; none if the app has none.
 
-
-def databases_of_parcels(app: Any, admin: Admin = None) -> list[Client]:
-    """Return clients for the database of parcels and those of devices; none if the app has none.
-
-    The app's broker must be CouchDB. *Raises* the errors of `Client`.
+    `broker` is a client for the database of the broker. *Raises* the errors of `Client`.
     """
     name = database_of(app)
-    broker = broker_of(app, admin)
-    return [broker.beside(each) for each in (name, *devices_of(broker, name).values())] if name else []
+    return {'': name, **devices_of(broker, name)} if name else {}
+
+
+def _databases(ctx: click.Context) -> tuple[Client, dict[str, str]]:
+    app = app_of(ctx)
+    if not database_of(app):
+        raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
+    broker = broker_of(app)
+    return broker, databases_of(app, broker)
 
 
 def setup_plans(
@@ -216,22 +213,22 @@ def setup_plans(
 
 def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     """Return what the command `vacuum` does for the database of parcels; None if the app has none."""
-    name = database_of(app)
+    name, broker = database_of(app), broker_of(app, admin)
     if not name:
         return None
 
     def ids() -> set[str]:
         found = set[str]()
-        for client in databases_of_parcels(app, admin):
+        for database in databases_of(app, broker).values():
             with suppress(DatabaseMissing):
-                found |= moving(client, client.address.database)
+                found |= moving(broker.beside(database), database)
         return found
 
     def finish() -> Iterator[str]:
-        for client in databases_of_parcels(app, admin)[1:]:
+        for database in devices_of(broker, name).values():
             # Nothing is purged there: a device that was offline could bring parcels back.
             with suppress(DatabaseMissing):
-                client.request('POST', '/_compact', shape=DONE)
-                yield f'{client.address.database}: the database of a device is being compacted'
+                broker.beside(database).request('POST', '/_compact', shape=DONE)
+                yield f'{database}: the database of a device is being compacted'
 
     return VacuumPart(ids, finish, broker_of(app, admin, database=name))

@@ -5,7 +5,7 @@ The parameter `device` names the device whose database it shows instead of the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -16,14 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.parcels.devices import devices_of
 from kombu_couchdb.parcels.stored_parcels import Changed, StoredParcels
 from kombu_couchdb.values import enumerated
 
-from ..resources.resource import Resource, counted
+from ..resources.resource import counted
 from ..web.tables import Table
 from ..web.view import Action, ActionOutcome, Page, View
-from .cli import database_of
+from .cli import database_of, databases_of
 from .parcel_resource import parcel_resource
 
 #: The maximum number of parcels that are shown, and of reasons why some were not changed.
@@ -48,10 +47,10 @@ Open = Callable[[View], Any]
 
 
 def parcel_table(
-    view: View, caption: str, resource: Resource[Document], docs: Iterator[Document], empty: str, **more: Any
+    view: View, caption: str, stored: StoredParcels, docs: Iterator[Document], empty: str, **more: Any
 ) -> Table:
     """Return a table of the first of these documents."""
-    shown = list(islice(docs, _LIMIT))
+    resource, shown = parcel_resource(stored), list(islice(docs, _LIMIT))
     if next(docs, None) is not None:
         more['more'] = f'These are the first {_LIMIT}; there are more.'
     return Table.of(
@@ -90,21 +89,20 @@ def parcel_actions(opened: Open, consequence: str) -> tuple[Action, Action]:
 # -- the page of parcels
 
 
-def _device(view: View) -> str | None:
+def _device(view: View) -> str:
     """Return the name of the device in the URL of the page, or in that of the page whose form was sent."""
-    return view.param('device') or parse_qs(view.form.get('query', '')).get('device', [None])[0]
+    return view.param('device') or parse_qs(view.form.get('query', '')).get('device', [''])[0]
 
 
-def _devices(view: View) -> Mapping[str, str]:
-    return devices_of(view.account.broker, database_of(view.account.app) or '')
+def _databases(view: View) -> dict[str, str]:
+    return databases_of(view.account.app, view.account.broker)
 
 
 def _opened(view: View) -> StoredParcels:
-    device = _device(view)
-    name = _devices(view).get(device) if device else database_of(view.account.app)
-    if name is None:
-        raise HTTPException(404, f'There is no device {device!r}.')
-    return StoredParcels(view.account.broker.beside(name))
+    database = _databases(view).get(_device(view))
+    if database is None:
+        raise HTTPException(404, f'There is no device {_device(view)!r}.')
+    return StoredParcels(view.account.broker.beside(database))
 
 
 def show(view: View) -> Response:
@@ -113,11 +111,10 @@ def show(view: View) -> Response:
     wanted = [chosen] if chosen in states else states if view.wants_json else states[:2]
     with closing(_opened(view)) as stored:
         docs = (_masked(doc) if view.site.mask_args else doc for doc in stored.listing(*wanted))
-        resource = parcel_resource(stored)
         if view.wants_json:
-            return view.json(list(resource.describe(list(islice(docs, _LIMIT)))))
+            return view.json([stored.describe(doc) for doc in islice(docs, _LIMIT)])
         empty = f'No parcel is in the state {chosen}.' if len(wanted) == 1 else 'No parcel waits, and none was refused.'
-        table = parcel_table(view, 'Parcels', resource, docs, empty)
+        table = parcel_table(view, 'Parcels', stored, docs, empty)
     return view.render(
         'tables.html',
         hint='',
@@ -138,8 +135,8 @@ def _choices(view: View, chosen: str) -> Iterator[tuple[str, str, bool]]:
     device, link = _device(view), partial(view.link, page.path)
     for title, state in [('Waiting and refused', ''), ('Refused', 'refused'), ('Moved', 'moved'), ('Done', 'done')]:
         yield title, link(state=state, device=device), state == chosen
-    names = list(_devices(view))[:_MAX_DEVICES]
-    for name in [None, *names] if names else ():
+    names = list(_databases(view))[: 1 + _MAX_DEVICES]
+    for name in names if len(names) > 1 else ():
         yield f'Device {name}' if name else 'Database of parcels', link(state=chosen, device=name), name == device
 
 

@@ -15,7 +15,7 @@ import kombu_couchdb.regions.region as regions
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
-from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.parcels.device_setup import used_otherwise
 from kombu_couchdb.parcels.stored_parcels import moving
@@ -28,8 +28,7 @@ from ..cli.resource_commands import change, print_list, yes_option
 from ..cli.setup import Admin, members_of, print_plan
 from ..cli.tables import echo
 from ..cli.vacuum import VacuumPart
-from ..parcels import parcel_resource
-from ..parcels.cli import add_commands, databases_of_parcels, selected
+from ..parcels.cli import add_commands, databases_of, selected
 from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_duration
 from ..resources.resource import Resource, counted
 
@@ -136,7 +135,8 @@ def setup(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Ad
 def _other_use(app: Any, own: OwnRegion) -> str | None:
     """Return in words what else the database of regions is used for; None if it is used for nothing else."""
     uses = {own.addresses[name].url: f'region {name!r}' for name in own.others}
-    uses |= {client.address.url: 'parcels' for client in databases_of_parcels(app)}
+    parcels = databases_of(app, own.broker).values()
+    uses |= {own.broker.beside(database).address.url: 'parcels' for database in parcels}
     uses |= {broadcasts_of(own.broker).address.url: 'broadcasts', own.broker.address.url: 'the broker'}
     if results := results_of(app):
         uses[results.address.url] = 'results'
@@ -242,27 +242,7 @@ def _opened(ctx: click.Context, region: str | None) -> Records:
     return Records(_set_up(app_of(ctx)).client, region or '')
 
 
-def record_resource(records: Records) -> Resource[Document]:
-    """Return the resource of records."""
-    note = partial(_note, now=records.client.clock.now())
-    return parcel_resource.parcel_resource(records, [Column('REGION', 'region', min_width=6)], note)
-
-
-def _note(doc: Document, state: str, now: float) -> str:
-    """Return why a task was refused or is delayed, and what will happen to it."""
-    parts = [parcel_resource.note(doc, state)]
-    if doc.get('state') == 'withdrawn':
-        parts.append(f'runs in {doc.get("run_in")}')
-    if state == 'delayed':
-        parts.append(str(doc['delayed']))
-    if 'cancelled' in doc:
-        parts.append(f'cancelled {format_ago(doc["cancelled"], now)} ago')
-    if state in ('sent', 'delayed') and isinstance(at := doc.get('fallback_at'), (int, float)):
-        parts.append(f'runs in {doc.get("fallback")} if it is not taken within {format_duration(at - now)}')
-    return '; '.join(filter(None, parts))
-
-
-add_commands(command, Records, _opened, record_resource, 'region', listing='tasks')
+add_commands(command, Records, _opened, 'region', listing='tasks')
 
 
 @command.command('cancel')
@@ -292,8 +272,8 @@ def whereabouts(app: Any, broker: Client, start: str) -> list[Row]:
     if not name:
         return []
     with closing(Records(broker.beside(name))) as records, suppress(DatabaseMissing, AccessDenied):
-        rows = record_resource(records).summary(records.find(start))
-        return [{**row, 'text': _place(row, records.client.clock.now())} for row in rows]
+        rows, now = map(records.describe, records.find(start)), records.client.clock.now()
+        return [{**row, 'text': _place(row, now)} for row in rows]
     return []
 
 

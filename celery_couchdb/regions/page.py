@@ -12,7 +12,7 @@ from kombu_couchdb.regions.region_status import leader_of, outgoing
 from ..parcels.page import SECONDS, acting, parcel_actions, parcel_table
 from ..web.tables import Table
 from ..web.view import Action, Field, Page, View
-from .cli import COLUMNS, NO_REGIONS, database_of, problems, record_resource
+from .cli import COLUMNS, NO_REGIONS, database_of, problems
 
 
 def _opened(view: View) -> Records:
@@ -29,7 +29,7 @@ def show(view: View) -> Response:
         tasks = parcel_table(
             view,
             'Tasks in other regions',
-            record_resource(records),
+            records,
             records.listing(),
             'No task is on its way to another region, or there.',
             links={'ID': lambda row: view.link(f'/tasks/{row["id"]}')},

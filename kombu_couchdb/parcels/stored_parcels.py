@@ -6,6 +6,7 @@ regions: a record is a parcel that stays until its task has ended.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar
@@ -51,6 +52,8 @@ class StoredParcels:
     }
     #: The members that a refused one loses when it waits again.
     of_refused: ClassVar = frozenset(('status', 'reason', 'failed'))
+    #: What a list shows of each beside its task.
+    columns: ClassVar[Sequence[str]] = ()
     #: The beginning of their ids.
     prefix = ''
 
@@ -71,6 +74,13 @@ class StoredParcels:
         """Return what operators call a document."""
         return str(doc['_id'])
 
+    def note(self, doc: Mapping[str, Any]) -> str:
+        """Return why a document is refused, or how its task ended."""
+        if self.state_of(doc) == 'done':
+            result = json.dumps(doc['result'], ensure_ascii=False) if 'result' in doc else None
+            return f'{doc.get("state")}: {result or doc.get("error") or doc.get("left_out") or ""}'
+        return str(doc.get('reason', '')) if doc.get('status') else ''
+
     def describe(self, doc: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a list has of a document. The date is None if the document does not say it."""
         state, task = self.state_of(doc), doc.get('task')
@@ -80,6 +90,8 @@ class StoredParcels:
             'task': task if isinstance(task, str) else None,
             'state': state,
             'since': date if is_number(date) else None,
+            'note': self.note(doc),
+            'document': doc,
         }
 
     # -- reading

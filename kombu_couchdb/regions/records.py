@@ -38,6 +38,7 @@ class Records(StoredParcels):
         'withdrawn': 'withdrawn',
         'refused': 'failed',
     }
+    columns = ('region',)
     of_refused = StoredParcels.of_refused | {'state', 'taken', 'delayed', 'run_in', 'cancelled', 'terminate'}
 
     def __init__(self, client: Client, to: str = '') -> None:
@@ -50,6 +51,19 @@ class Records(StoredParcels):
 
     def name_of(self, doc: Mapping[str, Any]) -> str:
         return task_id if isinstance(task_id := doc.get('id'), str) else str(doc['_id'])
+
+    def note(self, doc: Mapping[str, Any]) -> str:
+        """Return why a task was refused or is delayed, and what will happen to it."""
+        state, parts = self.state_of(doc), [super().note(doc)]
+        if state == 'delayed':
+            parts.append(str(doc['delayed']))
+        if 'cancelled' in doc:
+            parts.append('cancelled')
+        if state_of(doc) == 'withdrawn':
+            parts.append(f'runs in {doc.get("run_in")}')
+        elif state in ('sent', 'delayed') and 'fallback' in doc:
+            parts.append(f'runs in {doc["fallback"]} if it is not taken in time')
+        return '; '.join(filter(None, parts))
 
     def describe(self, doc: Mapping[str, Any]) -> dict[str, Any]:
         return {**super().describe(doc), 'region': region_of(doc['_id'])}

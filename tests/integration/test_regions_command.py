@@ -286,7 +286,7 @@ def test_tasks_are_listed_by_region_and_state(eu: Region) -> None:
     assert listed('--state', 'refused', '--state', 'there') == {*ids[1:3]}
     lines = {line.split()[0]: line for line in succeed(eu, 'tasks').splitlines()}
     assert 'unknown task' in lines[ids[2]]
-    assert 'cancelled 0 s ago' in lines[ids[1]]
+    assert 'cancelled' in lines[ids[1]]
     assert 'runs in eu' in lines[ids[3]]
     assert 'there are more' in succeed(eu, 'tasks', '-n', '2')
 
