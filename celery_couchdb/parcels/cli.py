@@ -23,12 +23,22 @@ from ..cli.clients import app_of, broker_of
 from ..cli.resource_commands import change, json_option, limit_option, print_details, print_list, selection_options
 from ..cli.setup import Admin, wanted_beside
 from ..cli.vacuum import VacuumPart
-from ..resources.columns import Column, Row, count_cell
+from ..resources.columns import Cell, Column, Row, Tone, count_cell, format_ago
 from ..resources.resource import Resource, Selection, counted
-from .parcel_resource import TONES, parcel_resource
 
 #: The most ids that the error lists if several begin alike.
 _MAX_LISTED = 10
+
+
+#: The maximum length of a note in a table, in characters.
+_MAX_NOTE_CHARACTERS = 200
+
+_TONES: dict[str, Tone] = {
+    **dict.fromkeys(('waiting', 'sent', 'delayed', 'withdrawn'), 'warning'),
+    **dict.fromkeys(('moved', 'there'), 'info'),
+    'refused': 'bad',
+    'done': 'good',
+}
 
 
 @click.group('parcels')
@@ -40,7 +50,24 @@ def command() -> None:
     """
 
 
-# -- the commands of stored parcels
+# -- the resource and the commands of stored parcels
+
+
+def parcel_resource(stored: StoredParcels) -> Resource[Document]:
+    """Return the resource of stored parcels."""
+    columns = [
+        Column('ID', 'id', min_width=12),
+        Column('TASK', 'task', min_width=10),
+        *(Column(name.upper(), name, min_width=6) for name in stored.columns),
+        Column('STATE', 'state', lambda state: Cell(state, _TONES[state])),
+        Column('SINCE', 'since', partial(format_ago, now=stored.client.clock.now()), right=True),
+        Column('', 'note', lambda text: text[:_MAX_NOTE_CHARACTERS], min_width=20),
+    ]
+    return Resource(
+        lambda docs: [{**stored.describe(doc), 'document': doc} for doc in docs],
+        columns,
+        details=lambda row: {f'state of the {stored.noun}': row['state'], **row['document']},
+    )
 
 
 def add_commands(
@@ -165,7 +192,7 @@ _DEVICE_STATES = ('waiting', 'refused', 'moved')
 _DEVICE_COLUMNS = [
     Column('DEVICE', 'device', min_width=8),
     Column('DATABASE', 'database', min_width=12),
-    *(Column(state.upper(), state, partial(count_cell, tone=TONES[state]), right=True) for state in _DEVICE_STATES),
+    *(Column(state.upper(), state, partial(count_cell, tone=_TONES[state]), right=True) for state in _DEVICE_STATES),
     Column('', 'error', lambda error: error or '', min_width=20),
 ]
 

@@ -22,8 +22,7 @@ from kombu_couchdb.values import enumerated
 from ..resources.resource import counted
 from ..web.tables import Table
 from ..web.view import Action, ActionOutcome, Page, View
-from .cli import database_of, databases_of
-from .parcel_resource import parcel_resource
+from .cli import database_of, databases_of, parcel_resource
 
 #: The maximum number of parcels that are shown, and of reasons why some were not changed.
 _LIMIT, _MAX_REASONS = 200, 5
@@ -64,25 +63,25 @@ def parcel_table(
     )
 
 
-def acting(
-    opened: Open, done: str, change: Callable[[View, Any, Sequence[Document]], Changed]
-) -> Callable[[View, Sequence[str]], ActionOutcome]:
-    """Return the function of an action that changes documents by `change`, so that they are `done`."""
-
-    def act(view: View, targets: Sequence[str]) -> ActionOutcome:
-        with closing(opened(view)) as stored:
-            count, reasons = change(view, stored, list(stored.read(targets)))
-        some = enumerated([f'{name}: {reason}' for name, reason in reasons.items()], _MAX_REASONS)
-        text = f'{counted(count, stored.noun)} {done}'
-        return ActionOutcome(f'{text}; {some}.' if some else f'{text}.', 'bad' if some else 'good')
-
-    return act
+def act(
+    opened: Open,
+    change: Callable[[Any, Sequence[Document]], Changed],
+    done: str,
+    view: View,
+    targets: Sequence[str],
+) -> ActionOutcome:
+    """Change documents by `change`, so that they are `done`."""
+    with closing(opened(view)) as stored:
+        count, reasons = change(stored, list(stored.read(targets)))
+    some = enumerated([f'{name}: {reason}' for name, reason in reasons.items()], _MAX_REASONS)
+    text = f'{counted(count, stored.noun)} {done}'
+    return ActionOutcome(f'{text}; {some}.' if some else f'{text}.', 'bad' if some else 'good')
 
 
 def parcel_actions(opened: Open, consequence: str) -> tuple[Action, Action]:
     """Return the actions for stored parcels: replay, and drop, with its consequence."""
-    replay = acting(opened, 'replayed', lambda view, stored, docs: stored.replay(docs))
-    drop = acting(opened, 'dropped', lambda view, stored, docs: stored.drop(docs))
+    replay = partial(act, opened, StoredParcels.replay, 'replayed')
+    drop = partial(act, opened, StoredParcels.drop, 'dropped')
     return Action('replay', 'Replay', replay), Action('drop', 'Drop', drop, 'Drop {}?', consequence, tone='bad')
 
 
@@ -112,7 +111,7 @@ def show(view: View) -> Response:
     with closing(_opened(view)) as stored:
         docs = (_masked(doc) if view.site.mask_args else doc for doc in stored.listing(*wanted))
         if view.wants_json:
-            return view.json([stored.describe(doc) for doc in islice(docs, _LIMIT)])
+            return view.json(list(parcel_resource(stored).describe([*islice(docs, _LIMIT)])))
         empty = f'No parcel is in the state {chosen}.' if len(wanted) == 1 else 'No parcel waits, and none was refused.'
         table = parcel_table(view, 'Parcels', stored, docs, empty)
     return view.render(

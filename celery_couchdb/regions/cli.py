@@ -13,6 +13,7 @@ import click
 
 import kombu_couchdb.regions.region as regions
 from kombu_couchdb.admin.setup import Step, Wanted, plan
+from kombu_couchdb.admin.status import leaders
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
 from kombu_couchdb.couchdb.client import Client
@@ -20,8 +21,7 @@ from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.parcels.device_setup import used_otherwise
 from kombu_couchdb.parcels.stored_parcels import moving
 from kombu_couchdb.queues.databases import broadcasts_of
-from kombu_couchdb.regions.records import Records
-from kombu_couchdb.regions.region_status import Direction, Tally, direction, leader_of, outgoing, unreadable
+from kombu_couchdb.regions.records import Direction, Records, Tally, direction, outgoing, unreadable
 
 from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
 from ..cli.resource_commands import change, print_list, yes_option
@@ -180,6 +180,11 @@ def status(ctx: click.Context, as_json: bool, check: bool) -> None:
         echo(line)
     if check and wrong:
         raise click.ClickException(f'{counted(len(wrong), "problem")} found' if not as_json else '; '.join(wrong))
+
+
+def leader_of(broker: Client, name: str) -> str | None:
+    """Return the worker that leads in a region; `broker` is for the database of its broker."""
+    return next((lead['name'] for lead in leaders(broker) if lead['alive'] and lead['duty'] == f'region:{name}'), None)
 
 
 def problems(own: str, leader: str | None, found: Sequence[Direction]) -> Iterator[str]:

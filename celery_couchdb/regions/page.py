@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 from starlette.responses import Response
 
-from kombu_couchdb.regions.records import Records
-from kombu_couchdb.regions.region_status import leader_of, outgoing
+from kombu_couchdb.regions.records import Records, outgoing
 
-from ..parcels.page import SECONDS, acting, parcel_actions, parcel_table
+from ..parcels.page import SECONDS, act, parcel_actions, parcel_table
 from ..web.tables import Table
-from ..web.view import Action, Field, Page, View
-from .cli import COLUMNS, NO_REGIONS, database_of, problems
+from ..web.view import Action, ActionOutcome, Field, Page, View
+from .cli import COLUMNS, NO_REGIONS, database_of, leader_of, problems
 
 
 def _opened(view: View) -> Records:
@@ -45,14 +46,18 @@ def show(view: View) -> Response:
     )
 
 
+def _cancel(view: View, targets: Sequence[str]) -> ActionOutcome:
+    change = partial(Records.cancel, terminate='terminate' in view.form)
+    return act(_opened, change, 'to be cancelled', view, targets)
+
+
+_ACTIONS = parcel_actions(
+    _opened, 'A task that the other region has not taken does not run. One that it has taken runs all the same.'
+)
 _CANCEL = Action(
     'cancel',
     'Cancel',
-    acting(
-        _opened,
-        'to be cancelled',
-        lambda view, records, docs: records.cancel(docs, terminate='terminate' in view.form),
-    ),
+    _cancel,
     'Cancel {}?',
     'The workers of the other region remove or revoke the task, and its result becomes REVOKED.',
     tone='bad',
@@ -64,12 +69,6 @@ page = Page(
     'Regions',
     show,
     noun='task',
-    actions=(
-        *parcel_actions(
-            _opened,
-            'A task that the other region has not taken does not run. One that it has taken runs all the same.',
-        ),
-        _CANCEL,
-    ),
+    actions=[*_ACTIONS, _CANCEL],
     applies=lambda app: database_of(app) is not None,
 )

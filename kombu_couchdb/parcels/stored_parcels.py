@@ -91,7 +91,6 @@ class StoredParcels:
             'state': state,
             'since': date if is_number(date) else None,
             'note': self.note(doc),
-            'document': doc,
         }
 
     # -- reading

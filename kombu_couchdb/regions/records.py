@@ -1,16 +1,25 @@
-"""The records of tasks that a region gave away: find, list, cancel, replay and drop them; see `region`.
+"""What the database of a region has for other regions, see `region`, as operators and programs see it.
 
-*Every* function raises the errors of `kombu_couchdb.errors`. A `client` is for a region's own database of regions.
+The records of tasks that a region gave away are found, listed, cancelled, replayed and dropped, and with the results
+that return they are counted. *Every* function raises the errors of `kombu_couchdb.errors`. A `client` is for a region's
+own database of regions. Durations are seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, TypedDict
 
 from ..couchdb.client import Client, Document
+from ..errors import AccessDenied, CouchDBError, DatabaseMissing
 from ..parcels.stored_parcels import Changed, StoredParcels
-from .region import RECORD, record_id, records_to, region_of, state_of
+from ..values import is_number
+from .region import RECORD, record_id, records_to, region_id, region_of, results_to, state_of
+
+#: The maximum number of documents of one kind that are counted for each region.
+_MAX_DOCS = 10_000
 
 #: How many records of ids that begin alike are looked for in each region.
 _MAX_FOUND = 50
@@ -126,3 +135,80 @@ def where(client: Client, task_id: str) -> Whereabouts | None:
 def cancel(client: Client, task_id: str, *, terminate: bool = False) -> Changed:
     """Ask for the end of a task in another region, see `Records.cancel`."""
     return Records(client).cancel(of_task(client, task_id), terminate=terminate)
+
+
+# -- the status of regions
+
+
+class Tally(TypedDict):
+    """A number of documents, the age of the oldest one that has a date, and why one of them waits or was refused."""
+
+    count: int
+    oldest: float | None
+    reason: str | None
+
+
+class Direction(TypedDict, total=False):
+    """What the database of the region `source` has for the region `target`."""
+
+    source: str
+    target: str
+    #: By state, see `Records`: the tasks that it gave to the target; and the `results` that return there.
+    numbers: dict[str, Tally]
+    #: Why the leader of the source cannot read the database of the target; None if it can.
+    error: str | None
+    #: The duration of a request.
+    response: float
+    #: Why the database of the source cannot be read from here, and what to do. The three members above are left out.
+    unreadable: str
+
+
+def outgoing(regions: Client, own: str, others: Collection[str]) -> list[Direction]:
+    """Return what the database of the region `own` has for the others, also for removed ones that still have records.
+
+    `others` are those in the option `regions`. *Raises* the errors of `Client`.
+    """
+    found = [direction(regions, own, name) for name in sorted({*others, *Records(regions).regions()} - {own})]
+    for way in found:
+        if way['target'] not in others:
+            way['error'] = 'it is not in the transport option regions'
+    return found
+
+
+def direction(client: Client, source: str, target: str) -> Direction:
+    """Return what the database of the region `source`, that of `client`, has for `target`; *raises* the same."""
+    began = time.monotonic()
+    errors = (client.get_or_none(region_id(source)) or {}).get('errors')
+    response, now = time.monotonic() - began, client.clock.now()
+    records = Records(client, target)
+    by_state: dict[str, list[Document]] = {state: [] for state in records.states}
+    for doc in islice(records.facts(), _MAX_DOCS):
+        by_state[records.state_of(doc)].append(doc)
+    by_state['results'] = client.select({}, prefix=results_to(target), limit=_MAX_DOCS, fields=['date'])
+    return {
+        'source': source,
+        'target': target,
+        'numbers': {state: _tally(docs, records.states.get(state, 'date'), now) for state, docs in by_state.items()},
+        'error': str(errors[target]) if isinstance(errors, dict) and target in errors else None,
+        'response': response,
+    }
+
+
+def _tally(docs: Collection[Mapping[str, Any]], date: str, now: float) -> Tally:
+    dates = [found for doc in docs if is_number(found := doc.get(date))]
+    reasons = (str(doc.get('delayed') or doc.get('reason')) for doc in docs)
+    return {'count': len(docs), 'oldest': max(0.0, now - min(dates)) if dates else None, 'reason': next(reasons, None)}
+
+
+def unreadable(name: str, client: Client, error: CouchDBError) -> str:
+    """Return in words why the database of the region `name`, that of `client`, cannot be read, and what to do."""
+    if isinstance(error, DatabaseMissing):
+        return f'region {name} is not set up yet: run "couchdb regions setup" there ({error})'
+    if not isinstance(error, AccessDenied):
+        return f'region {name} does not respond to this machine; the workers must reach it ({error})'
+    if 'not allowed to access' not in str(error):
+        return (
+            f'region {name} cannot be read: create its user there, or correct its URL in the option regions ({error})'
+        )
+    member = f' --member {client.user}' if client.user else ''
+    return f'region {name} cannot be read yet: run "couchdb regions setup{member}" there ({error})'

@@ -61,11 +61,9 @@ ROOMS = {
 OPERATORS = (
     'kombu_couchdb.admin',
     'kombu_couchdb.parcels.device_setup',
-    'kombu_couchdb.regions.region_status',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
     'celery_couchdb.remote_control',
-    *(f'celery_couchdb.parcels.{name}' for name in ('cli', 'page', 'parcel_resource')),
-    *(f'celery_couchdb.regions.{name}' for name in ('cli', 'page')),
+    *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'parcels.page', 'regions.cli', 'regions.page')),
     *(f'celery_couchdb.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
     *(f'celery_couchdb.metrics.{name}' for name in ('cli', 'exporter', 'page')),
 )
