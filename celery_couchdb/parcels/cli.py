@@ -29,10 +29,10 @@ from ..resources.resource import Resource, Selection, counted
 #: The most ids that the error lists if several begin alike.
 _MAX_LISTED = 10
 
-
 #: The maximum length of a note in a table, in characters.
 _MAX_NOTE_CHARACTERS = 200
 
+#: The tones of states.
 _TONES: dict[str, Tone] = {
     **dict.fromkeys(('waiting', 'sent', 'delayed', 'withdrawn'), 'warning'),
     **dict.fromkeys(('moved', 'there'), 'info'),

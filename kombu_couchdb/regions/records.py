@@ -127,7 +127,8 @@ def of_task(client: Client, task_id: str) -> list[Document]:
 
 def where(client: Client, task_id: str) -> Whereabouts | None:
     """Return where a task is that was given to another region and has not ended; None for any other task."""
-    found = [(Records(client).describe(doc)['since'], doc) for doc in of_task(client, task_id)]
+    records = Records(client)
+    found = [(records.describe(doc)['since'], doc) for doc in of_task(client, task_id)]
     since, doc = max(found, key=lambda pair: pair[0] or 0.0, default=(None, None))
     return {'region': region_of(doc['_id']), 'state': state_of(doc), 'since': since} if doc else None
 
@@ -196,8 +197,8 @@ def direction(client: Client, source: str, target: str) -> Direction:
 
 def _tally(docs: Collection[Mapping[str, Any]], date: str, now: float) -> Tally:
     dates = [found for doc in docs if is_number(found := doc.get(date))]
-    reasons = (str(doc.get('delayed') or doc.get('reason')) for doc in docs)
-    return {'count': len(docs), 'oldest': max(0.0, now - min(dates)) if dates else None, 'reason': next(reasons, None)}
+    reason = next((str(why) for doc in docs if (why := doc.get('delayed') or doc.get('reason'))), None)
+    return {'count': len(docs), 'oldest': max(0.0, now - min(dates)) if dates else None, 'reason': reason}
 
 
 def unreadable(name: str, client: Client, error: CouchDBError) -> str:
@@ -207,8 +208,6 @@ def unreadable(name: str, client: Client, error: CouchDBError) -> str:
     if not isinstance(error, AccessDenied):
         return f'region {name} does not respond to this machine; the workers must reach it ({error})'
     if 'not allowed to access' not in str(error):
-        return (
-            f'region {name} cannot be read: create its user there, or correct its URL in the option regions ({error})'
-        )
+        return f'region {name} cannot be read: create its user there, or correct its URL in regions ({error})'
     member = f' --member {client.user}' if client.user else ''
     return f'region {name} cannot be read yet: run "couchdb regions setup{member}" there ({error})'
