@@ -16,7 +16,7 @@ from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 from kombu_couchdb.parcels.device_setup import device_plan
 from kombu_couchdb.parcels.devices import devices_of
 from kombu_couchdb.parcels.parcel import design_documents
-from kombu_couchdb.parcels.stored_parcels import StoredParcels, moving
+from kombu_couchdb.parcels.stored_parcels import Parcels, moving
 from kombu_couchdb.values import enumerated
 
 from ..cli.clients import app_of, broker_of
@@ -53,7 +53,7 @@ def command() -> None:
 # -- the resource and the commands of stored parcels
 
 
-def parcel_resource(stored: StoredParcels) -> Resource[Document]:
+def parcel_resource(stored: Parcels) -> Resource[Document]:
     """Return the resource of stored parcels."""
     columns = [
         Column('ID', 'id', min_width=12),
@@ -72,8 +72,8 @@ def parcel_resource(stored: StoredParcels) -> Resource[Document]:
 
 def add_commands(
     group: click.Group,
-    kind: type[StoredParcels],
-    opened: Callable[[click.Context, str | None], StoredParcels],
+    kind: type[Parcels],
+    opened: Callable[[click.Context, str | None], Parcels],
     part: str,
     listing: str = 'list',
 ) -> None:
@@ -129,7 +129,7 @@ def add_commands(
         change(ctx, 'Drop', selected(stored, names, every), stored.drop, 'dropped', yes=yes)
 
 
-def selected(stored: StoredParcels, names: Sequence[str], every: bool = False) -> Selection[Document]:
+def selected(stored: Parcels, names: Sequence[str], every: bool = False) -> Selection[Document]:
     """Return documents by name, or every refused one; *raises* `UsageError` unless either is given."""
     if bool(names) == every:
         raise click.UsageError(f'Name {stored.noun}s by id, or give --all for all refused ones.')
@@ -140,7 +140,7 @@ def selected(stored: StoredParcels, names: Sequence[str], every: bool = False) -
     return Selection(which, docs, len(docs))
 
 
-def _find(stored: StoredParcels, name: str) -> list[Document]:
+def _find(stored: Parcels, name: str) -> list[Document]:
     """Return the documents with a name, or with the only name that begins so; *raises* `click.ClickException`."""
     found = stored.find(name)
     found = [doc for doc in found if stored.name_of(doc) == name] or found
@@ -152,14 +152,14 @@ def _find(stored: StoredParcels, name: str) -> list[Document]:
     return found
 
 
-def _opened(ctx: click.Context, device: str | None) -> StoredParcels:
+def _opened(ctx: click.Context, device: str | None) -> Parcels:
     broker, databases = _databases(ctx)
     if device and device not in databases:
         raise click.ClickException(f'there is no device {device!r}')
-    return StoredParcels(broker.beside(databases[device or '']))
+    return Parcels(broker.beside(databases[device or '']))
 
 
-add_commands(command, StoredParcels, _opened, 'device')
+add_commands(command, Parcels, _opened, 'device')
 
 
 # -- devices
@@ -179,7 +179,7 @@ def devices(ctx: click.Context, as_json: bool) -> None:
 
 
 def _device(broker: Client, name: str, database: str) -> Row:
-    stored = StoredParcels(broker.beside(database))
+    stored = Parcels(broker.beside(database))
     try:
         return {'device': name, 'database': database, **{state: stored.count(state) for state in _DEVICE_STATES}}
     except CouchDBError as exc:

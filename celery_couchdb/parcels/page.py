@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.parcels.stored_parcels import Changed, StoredParcels
+from kombu_couchdb.parcels.stored_parcels import Changed, Parcels
 from kombu_couchdb.values import enumerated
 
 from ..resources.resource import counted
@@ -45,9 +45,7 @@ Open = Callable[[View], Any]
 # -- parts of each page of stored parcels
 
 
-def parcel_table(
-    view: View, caption: str, stored: StoredParcels, docs: Iterator[Document], empty: str, **more: Any
-) -> Table:
+def parcel_table(view: View, caption: str, stored: Parcels, docs: Iterator[Document], empty: str, **more: Any) -> Table:
     """Return a table of the first of these documents."""
     resource, shown = parcel_resource(stored), list(islice(docs, _LIMIT))
     if next(docs, None) is not None:
@@ -80,8 +78,8 @@ def act(
 
 def parcel_actions(opened: Open, consequence: str) -> tuple[Action, Action]:
     """Return the actions for stored parcels: replay, and drop, with its consequence."""
-    replay = partial(act, opened, StoredParcels.replay, 'replayed')
-    drop = partial(act, opened, StoredParcels.drop, 'dropped')
+    replay = partial(act, opened, Parcels.replay, 'replayed')
+    drop = partial(act, opened, Parcels.drop, 'dropped')
     return Action('replay', 'Replay', replay), Action('drop', 'Drop', drop, 'Drop {}?', consequence, tone='bad')
 
 
@@ -97,16 +95,16 @@ def _databases(view: View) -> dict[str, str]:
     return databases_of(view.account.app, view.account.broker)
 
 
-def _opened(view: View) -> StoredParcels:
+def _opened(view: View) -> Parcels:
     database = _databases(view).get(_device(view))
     if database is None:
         raise HTTPException(404, f'There is no device {_device(view)!r}.')
-    return StoredParcels(view.account.broker.beside(database))
+    return Parcels(view.account.broker.beside(database))
 
 
 def show(view: View) -> Response:
     """Show the parcels in one state; without the parameter `state`, those that wait or were refused."""
-    states, chosen = [*StoredParcels.states], view.param('state')
+    states, chosen = [*Parcels.states], view.param('state')
     wanted = [chosen] if chosen in states else states if view.wants_json else states[:2]
     with closing(_opened(view)) as stored:
         docs = (_masked(doc) if view.site.mask_args else doc for doc in stored.listing(*wanted))

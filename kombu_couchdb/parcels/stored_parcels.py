@@ -36,7 +36,7 @@ _SELECTORS: dict[str, Document] = {
 Changed = tuple[int, dict[str, str]]
 
 
-class StoredParcels:
+class Parcels:
     """The parcels in the database of `client`. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
     #: What each of them is called, and the sentence if one is not there.

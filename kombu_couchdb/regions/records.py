@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypedDict
 
 from ..couchdb.client import Client, Document
 from ..errors import AccessDenied, CouchDBError, DatabaseMissing
-from ..parcels.stored_parcels import Changed, StoredParcels
+from ..parcels.stored_parcels import Changed, Parcels
 from ..values import is_number
 from .region import RECORD, record_id, records_to, region_id, region_of, results_to, state_of
 
@@ -35,7 +35,7 @@ class Whereabouts(TypedDict):
     since: float | None
 
 
-class Records(StoredParcels):
+class Records(Parcels):
     """The records in the database of a region, or only those of tasks for `to`. A record is named by its task."""
 
     noun = 'task'
@@ -48,7 +48,7 @@ class Records(StoredParcels):
         'refused': 'failed',
     }
     columns = ('region',)
-    of_refused = StoredParcels.of_refused | {'state', 'taken', 'delayed', 'run_in', 'cancelled', 'terminate'}
+    of_refused = Parcels.of_refused | {'state', 'taken', 'delayed', 'run_in', 'cancelled', 'terminate'}
 
     def __init__(self, client: Client, to: str = '') -> None:
         super().__init__(client)

@@ -16,7 +16,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.devices import DEVICE, devices_of
-from kombu_couchdb.parcels.stored_parcels import StoredParcels
+from kombu_couchdb.parcels.stored_parcels import Parcels
 from tests.conftest import Users
 from tests.support import command_of
 
@@ -175,7 +175,7 @@ def test_list_of_devices(run: Run, parcels: Client, client: Client, server: Serv
 def test_parcels_of_a_device(run: Run, parcels: Client, client: Client, server: Server, new_user: NewUser) -> None:
     name = new_user()
     set_up(run, name)
-    own = StoredParcels(server.client(devices_of(client, parcels.address.database)[name]))
+    own = Parcels(server.client(devices_of(client, parcels.address.database)[name]))
     doc = parcel.refused({'_id': 'refused', 'task': 'add'}, 'mistake', 5.0)
     own.client.bulk([doc])
     assert run('parcels', 'list').output == 'There are no parcels.\n'
