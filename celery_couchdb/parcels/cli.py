@@ -84,47 +84,38 @@ def add_commands(
     part_option = click.option(f'--{part}', 'part', metavar='NAME', help=f'Only those of this {part}.')
     selecting = selection_options(f'Select all refused {kind.noun}s.', part_option)
     states = click.Choice([*kind.states])
+    id_text = 'ID is an id, or its first characters.'
 
-    @group.command(listing)
+    @group.command(listing, help=f'List {kind.plural} by state: since when, why, and what came of them.')
     @click.option('--state', '-s', 'states', multiple=True, type=states, help='Only these. Can be given several times.')
     @part_option
     @limit_option
     @json_option
     @click.pass_context
     def list_(ctx: click.Context, part: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
-        """List them by state. The last column has the reason, what the task returned, or what will happen."""
         stored, empty = opened(ctx, part), f'There are no {kind.noun}s.'
         print_list(parcel_resource(stored), stored.listing(*states), as_json, limit=limit, empty=empty)
 
-    @group.command('show')
+    @group.command('show', help=f'Show all that is stored of {kind.plural}. {id_text}')
     @click.argument('name', metavar='ID')
     @part_option
     @json_option
     @click.pass_context
     def show(ctx: click.Context, name: str, part: str | None, as_json: bool) -> None:
-        """Show all that is stored of one. ID is its id, or its first characters."""
         stored = opened(ctx, part)
         print_details(parcel_resource(stored), _find(stored, name), as_json)
 
-    @group.command('replay')
+    @group.command('replay', help=f'Let refused {kind.noun}s be checked and taken again. {id_text}')
     @selecting
     @click.pass_context
     def replay(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
-        """Let refused ones be checked and taken again, for example after the workers' app has changed.
-
-        ID is an id, or its first characters. What was moved before does not run again.
-        """
         stored = opened(ctx, part)
         change(ctx, 'Replay', selected(stored, names, every), stored.replay, 'replayed', yes=yes)
 
-    @group.command('drop')
+    @group.command('drop', help=f'Delete {kind.plural}. What was taken runs all the same. {id_text}')
     @selecting
     @click.pass_context
     def drop(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
-        """Delete them. A task that was not taken does not run; one that was taken runs all the same.
-
-        ID is an id, or its first characters. Replicas of the database see the deletion, too.
-        """
         stored = opened(ctx, part)
         change(ctx, 'Drop', selected(stored, names, every), stored.drop, 'dropped', yes=yes)
 

@@ -39,8 +39,9 @@ Changed = tuple[int, dict[str, str]]
 class Parcels:
     """The parcels in the database of `client`. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
-    #: What each of them is called, and the sentence if one is not there.
+    #: What each of them is called, and all of them, and the sentence if one is not there.
     noun: ClassVar = 'parcel'
+    plural: ClassVar = 'parcels and receipts'
     missing: ClassVar = 'there is no parcel {!r}'
     #: The states, in the order of lists, each with the member that has the date since when a document is in it. Parcels
     #: that were moved are receipts.

@@ -39,6 +39,7 @@ class Records(Parcels):
     """The records in the database of a region, or only those of tasks for `to`. A record is named by its task."""
 
     noun = 'task'
+    plural = 'tasks that this region gave to others'
     missing = 'no task {!r} was given to another region, or it has ended'
     states: ClassVar = {
         'sent': 'published',
