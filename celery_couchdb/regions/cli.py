@@ -135,8 +135,10 @@ def setup(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Ad
 def _other_use(app: Any, own: OwnRegion) -> str | None:
     """Return in words what else the database of regions is used for; None if it is used for nothing else."""
     uses = {own.addresses[name].url: f'region {name!r}' for name in own.others}
-    parcels = databases_of(app, own.broker).values()
-    uses |= {own.broker.beside(database).address.url: 'parcels' for database in parcels}
+    parcels = databases_of(app, own.broker)
+    uses |= {
+        own.broker.beside(parcels[name]).address.url: f'device {name!r}' if name else 'parcels' for name in parcels
+    }
     uses |= {broadcasts_of(own.broker).address.url: 'broadcasts', own.broker.address.url: 'the broker'}
     if results := results_of(app):
         uses[results.address.url] = 'results'

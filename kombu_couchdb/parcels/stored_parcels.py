@@ -113,7 +113,7 @@ class Parcels:
 
     def read(self, ids: Iterable[str]) -> Iterator[Document]:
         """Yield the documents with these ids, if they are ours, and without those that were deleted."""
-        left = (name for name in ids if name.startswith(self.prefix) and not name.startswith('_'))
+        left = (name for name in ids if name and name.startswith(self.prefix) and not name.startswith('_'))
         while part := list(islice(left, _BATCH_DOCS)):
             yield from (doc for doc in self.client.find(part) if doc)
 

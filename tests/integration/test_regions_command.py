@@ -156,7 +156,7 @@ def test_setup_refuses_a_database_of_other_use(eu: Region, us: Region, use: str)
     eu.broker.put(device)
     eu.options['regions']['eu'] = us.url() if use == 'region' else eu.server.couchdb_url(databases[use])
     output = fail(eu, 'setup', '--member', 'stranger')
-    names = {'broker': 'the broker', 'region': "region 'us'", 'device': 'parcels'}
+    names = {'broker': 'the broker', 'region': "region 'us'", 'device': "device 'bob'"}
     assert f'is the database of {names.get(use, use)}: name a database of its own' in output
 
 
