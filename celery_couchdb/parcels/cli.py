@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,31 +13,32 @@ from kombu_couchdb.admin.setup import Step, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import DONE
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
-from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.device_setup import device_plan
 from kombu_couchdb.parcels.devices import devices_of
-from kombu_couchdb.parcels.stored_parcels import STATES, Parcels, moving, state_of
+from kombu_couchdb.parcels.parcel import design_documents
+from kombu_couchdb.parcels.stored_parcels import Parcels, moving
+from kombu_couchdb.values import enumerated
 
 from ..cli.clients import app_of, broker_of
-from ..cli.resource_commands import (
-    change,
-    json_option,
-    limit_option,
-    print_details,
-    print_list,
-    selection_options,
-)
+from ..cli.resource_commands import change, json_option, limit_option, print_details, print_list, selection_options
 from ..cli.setup import Admin, wanted_beside
 from ..cli.vacuum import VacuumPart
-from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, json_line
+from ..resources.columns import Cell, Column, Row, Tone, count_cell, format_ago
 from ..resources.resource import Resource, Selection, counted
 
-#: The maximum length of a result in a table, in characters.
-_MAX_DETAIL_CHARACTERS = 200
+#: The most ids that the error lists if several begin alike.
+_MAX_LISTED = 10
 
-#: The member with the date of a document, and its tone, by state.
-_DATES = {'waiting': 'published', 'refused': 'failed', 'moved': 'moved', 'done': 'done'}
-_TONES: dict[str, Tone] = {'waiting': 'warning', 'refused': 'bad', 'moved': 'info', 'done': 'good'}
+#: The maximum length of a note in a table, in characters.
+_MAX_NOTE_CHARACTERS = 200
+
+#: The tones of states.
+_TONES: dict[str, Tone] = {
+    **dict.fromkeys(('waiting', 'sent', 'delayed', 'withdrawn'), 'warning'),
+    **dict.fromkeys(('moved', 'there'), 'info'),
+    'refused': 'bad',
+    'done': 'good',
+}
 
 
 @click.group('parcels')
@@ -48,78 +50,110 @@ def command() -> None:
     """
 
 
-#: The option with the name of a device.
-_device_option = click.option(
-    '--device', metavar='NAME', help='Use the database of this device instead of the database of parcels.'
-)
+# -- the resource and the commands of stored parcels
 
 
-@command.command('list')
-@click.option(
-    '--state',
-    '-s',
-    'states',
-    multiple=True,
-    type=click.Choice(STATES),
-    help='List only these: waiting to be moved, refused, moved and not yet done, or done. Can be given several times.',
-)
-@_device_option
-@limit_option
-@json_option
-@click.pass_context
-def list_(ctx: click.Context, states: tuple[str, ...], device: str | None, limit: int, as_json: bool) -> None:
-    """List parcels that wait, refused ones with the reason, and receipts with what the tasks returned."""
-    parcels = _parcels(ctx, device)
-    print_list(
-        parcel_resource(parcels.client.clock.now()),
-        parcels.listing(*(states or STATES)),
-        as_json,
-        limit=limit,
-        empty='There are no parcels.',
+def parcel_resource(stored: Parcels) -> Resource[Document]:
+    """Return the resource of stored parcels."""
+    columns = [
+        Column('ID', 'id', min_width=12),
+        Column('TASK', 'task', min_width=10),
+        *(Column(name.upper(), name, min_width=6) for name in stored.columns),
+        Column('STATE', 'state', lambda state: Cell(state, _TONES[state])),
+        Column('SINCE', 'since', partial(format_ago, now=stored.client.clock.now()), right=True),
+        Column('', 'note', lambda text: text[:_MAX_NOTE_CHARACTERS], min_width=20),
+    ]
+    return Resource(
+        lambda docs: [{**stored.describe(doc), 'document': doc} for doc in docs],
+        columns,
+        details=lambda row: {f'state of the {stored.noun}': row['state'], **row['document']},
     )
 
 
-@command.command('show')
-@click.argument('name', metavar='ID')
-@_device_option
-@json_option
-@click.pass_context
-def show(ctx: click.Context, name: str, device: str | None, as_json: bool) -> None:
-    """Show the document of a parcel or of a receipt.
+def add_commands(
+    group: click.Group,
+    kind: type[Parcels],
+    opened: Callable[[click.Context, str | None], Parcels],
+    part: str,
+    listing: str = 'list',
+) -> None:
+    """Add the commands `listing`, `show`, `replay` and `drop` to a group.
 
-    ID is the id of the document, or its first characters.
+    `part` is the name of the option with which `opened` returns a part of all that is stored.
     """
-    parcels = _parcels(ctx, device)
-    print_details(parcel_resource(parcels.client.clock.now()), [_find(parcels, name)], as_json)
+    part_option = click.option(f'--{part}', 'part', metavar='NAME', help=f'Only those of this {part}.')
+    selecting = selection_options(f'Select all refused {kind.noun}s.', part_option)
+    states = click.Choice([*kind.states])
+    id_text = 'ID is an id, or its first characters.'
+
+    @group.command(listing, help=f'List {kind.plural} by state: since when, why, and what came of them.')
+    @click.option('--state', '-s', 'states', multiple=True, type=states, help='Only these. Can be given several times.')
+    @part_option
+    @limit_option
+    @json_option
+    @click.pass_context
+    def list_(ctx: click.Context, part: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
+        stored, empty = opened(ctx, part), f'There are no {kind.noun}s.'
+        print_list(parcel_resource(stored), stored.listing(*states), as_json, limit=limit, empty=empty)
+
+    @group.command('show', help=f'Show all that is stored of {kind.plural}. {id_text}')
+    @click.argument('name', metavar='ID')
+    @part_option
+    @json_option
+    @click.pass_context
+    def show(ctx: click.Context, name: str, part: str | None, as_json: bool) -> None:
+        stored = opened(ctx, part)
+        print_details(parcel_resource(stored), _find(stored, name), as_json)
+
+    @group.command('replay', help=f'Let refused {kind.noun}s be checked and taken again. {id_text}')
+    @selecting
+    @click.pass_context
+    def replay(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
+        stored = opened(ctx, part)
+        change(ctx, 'Replay', selected(stored, names, every), stored.replay, 'replayed', yes=yes)
+
+    @group.command('drop', help=f'Delete {kind.plural}. What was taken runs all the same. {id_text}')
+    @selecting
+    @click.pass_context
+    def drop(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
+        stored = opened(ctx, part)
+        change(ctx, 'Drop', selected(stored, names, every), stored.drop, 'dropped', yes=yes)
 
 
-#: The options that select parcels.
-_selection_options = selection_options('Select all refused parcels.', _device_option)
+def selected(stored: Parcels, names: Sequence[str], every: bool = False) -> Selection[Document]:
+    """Return documents by name, or every refused one; *raises* `UsageError` unless either is given."""
+    if bool(names) == every:
+        raise click.UsageError(f'Name {stored.noun}s by id, or give --all for all refused ones.')
+    found = stored.listing('refused') if every else (doc for name in names for doc in _find(stored, name))
+    docs = list({doc['_id']: doc for doc in found}.values())
+    named = {stored.name_of(doc) for doc in docs}
+    which = f'{stored.noun} {named.pop()}' if len(named) == 1 else counted(len(docs), stored.noun)
+    return Selection(which, docs, len(docs))
 
 
-@command.command('replay')
-@_selection_options
-@click.pass_context
-def replay(ctx: click.Context, names: tuple[str, ...], every: bool, device: str | None, yes: bool) -> None:
-    """Let refused parcels wait again, for example after parcels_accept was extended and workers were restarted.
+def _find(stored: Parcels, name: str) -> list[Document]:
+    """Return the documents with a name, or with the only name that begins so; *raises* `click.ClickException`."""
+    found = stored.find(name)
+    found = [doc for doc in found if stored.name_of(doc) == name] or found
+    names = sorted({stored.name_of(doc) for doc in found})
+    if not names:
+        raise click.ClickException(stored.missing.format(name))
+    if len(names) > 1:
+        raise click.ClickException(f'several ids begin with {name!r}: {enumerated(names, _MAX_LISTED)}')
+    return found
 
-    ID is the id of a document, or its first characters. A parcel that was moved before is not run again.
-    """
-    parcels = _parcels(ctx, device)
-    change(ctx, 'Replay', _selected(parcels, names, every), parcels.replay, 'replayed', yes=yes)
+
+def _opened(ctx: click.Context, device: str | None) -> Parcels:
+    broker, databases = _databases(ctx)
+    if device and device not in databases:
+        raise click.ClickException(f'there is no device {device!r}')
+    return Parcels(broker.beside(databases[device or '']))
 
 
-@command.command('drop')
-@_selection_options
-@click.pass_context
-def drop(ctx: click.Context, names: tuple[str, ...], every: bool, device: str | None, yes: bool) -> None:
-    """Delete parcels or receipts. The task of a parcel that waits does not run; that of a moved one does.
+add_commands(command, Parcels, _opened, 'device')
 
-    ID is the id of a document, or its first characters. Replicas of the database see the deletion, too.
-    """
-    parcels = _parcels(ctx, device)
-    selected = _selected(parcels, names, every)
-    change(ctx, 'Drop', selected, lambda docs: (parcels.drop(docs), {}), 'dropped', yes=yes)
+
+# -- devices
 
 
 @command.command('devices')
@@ -130,24 +164,21 @@ def devices(ctx: click.Context, as_json: bool) -> None:
 
     If a device is well, no parcel waits for longer than a moment, and none was refused.
     """
-    app = app_of(ctx)
-    broker = broker_of(app)
-    found = _described(broker, devices_of(broker, _database_of(app)))
+    broker, databases = _databases(ctx)
+    found = (_device(broker, name, database) for name, database in databases.items() if name)
     print_list(Resource(list, _DEVICE_COLUMNS), found, as_json, empty='There are no devices.')
 
 
-def _described(broker: Client, databases: dict[str, str]) -> Iterator[Row]:
-    for name, database in databases.items():
-        row: Row = {'device': name, 'database': database}
-        parcels = Parcels(broker.beside(database))
-        try:
-            yield {**row, **{state: parcels.count(state) for state in _DEVICE_STATES}}
-        except CouchDBError as exc:
-            yield {**row, 'error': str(exc)}
+def _device(broker: Client, name: str, database: str) -> Row:
+    stored = Parcels(broker.beside(database))
+    try:
+        return {'device': name, 'database': database, **{state: stored.count(state) for state in _DEVICE_STATES}}
+    except CouchDBError as exc:
+        return {'device': name, 'database': database, 'error': str(exc)}
 
 
 #: What the list of devices counts.
-_DEVICE_STATES = STATES[:3]
+_DEVICE_STATES = ('waiting', 'refused', 'moved')
 
 _DEVICE_COLUMNS = [
     Column('DEVICE', 'device', min_width=8),
@@ -157,119 +188,65 @@ _DEVICE_COLUMNS = [
 ]
 
 
+# -- databases
+
+
 def database_of(app: Any) -> str | None:
     """Return the name of the app's database of parcels; None if it has none."""
     name: str | None = (app.conf.broker_transport_options or {}).get('parcels')
     return name
 
 
-def parcels_of(app: Any, admin: tuple[str, str] | None = None) -> Client | None:
-    """Return a client for the database of parcels; None if the app has none. Its broker must be CouchDB."""
+def databases_of(app: Any, broker: Client) -> dict[str, str]:
+    """Return the database of parcels, by '', and those of devices, by their names; none if the app has none.
+
+    `broker` is a client for the database of the broker. *Raises* the errors of `Client`.
+    """
     name = database_of(app)
-    return broker_of(app, admin, database=name) if name else None
+    return {'': name, **devices_of(broker, name)} if name else {}
 
 
-def _parcels(ctx: click.Context, device: str | None) -> Parcels:
+def _databases(ctx: click.Context) -> tuple[Client, dict[str, str]]:
     app = app_of(ctx)
-    name = _database_of(app)
-    if device is not None:
-        databases = devices_of(broker_of(app), name)
-        if device not in databases:
-            raise click.ClickException(f'there is no device {device!r}')
-        name = databases[device]
-    return Parcels(broker_of(app, database=name))
-
-
-def _database_of(app: Any) -> str:
-    if name := database_of(app):
-        return name
-    raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
-
-
-def _selected(parcels: Parcels, names: Sequence[str], every: bool) -> Selection[Document]:
-    """Return documents; *raises* `UsageError` unless either names or all are given."""
-    if bool(names) == every:
-        raise click.UsageError('Name parcels by id, or give --all for all refused ones.')
-    found = [_find(parcels, name) for name in names] if names else parcels.listing('refused')
-    docs = list({doc['_id']: doc for doc in found}.values())
-    which = f'parcel {docs[0]["_id"]}' if len(docs) == 1 else counted(len(docs), 'parcel')
-    return Selection(which, docs, len(docs))
-
-
-def _find(parcels: Parcels, name: str) -> Document:
-    found = parcels.find(name)
-    if not found:
-        raise click.ClickException(f'there is no parcel {name!r}')
-    if len(found) > 1:
-        raise click.ClickException(f'several ids begin with {name!r}: {", ".join(doc["_id"] for doc in found)}')
-    return found[0]
-
-
-def parcel_resource(now: float) -> Resource[Document]:
-    """Return the resource of parcels and receipts; `now` is in seconds since the epoch."""
-    columns = [
-        Column('ID', 'document', lambda doc: doc['_id'], min_width=12),
-        Column('TASK', 'document', _task, min_width=10),
-        Column('STATE', 'state', lambda state: Cell(state, _TONES[state])),
-        Column('SINCE', None, partial(_since, now=now), right=True),
-        Column('', None, _detail, min_width=20),
-    ]
-    return Resource(
-        lambda docs: [{'state': state_of(doc), 'document': doc} for doc in docs],
-        columns,
-        details=lambda row: {'state of the parcel': row['state'], **row['document']},
-    )
-
-
-def _task(doc: Document) -> str:
-    return task if isinstance(task := doc.get('task'), str) else NO_VALUE
-
-
-def _since(row: Row, now: float) -> str:
-    return format_ago(row['document'].get(_DATES[row['state']]), now)
-
-
-def _detail(row: Row) -> str:
-    """Return why a parcel was refused, or how its task ended."""
-    state, doc = row['state'], row['document']
-    if state == 'done':
-        result = json_line(doc['result']) if 'result' in doc else doc.get('error') or doc.get('left_out') or ''
-        return f'{doc.get("state")}: {result}'[:_MAX_DETAIL_CHARACTERS]
-    return str(doc.get('reason', ''))[:_MAX_DETAIL_CHARACTERS] if state == 'refused' else ''
-
-
-# -- other commands
+    if not database_of(app):
+        raise click.ClickException('the app has no database of parcels: set the transport option parcels to its name')
+    broker = broker_of(app)
+    return broker, databases_of(app, broker)
 
 
 def setup_plans(
     app: Any, members: tuple[str, ...], publishers: tuple[str, ...], devices: tuple[str, ...], admin: Admin
 ) -> list[tuple[str, list[Step]]]:
     """Return what the command `setup` does for the database of parcels and those of devices, by URL."""
-    own, parcels = parcels_of(app), parcels_of(app, admin)
-    if own is None or parcels is None:
+    name = database_of(app)
+    if not name:
         return []
-    documents = parcel.design_documents()
-    wanted = wanted_beside(parcels, own, (*members, *publishers), admin, documents)
-    broker, database = broker_of(app, admin), parcels.address.database
-    return [(parcels.address.url, plan(wanted)), *(device_plan(broker, database, own.user, name) for name in devices)]
+    own, broker = broker_of(app, database=name), broker_of(app, admin)
+    wanted = wanted_beside(broker.beside(name), own, (*members, *publishers), admin, design_documents())
+    return [
+        (wanted.client.address.url, plan(wanted)),
+        *(device_plan(broker, name, own.user, device) for device in devices),
+    ]
 
 
 def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     """Return what the command `vacuum` does for the database of parcels; None if the app has none."""
-    parcels, broker = parcels_of(app, admin), broker_of(app, admin)
-    if parcels is None:
+    name, broker = database_of(app), broker_of(app, admin)
+    if not name:
         return None
 
-    def of_devices() -> list[Client]:
-        return [broker.beside(database) for database in devices_of(broker, parcels.address.database).values()]
+    def ids() -> set[str]:
+        found = set[str]()
+        for database in databases_of(app, broker).values():
+            with suppress(DatabaseMissing):
+                found |= moving(broker.beside(database), database)
+        return found
 
     def finish() -> Iterator[str]:
-        for client in of_devices():
-            try:
-                client.request('POST', '/_compact', shape=DONE)
-            except DatabaseMissing:
-                continue
+        for database in devices_of(broker, name).values():
             # Nothing is purged there: a device that was offline could bring parcels back.
-            yield f'{client.address.database}: the database of a device is being compacted'
+            with suppress(DatabaseMissing):
+                broker.beside(database).request('POST', '/_compact', shape=DONE)
+                yield f'{database}: the database of a device is being compacted'
 
-    return VacuumPart(lambda: moving([parcels, *of_devices()]), finish, parcels)
+    return VacuumPart(ids, finish, broker_of(app, admin, database=name))

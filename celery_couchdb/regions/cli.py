@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from kombu_couchdb.admin.jobs import choose
+import kombu_couchdb.regions.region as regions
 from kombu_couchdb.admin.setup import Step, Wanted, plan
-from kombu_couchdb.admin.vacuum import MARKS
+from kombu_couchdb.admin.status import leaders
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import user_and_password
-from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
+from kombu_couchdb.parcels.device_setup import used_otherwise
+from kombu_couchdb.parcels.stored_parcels import moving
 from kombu_couchdb.queues.databases import broadcasts_of
-from kombu_couchdb.regions import records, region_status
-from kombu_couchdb.regions.region import RECORD, STATES, addresses, database, records_to
-from kombu_couchdb.regions.region_status import GivenAway, RegionStatus, Tally
+from kombu_couchdb.regions.records import Direction, Records, Tally, direction, outgoing, unreadable
 
 from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
-from ..cli.resource_commands import (
-    change,
-    json_option,
-    limit_option,
-    print_details,
-    print_list,
-    selection_options,
-    yes_option,
-)
+from ..cli.resource_commands import change, print_list, yes_option
 from ..cli.setup import Admin, members_of, print_plan
 from ..cli.tables import echo
 from ..cli.vacuum import VacuumPart
-from ..parcels.cli import parcels_of
-from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_date, format_duration
-from ..resources.resource import Resource, Selection, counted
+from ..parcels.cli import add_commands, databases_of, selected
+from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_duration
+from ..resources.resource import Resource, counted
 
-#: Shown in place of a table of regions, and of tasks.
-NO_REGIONS, NO_TASKS = 'There are no other regions.', 'No task is on its way to another region, or there.'
+#: Shown in place of a table of regions.
+NO_REGIONS = 'There are no other regions.'
 
 #: The longest wait for another region, in seconds: for one request, and for all together.
 _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
@@ -49,22 +41,17 @@ _REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
 #: What waits longer for the workers of a region is a problem. Without an outage it takes less than a second.
 _WAIT_SECONDS = 30.0
 
-_TONES: dict[str, Tone] = {'sent': 'warning', 'there': 'info', 'withdrawn': 'warning', 'refused': 'bad'}
-
 
 @click.group('regions')
 def command() -> None:
     """Set up and watch regions, and list, cancel, replay or drop tasks that this region gave to others."""
 
 
-def regions_of(app: Any, admin: Admin = None) -> Client:
-    """Return a client for the app's database of regions; *raises* `click.ClickException` if it has no regions."""
-    options = options_of(app)
-    if not options.region or not options.regions:
-        raise click.ClickException(
-            'this app has no regions: set the transport options region and regions (broker_transport_options)'
-        )
-    return broker_of(app, admin, database=database(options.regions, options.region))
+def database_of(app: Any) -> str | None:
+    """Return the name of the app's database of regions; None if it has no regions."""
+    options = app.conf.broker_transport_options or {}
+    own, urls = options.get('region'), options.get('regions')
+    return regions.database(urls, own) if own and urls else None
 
 
 @dataclass(frozen=True)
@@ -80,23 +67,40 @@ class OwnRegion:
 
     @classmethod
     def of(cls, app: Any, admin: Admin = None) -> OwnRegion:
-        client, options = regions_of(app, admin), options_of(app)
-        assert options.region, 'regions_of checks that'
-        assert options.regions, 'regions_of checks that'
-        found = addresses(options.regions, options.credentials, app.conf.broker_use_ssl)
-        return cls(options.region, client, broker_of(app, admin), found)
+        """Return the region of an app; *raises* `click.ClickException` if it has none."""
+        options, name = options_of(app), database_of(app)
+        if not name or not options.region or not options.regions:
+            raise click.ClickException(
+                'this app has no regions: set the transport options region and regions (broker_transport_options)'
+            )
+        addresses = regions.addresses(options.regions, options.credentials, app.conf.broker_use_ssl)
+        broker = broker_of(app, admin)
+        return cls(options.region, broker.beside(name), broker, addresses)
 
     @property
     def others(self) -> list[str]:
         return sorted(self.addresses.keys() - {self.name})
 
-    def client_of(self, name: str) -> Client:
-        """Return a client for the database of another region, which waits for 3 seconds at most."""
-        return Client(self.addresses[name], _REQUEST_SECONDS, _REQUEST_SECONDS)
+    def incoming(self) -> Iterator[Direction]:
+        """Yield what the databases of the other regions have for this one. All are read at the same time."""
+        clients = {name: Client(self.addresses[name], _REQUEST_SECONDS, _REQUEST_SECONDS) for name in self.others}
+        calls = {name: start(partial(direction, client, name, self.name)) for name, client in clients.items()}
+        until = time.monotonic() + _REMOTE_SECONDS
+        for name, client in clients.items():
+            try:
+                yield result_of(calls[name], round(max(0.0, until - time.monotonic()), 1))
+            except CouchDBError as exc:
+                yield {'source': name, 'target': self.name, 'unreadable': unreadable(name, client, exc)}
 
-    def look(self) -> list[RegionStatus]:
-        """Return the other regions as the own databases show them; *raises* `DatabaseMissing`."""
-        return region_status.look(self.client, self.broker, self.name, self.others)
+
+def _set_up(app: Any) -> OwnRegion:
+    """Return the region of an app; *raises* `click.ClickException` if its database of regions does not exist."""
+    own = OwnRegion.of(app)
+    try:
+        own.client.info()
+    except DatabaseMissing as exc:
+        raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
+    return own
 
 
 # -- setup
@@ -116,58 +120,52 @@ def setup(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Ad
     """
     app = app_of(ctx)
     own = OwnRegion.of(app, admin)
-    _check_database(app, own)
+    if use := _other_use(app, own):
+        raise click.ClickException(
+            f'{own.client.address.url} {use}: name a database of its own for region {own.name!r} in the transport '
+            'option regions'
+        )
     app_user, (peer, _) = broker_of(app).user, user_and_password(own.addresses[own.name]) or (None, None)
     peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
     steps = plan(Wanted(own.client, [], members_of(app_user, peers, admin), not app_user))
-    calls = [start(partial(region_status.unready, own.client_of(name), name)) for name in own.others]
-    notes = [Step(text, notice=True) for call in calls if (text := result_of(call, _REMOTE_SECONDS))]
+    notes = [Step(way['unreadable'], notice=True) for way in own.incoming() if 'unreadable' in way]
     print_plan([(own.client.address.url, [*steps, *notes])], dry_run)
 
 
-def _check_database(app: Any, own: OwnRegion) -> None:
-    """*Raise* `click.ClickException` if the database of regions is another database of the app, or of other use."""
-    url = own.client.address.url
-
-    def refuse(reason: str) -> NoReturn:
-        raise click.ClickException(
-            f'{url} {reason}: name a database of its own for region {own.name!r} in the transport option regions'
-        )
-
-    taken = {
-        'the broker': own.broker,
-        'broadcasts': broadcasts_of(own.broker),
-        'results': results_of(app),
-        'parcels': parcels_of(app),
+def _other_use(app: Any, own: OwnRegion) -> str | None:
+    """Return in words what else the database of regions is used for; None if it is used for nothing else."""
+    uses = {own.addresses[name].url: f'region {name!r}' for name in own.others}
+    parcels = databases_of(app, own.broker)
+    uses |= {
+        own.broker.beside(parcels[name]).address.url: f'device {name!r}' if name else 'parcels' for name in parcels
     }
-    for use, client in taken.items():
-        if client and client.address.url == url:
-            refuse(f'is the database of {use}')
-    for name in own.others:
-        if own.addresses[name].url in (url, own.addresses[own.name].url):
-            refuse(f'is the database of region {name!r}')
+    uses |= {broadcasts_of(own.broker).address.url: 'broadcasts', own.broker.address.url: 'the broker'}
+    if results := results_of(app):
+        uses[results.address.url] = 'results'
+    for url in (own.client.address.url, own.addresses[own.name].url):
+        if url in uses:
+            return f'is the database of {uses[url]}'
     with suppress(DatabaseMissing, AccessDenied):  # the plan says so
-        for row in own.client.id_range('_design/'):
-            if row['id'].startswith(('_design/celery-', '_design/parcels-')) and row['id'] != MARKS:
-                refuse(f'has the design document {row["id"]}, so it is used for something else')
+        if design := used_otherwise(own.client):
+            return f'has the design document {design}, so it is used for something else'
+    return None
 
 
 # -- status
 
 
 @command.command('status')
-@click.option('--json', 'as_json', is_flag=True, help='Print JSON, one line for each region. Durations are seconds.')
+@click.option('--json', 'as_json', is_flag=True, help='Print JSON, a line for each direction. Durations are seconds.')
 @click.option('--check', is_flag=True, help='End with exit status 1 if something is wrong, see below.')
-@admin_option
 @click.pass_context
-def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None:
+def status(ctx: click.Context, as_json: bool, check: bool) -> None:
     """Show the tasks and results between this region and each other one, and what is wrong.
 
-    SENT is the number of tasks that this region gave to the other one and that have not ended there yet; OLDEST is the
-    age of the oldest. After five seconds, a task that was taken and has not ended is counted in THERE. BACK is the
-    number of results that wait there for this region, FROM that of tasks, each with the age of the oldest. REFUSED
-    tasks stay, with the reason, see "regions tasks". RESPONDS is how long a request to the other region takes. At most
-    10,000 tasks are counted for each region.
+    Each line is about one direction. SENT is the number of tasks that were given away and have not ended yet. After
+    five seconds, a task that was taken and has not ended is counted in THERE. DELAYED tasks cannot be moved now, and
+    REFUSED ones stay, see "regions tasks". RESULTS is the number of results that return. Each number has the age of the
+    oldest. RESPONDS is how long a request takes to the region in the column FROM. At most 10,000 documents are counted
+    for each number.
 
     The command waits at most 7 seconds for a region that does not respond.
 
@@ -175,141 +173,83 @@ def status(ctx: click.Context, as_json: bool, check: bool, admin: Admin) -> None
     region, something waits for more than 30 seconds, a task is delayed or was refused, or one of the regions cannot
     read the other one.
     """
-    app = app_of(ctx)
-    own = OwnRegion.of(app, admin)
-    found = _look(own)
-    print_list(Resource(list, _COLUMNS), found, as_json, empty=NO_REGIONS)
-    wrong = problems(own.name, found)
-    if not as_json:
-        for line in [*([f'leader: {found[0]["leader"]}'] if found and found[0]['leader'] else []), *wrong]:
-            echo(line)
+    own = _set_up(app_of(ctx))
+    found = [*outgoing(own.client, own.name, own.others), *own.incoming()]
+    print_list(Resource(list, COLUMNS), found, as_json, empty=NO_REGIONS)
+    leader = leader_of(own.broker, own.name)
+    wrong = list(problems(own.name, leader, found))
+    for line in [] if as_json else [*([f'leader: {leader}'] if leader else []), *wrong]:
+        echo(line)
     if check and wrong:
         raise click.ClickException(f'{counted(len(wrong), "problem")} found' if not as_json else '; '.join(wrong))
 
 
-def _look(own: OwnRegion) -> list[RegionStatus]:
-    """Return the other regions, which are all asked at the same time."""
-    with needs_setup():
-        found = own.look()
-    until = time.monotonic() + _REMOTE_SECONDS
-    calls = {name: start(partial(region_status.remote, own.client_of(name), own.name, name)) for name in own.others}
-    for region in (region for region in found if region['name'] in calls):
-        try:
-            region['remote'] = result_of(calls[region['name']], round(max(0.0, until - time.monotonic()), 1))
-        except CouchDBError as exc:
-            region['unreadable'] = str(exc)
-    return found
+def leader_of(broker: Client, name: str) -> str | None:
+    """Return the worker that leads in a region; `broker` is for the database of its broker."""
+    return next((lead['name'] for lead in leaders(broker) if lead['alive'] and lead['duty'] == f'region:{name}'), None)
 
 
-def problems(own: str, found: Sequence[RegionStatus]) -> list[str]:
-    """Return sentences about what is wrong between the region `own` and the other ones."""
-    lines = [text for region in found for text in _problems(own, region)]
-    if found and not found[0]['leader']:
-        lines.insert(0, f'no worker leads in region {own}: start a worker whose app has the option region = {own!r}')
-    return lines
+def problems(own: str, leader: str | None, found: Sequence[Direction]) -> Iterator[str]:
+    """Yield sentences about what is wrong between the region `own`, with its leader, and the other ones."""
+    if found and not leader:
+        yield f'no worker leads in region {own}: start a worker whose app has the option region = {own!r}'
+    for way in found:
+        yield from [way['unreadable']] if 'unreadable' in way else _problems(way)
 
 
-def _problems(own: str, region: RegionStatus) -> Iterator[str]:
-    name, given, remote = region['name'], region['given'], region['remote']
-    if region['unreadable']:
-        yield f'{name} cannot be read from this machine: {region["unreadable"]}'
-    if region['error'] not in (None, region['unreadable']):
-        yield f'{name} cannot be read by the leader of this region: {region["error"]}'
-    if remote and (age := _late(given['untaken'])):
+def _problems(way: Direction) -> Iterator[str]:
+    source, target = way['source'], way['target']
+    sent, delayed, refused, results = (way['numbers'][name] for name in ('sent', 'delayed', 'refused', 'results'))
+    if way['error']:
+        yield f'the leader of region {source} cannot read region {target}: {way["error"]}'
+    if age := _late(sent):
         yield (
-            f'{name} has taken nothing for {age}: no worker runs there, or its workers have not been restarted since '
-            f'region {own} was added'
+            f'{target} has taken nothing for {age} from {source}: no worker leads there, or its workers have not been '
+            f'restarted since region {source} was added'
         )
-    if given['delayed']:
-        yield f'{counted(given["delayed"], "task")} for {name} cannot be moved now: {given["reason"]}'
-    if count := given['refused']['count']:
-        yield f'{name} has refused {counted(count, "task")}: see "couchdb regions tasks --state refused"'
-    if remote:
-        yield from _remote_problems(own, name, remote['given'], remote['back'], remote['error'])
+    if count := delayed['count']:
+        yield f'{counted(count, "task")} from {source} for {target} cannot be moved now: {delayed["reason"]}'
+    if count := refused['count']:
+        yield f'{target} has refused {counted(count, "task")}: see "couchdb regions tasks --state refused" in {source}'
+    if age := _late(results):
+        yield f'results wait in {source} for {age}: the leader of region {target} has not fetched them'
 
 
-def _remote_problems(own: str, name: str, given: GivenAway, back: Tally, error: str | None) -> Iterator[str]:
-    if error:
-        yield f'{name} cannot read region {own}: {error}'
-    if age := _late(back['oldest']):
-        yield f'results wait in {name} for {age}: the leader of region {own} has not fetched them'
-    if age := _late(given['untaken']):
-        yield f'tasks from {name} wait for {age}: the leader of region {own} has not taken them'
-    if given['delayed']:
-        yield f'{counted(given["delayed"], "task")} from {name} cannot be moved now: {given["reason"]}'
+def _late(tally: Tally) -> str:
+    """Return the age of the oldest in words if it is too high, or else ''."""
+    oldest = tally['oldest']
+    return format_duration(oldest) if oldest is not None and oldest > _WAIT_SECONDS else ''
 
 
-def _late(seconds: float | None) -> str:
-    """Return a duration in words if it is too long, or else ''."""
-    return format_duration(seconds) if seconds is not None and seconds > _WAIT_SECONDS else ''
-
-
-def _tally(tally: Tally, tone: Tone = '') -> Cell:
-    cell = count_cell(tally['count'], tone)
-    return Cell(f'{cell.text}+', cell.tone) if tally['more'] and tally['count'] else cell
-
-
-def _with_age(tally: Tally | None) -> Cell:
-    if tally is None:
+def _number(state: str, numbers: Mapping[str, Tally] | None) -> Cell:
+    if not numbers:
         return Cell(NO_VALUE, 'dim')
-    cell = _tally(tally)
-    return cell if tally['oldest'] is None else Cell(f'{cell.text} ({format_duration(tally["oldest"])})', cell.tone)
+    cell, oldest = count_cell(numbers[state]['count'], _TONES.get(state, '')), numbers[state]['oldest']
+    return cell if oldest is None else Cell(f'{cell.text} ({format_duration(oldest)})', cell.tone)
 
 
-#: The columns that the own database fills.
-LOCAL_COLUMNS = [
-    Column('REGION', 'name', min_width=6),
-    Column('SENT', 'given', lambda given: _tally(given['sent']), right=True),
-    Column('OLDEST', 'given', lambda given: format_duration(given['sent']['oldest']), right=True),
-    Column('THERE', 'given', lambda given: _tally(given['there']), right=True),
-    Column('REFUSED', 'given', lambda given: _tally(given['refused'], 'bad'), right=True),
-]
+_TONES: dict[str, Tone] = {'delayed': 'warning', 'refused': 'bad'}
 
-_COLUMNS = [
-    *LOCAL_COLUMNS[:-1],
-    Column('BACK', 'remote', lambda remote: _with_age(remote and remote['back']), right=True),
-    Column('FROM', 'remote', lambda remote: _with_age(remote and remote['given']['sent']), right=True),
-    LOCAL_COLUMNS[-1],
-    Column(
-        'RESPONDS',
-        'remote',
-        lambda remote: f'{remote["response"] * 1000:.0f} ms' if remote else Cell('no', 'bad'),
-        right=True,
+#: The columns of what a region has for another one.
+COLUMNS = [
+    Column('FROM', 'source', min_width=6),
+    Column('TO', 'target', min_width=6),
+    *(
+        Column(state.upper(), 'numbers', partial(_number, state), right=True)
+        for state in ('sent', 'delayed', 'there', 'refused', 'results')
     ),
+    Column('RESPONDS', 'response', lambda found: f'{found * 1000:.0f} ms' if found else Cell('no', 'bad'), right=True),
 ]
 
 
 # -- tasks
 
 
-@command.command('tasks')
-@click.argument('name', metavar='[REGION]', default='')
-@click.option('--state', '-s', 'states', multiple=True, type=click.Choice(STATES), help='List only these.')
-@limit_option
-@json_option
-@click.pass_context
-def tasks(ctx: click.Context, name: str, states: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """List the tasks that this region gave to others, or to REGION, and that have not ended.
-
-    A task is sent until the other region has said that it has taken it, then there. A refused one stays, with the
-    reason. A withdrawn one runs in another region. The last column has the reason, or says what will happen.
-    """
-    client = regions_of(app_of(ctx))
-    with needs_setup():
-        found = records.listing(client, name, states or STATES)
-        print_list(record_resource(client.clock.now()), found, as_json, limit=limit, empty=NO_TASKS)
+def _opened(ctx: click.Context, region: str | None) -> Records:
+    return Records(_set_up(app_of(ctx)).client, region or '')
 
 
-@command.command('show')
-@click.argument('name', metavar='ID')
-@json_option
-@click.pass_context
-def show(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show the records of a task that this region gave to others. ID is the id of the task, or its first characters."""
-    client = regions_of(app_of(ctx))
-    with needs_setup():
-        docs = _find(client, name)
-    print_details(record_resource(client.clock.now(), whole=True), docs, as_json)
+add_commands(command, Records, _opened, 'region', listing='tasks')
 
 
 @command.command('cancel')
@@ -322,107 +262,9 @@ def cancel(ctx: click.Context, names: tuple[str, ...], terminate: bool, yes: boo
 
     ID is the id of a task, or its first characters.
     """
-    client = regions_of(app_of(ctx))
-    act = partial(records.cancel_all, client, terminate=terminate)
-    change(ctx, 'Cancel', _selected(client, names), act, 'to be cancelled', yes=yes)
-
-
-@command.command('replay')
-@selection_options('Select all refused tasks.')
-@click.pass_context
-def replay(ctx: click.Context, names: tuple[str, ...], every: bool, yes: bool) -> None:
-    """Send tasks again that another region has refused. ID is the id of a task, or its first characters."""
-    if bool(names) == every:
-        raise click.UsageError('Name tasks by id, or give --all for all refused ones.')
-    client = regions_of(app_of(ctx))
-    change(ctx, 'Replay', _selected(client, names), partial(records.replay, client), 'replayed', yes=yes)
-
-
-@command.command('drop')
-@click.argument('names', metavar='ID…', nargs=-1, required=True)
-@yes_option
-@click.pass_context
-def drop(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
-    """Forget tasks that were given to other regions, for example to one that never returns.
-
-    A task that the other region has not taken does not run. One that it has taken runs all the same, and its result is
-    stored. ID is the id of a task, or its first characters.
-    """
-    client = regions_of(app_of(ctx))
-    change(ctx, 'Drop', _selected(client, names), lambda docs: (records.drop(client, docs), {}), 'dropped', yes=yes)
-
-
-@contextmanager
-def needs_setup() -> Iterator[None]:
-    """Raise `click.ClickException` if the database of regions does not exist."""
-    try:
-        yield
-    except DatabaseMissing as exc:
-        raise click.ClickException(f'{exc}; run "celery -A your_app couchdb regions setup"') from exc
-
-
-def _selected(client: Client, names: Sequence[str]) -> Selection[Document]:
-    """Return the records of the tasks with these names; all refused ones without names."""
-    with needs_setup():
-        found = [doc for name in names for doc in _find(client, name)] or records.listing(client, states=('refused',))
-        docs = list({doc['_id']: doc for doc in found}.values())
-    ids = {records.task_id_of(doc) for doc in docs}
-    return Selection(f'task {ids.pop()}' if len(ids) == 1 else counted(len(docs), 'task'), docs, len(docs))
-
-
-def _find(client: Client, name: str) -> list[Document]:
-    """Return the records of a task; *raises* `click.ClickException` if there are none, or those of several tasks."""
-    by_task: dict[str, list[Document]] = {}
-    for doc in records.find(client, name):
-        by_task.setdefault(records.task_id_of(doc), []).append(doc)
-    chosen = name if name in by_task else choose(name, lambda: by_task)
-    if chosen is None:
-        raise click.ClickException(f'no task {name!r} was given to another region, or it has ended')
-    return by_task[chosen]
-
-
-def record_resource(now: float, *, whole: bool = False) -> Resource[Document]:
-    """Return the resource of records; `now` is in seconds since the epoch. With `whole`, the documents are shown."""
-    columns = [
-        Column('ID', 'id', min_width=12),
-        Column('TASK', 'task', min_width=10),
-        Column('REGION', 'region', min_width=6),
-        Column('STATE', 'state', lambda state: Cell(state, _TONES[state])),
-        Column('SINCE', 'since', lambda date: format_ago(date, now), right=True),
-        Column('', 'note', min_width=20),
-    ]
-
-    def described(doc: Document) -> Row:
-        return {
-            'id': records.task_id_of(doc),
-            'task': task if isinstance(task := doc.get('task'), str) else None,
-            **records.whereabouts(doc),
-            'note': _note(doc, now),
-            'record': doc['_id'],
-            **({'document': doc} if whole else {}),
-        }
-
-    return Resource(lambda docs: [described(doc) for doc in docs], columns, details=_details)
-
-
-def _details(row: Row) -> Row:
-    return {**{name: value for name, value in row.items() if name != 'document'}, **row['document']}
-
-
-def _note(doc: Document, now: float) -> str:
-    """Return why a task was refused or is delayed, and what will happen to it."""
-    state, parts = records.whereabouts(doc)['state'], list[str]()
-    if state == 'refused':
-        parts.append(str(doc.get('reason')))
-    if state == 'withdrawn':
-        parts.append(f'runs in {doc.get("run_in")}')
-    if state in ('sent', 'withdrawn') and 'delayed' in doc:
-        parts.append(f'delayed: {doc["delayed"]}')
-    if 'cancelled' in doc:
-        parts.append(f'cancelled {format_ago(doc["cancelled"], now)} ago')
-    if state == 'sent' and isinstance(at := doc.get('fallback_at'), (int, float)):
-        parts.append(f'runs in {doc.get("fallback")} if it is not taken within {format_duration(at - now)}')
-    return '; '.join(parts)
+    records = _opened(ctx, None)
+    act = partial(records.cancel, terminate=terminate)
+    change(ctx, 'Cancel', selected(records, names), act, 'to be cancelled', yes=yes)
 
 
 # -- other commands
@@ -433,43 +275,32 @@ def whereabouts(app: Any, broker: Client, start: str) -> list[Row]:
 
     `broker` is a client for the broker's database, whose user reads the database of regions, too.
     """
-    options = app.conf.broker_transport_options or {}
-    if not options.get('region') or not options.get('regions'):
+    name = database_of(app)
+    if not name:
         return []
-    client = broker.beside(database(options['regions'], options['region']))
-    try:
-        docs, now = records.find(client, start), client.clock.now()
-    except (DatabaseMissing, AccessDenied):
-        return []
-    finally:
-        client.close()
-    resource = record_resource(now)
-    return [{**row, 'text': _place(row, now)} for row in resource.describe(docs)]
+    with closing(Records(broker.beside(name))) as records, suppress(DatabaseMissing, AccessDenied):
+        rows, now = map(records.describe, records.find(start)), records.client.clock.now()
+        return [{**row, 'text': _place(row, now)} for row in rows]
+    return []
 
 
 def _place(row: Row, now: float) -> str:
     """Return where a task is, in words."""
-    region, ago = row['region'], f'{format_ago(row["since"], now)} ago'
-    place = {
-        'sent': f'sent to region {region} {ago}',
-        'there': f'in region {region} since {format_date(row["since"])} UTC ({ago})',
-        'refused': f'refused by region {region} {ago}',
-        'withdrawn': f'withdrawn from region {region}',
-    }[row['state']]
-    return f'{place}: {row["note"]}' if row['note'] else place
+    words = {'there': 'taken by', 'refused': 'refused by', 'withdrawn': 'withdrawn from'}.get(row['state'], 'sent to')
+    ago = f' {format_ago(row["since"], now)} ago' if row['since'] else ''
+    return ': '.join(filter(None, (f'{words} region {row["region"]}{ago}', row['note'])))
 
 
 def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     """Return what the command `vacuum` does for regions; None if the app has none."""
-    options = options_of(app)
-    if not options.region or not options.regions:
+    if not database_of(app):
         return None
     own = OwnRegion.of(app, admin)
 
-    def moving() -> set[str]:
-        found = region_status.moving(own.client, own.name, RECORD)  # those that are taken back
+    def ids() -> set[str]:
+        found = moving(own.client, f'region {own.name}', regions.RECORD)  # those that are taken back
         for name in own.others:
-            found |= region_status.moving(own.client_of(name), name, records_to(own.name))
+            found |= moving(Client(own.addresses[name]), f'region {name}', regions.records_to(own.name))
         return found
 
-    return VacuumPart(moving, lambda: iter(()), own.client)
+    return VacuumPart(ids, lambda: iter(()), own.client)

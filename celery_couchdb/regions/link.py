@@ -85,7 +85,7 @@ class RegionLeader(Duty):
         """Forget what a former term knew, and start the links, unless they run."""
         logger.info('this worker leads region %s from now on', self._name)
         self._demand.reset()
-        for other in sorted({*self._others, *records.regions(self._client)}) if not self._links else ():
+        for other in sorted({*self._others, *records.Records(self._client).regions()}) if not self._links else ():
             kind = Link if other in self._others else RemovedRegion
             duty = partial(_duty, kind, self._app, self._lead, other)
             led = Led(self._app.connection_for_write(), duty, f'tasks and results of region {other} wait')

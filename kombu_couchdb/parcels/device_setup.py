@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from ..admin.setup import Step, Wanted, plan, user_exists
+from ..admin.vacuum import MARKS
 from ..couchdb.client import Client
 from ..errors import ConfigurationError, DatabaseMissing
 from .devices import DEVICE, Device, database_of
@@ -24,37 +25,36 @@ def device_plan(broker: Client, parcels: str, app_user: str | None, name: str) -
         raise ConfigurationError(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users')
     members = list(dict.fromkeys([*([app_user] if app_user else []), name]))
     try:
-        known = (broker.find([DEVICE + name])[0] or {}).get('database')
+        known = broker.find([DEVICE + name])[0] or {}
     except DatabaseMissing:
-        known = None  # the setup creates the broker's database first
-    _check(client, known, name, members)
-    register = partial(_register, broker, name, database)
+        known = {}  # the setup creates the broker's database first
+    if known.get('database', database) != database:
+        raise ConfigurationError(f'the device {name!r} has the database {known["database"]!r}: choose another name')
+    if use := _other_use(client, None if known else members):
+        raise ConfigurationError(
+            f'{client.address.url}, which {use}, is not the database of this device; choose another name than {name!r}'
+        )
+    now = broker.clock.now()
+    doc: Device = {'_id': DEVICE + name, 'type': 'Device', 'name': name, 'database': database, 'date': now}
+    register = None if known.get('database') else partial(broker.put, {**known, **doc})
     return client.address.url, [
         *plan(Wanted(client, [], members)),
-        Step(f'the workers move the parcels of {name}', None if known == database else register),
+        Step(f'the workers move the parcels of {name}', register),
     ]
 
 
-def _check(client: Client, known: Any, name: str, members: list[str]) -> None:
-    """Raise `ConfigurationError` if the device has another database, or the database other users or another purpose."""
-    database = client.address.database
-    if known and known != database:
-        raise ConfigurationError(f'the device {name!r} has the database {known!r}: choose another name')
+def _other_use(client: Client, members: Sequence[str] | None) -> str | None:
+    """Return who else uses a database, as words; None if nobody does. `members` are those that may, None for all."""
     try:
-        ids = [row['id'] for row in client.id_range('_design/')]
+        is_ours = used_otherwise(client) is not None
         names = (client.request('GET', '/_security', repeat=True).get('members') or {}).get('names') or ()
     except DatabaseMissing:
-        return
-    others = [] if known else [user for user in names if user not in members]
-    if others or any(doc_id.startswith(('_design/celery-', '_design/parcels-')) for doc_id in ids):
-        used = f'which {others[0]!r} uses' if others else 'which the app uses otherwise'
-        raise ConfigurationError(
-            f'{client.address.url}, {used}, is not the database of this device; choose another name than {name!r}'
-        )
+        return None
+    others = [user for user in names if members is not None and user not in members]
+    return f'{others[0]!r} uses' if others else 'the app uses otherwise' if is_ours else None
 
 
-def _register(broker: Client, name: str, database: str) -> None:
-    doc_id = DEVICE + name
-    found = broker.find([doc_id])[0] or {}
-    doc: Device = {'_id': doc_id, 'type': 'Device', 'name': name, 'database': database, 'date': broker.clock.now()}
-    broker.put({**doc, **({'_rev': found['_rev']} if found else {})})
+def used_otherwise(client: Client) -> str | None:
+    """Return the id of a design document by which a database is used for something else; None without one."""
+    ids = (row['id'] for row in client.id_range('_design/') if row['id'] != MARKS)
+    return next((doc_id for doc_id in ids if doc_id.startswith(('_design/celery-', '_design/parcels-'))), None)

@@ -1,5 +1,5 @@
-"""Regions: tasks that are published for another CouchDB, on parcels that CouchDB replicates.
+"""Regions: tasks that run in another CouchDB.
 
-`region` defines the documents and the views, and `other_regions` is how a connection publishes. Operators use
-`region_status`. `celery_couchdb.regions` has the part of the workers.
+`region` defines the documents and the rules, `records` finds and changes them for operators and programs, and
+`other_regions` is how a connection publishes. `celery_couchdb.regions` has the part of the workers.
 """

@@ -1,33 +1,28 @@
-"""The records of tasks that a region gave away, in its database of regions: find, list, cancel, replay and drop them.
+"""What the database of a region has for other regions, see `region`, as operators and programs see it.
 
-*Every* function raises the errors of `kombu_couchdb.errors`. A `client` is for the region's own database of regions,
-except in `documents`. See `region` for the documents.
+The records of tasks that a region gave away are found, listed, cancelled, replayed and dropped, and with the results
+that return they are counted. *Every* function raises the errors of `kombu_couchdb.errors`. A `client` is for a region's
+own database of regions. Durations are seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypedDict
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, ClassVar, TypedDict
 
-from ..couchdb.client import Client, Document, chunks
-from ..couchdb.conflicts import delete_leaves
+from ..couchdb.client import Client, Document
+from ..errors import AccessDenied, CouchDBError, DatabaseMissing
+from ..parcels.stored_parcels import Changed, Parcels
 from ..values import is_number
-from .region import RECORD, STATES, record_id, records_to, region_of, state_of
+from .region import RECORD, record_id, records_to, region_id, region_of, results_to, state_of
 
-#: The documents that one request reads or writes.
-_BATCH_DOCS = 200
+#: The maximum number of documents of one kind that are counted for each region.
+_MAX_DOCS = 10_000
 
-#: How many records of one id, or of ids that begin alike, are looked for in each region.
+#: How many records of ids that begin alike are looked for in each region.
 _MAX_FOUND = 50
-
-#: The most attempts to write a record. An attempt fails only if another process has changed the record.
-_MAX_TRIES = 20
-
-#: The members that a replayed record loses.
-_OF_REFUSED = frozenset(('status', 'reason', 'failed', 'state', 'taken', 'delayed', 'run_in', 'cancelled', 'terminate'))
-
-#: The member with the date of a record, by state.
-_DATES = {'sent': 'published', 'there': 'taken', 'refused': 'failed', 'withdrawn': 'published'}
 
 
 class Whereabouts(TypedDict):
@@ -40,133 +35,180 @@ class Whereabouts(TypedDict):
     since: float | None
 
 
-def documents(client: Client, prefix: str) -> Iterator[Document]:
-    """Yield the documents whose ids begin with `prefix`, as they are read. You may change them while you iterate."""
-    start = prefix
-    while rows := client.id_range(start, to=prefix, limit=_BATCH_DOCS, docs=True):
-        yield from (row['doc'] for row in rows)
-        start = f'{rows[-1]["id"]} '  # sorts before every other id that follows
+class Records(Parcels):
+    """The records in the database of a region, or only those of tasks for `to`. A record is named by its task."""
 
+    noun = 'task'
+    plural = 'tasks that this region gave to others'
+    missing = 'no task {!r} was given to another region, or it has ended'
+    states: ClassVar = {
+        'sent': 'published',
+        'delayed': 'published',
+        'there': 'taken',
+        'withdrawn': 'withdrawn',
+        'refused': 'failed',
+    }
+    columns = ('region',)
+    of_refused = Parcels.of_refused | {'state', 'taken', 'delayed', 'run_in', 'cancelled', 'terminate'}
 
-def listing(client: Client, name: str = '', states: Collection[str] = STATES) -> Iterator[Document]:
-    """Yield the records of tasks for region `name`, or for all, in these states; ordered by region."""
-    for doc in documents(client, records_to(name) if name else RECORD):
-        if state_of(doc) in states:
-            yield doc
+    def __init__(self, client: Client, to: str = '') -> None:
+        super().__init__(client)
+        self.prefix = records_to(to) if to else RECORD
 
+    def state_of(self, doc: Mapping[str, Any]) -> str:
+        state = state_of(doc)
+        return 'delayed' if 'delayed' in doc and state in ('sent', 'withdrawn') else state
 
-def find(client: Client, start: str) -> list[Document]:
-    """Return the records of tasks whose ids begin with `start`, or the record with this document id.
+    def name_of(self, doc: Mapping[str, Any]) -> str:
+        return task_id if isinstance(task_id := doc.get('id'), str) else str(doc['_id'])
 
-    A request for each region that has records, and two more.
-    """
-    if start.startswith(RECORD):
-        return [doc for doc in client.find([start]) if doc]
-    rows = [row for name in regions(client) for row in client.id_range(record_id(name, start)[:-1], limit=_MAX_FOUND)]
-    return [doc for doc in client.fetch([row['id'] for row in rows]) if doc] if rows else []
+    def note(self, doc: Mapping[str, Any]) -> str:
+        """Return why a task was refused or is delayed, and what will happen to it."""
+        state, parts = self.state_of(doc), [super().note(doc)]
+        if state == 'delayed':
+            parts.append(str(doc['delayed']))
+        if 'cancelled' in doc:
+            parts.append('cancelled')
+        if state_of(doc) == 'withdrawn':
+            parts.append(f'runs in {doc.get("run_in")}')
+        elif state in ('sent', 'delayed') and 'fallback' in doc:
+            parts.append(f'runs in {doc["fallback"]} if it is not taken in time')
+        return '; '.join(filter(None, parts))
 
+    def describe(self, doc: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().describe(doc), 'region': region_of(doc['_id'])}
 
-def regions(client: Client) -> Iterator[str]:
-    """Yield the regions for which there are records, among them those that are not in the option `regions` any more."""
-    start = RECORD
-    while rows := client.id_range(start, to=RECORD, limit=1):
-        yield (name := region_of(rows[0]['id']))
-        start = f'{records_to(name)[:-1]};'  # the character after the colon
+    def regions(self) -> Iterator[str]:
+        """Yield the regions for which there are records, also those that are not in the option `regions` any more."""
+        start = self.prefix
+        while rows := self.client.id_range(start, to=self.prefix, limit=1):
+            yield (name := region_of(rows[0]['id']))
+            start = f'{records_to(name)[:-1]};'  # the character after the colon
 
+    def facts(self) -> Iterator[Document]:
+        """Yield the members of all records that tell their states, since when, and why."""
+        members = ('status', 'state', 'delayed', 'reason', *{*self.states.values()})
+        return self._selected({}, members)
 
-def task_id_of(doc: Mapping[str, object]) -> str:
-    """Return the id of the task of a record, or the id of the document if the record is malformed."""
-    return task_id if isinstance(task_id := doc.get('id'), str) else str(doc['_id'])
+    def ids(self, *states: str) -> Iterator[str]:
+        by_state: dict[str, list[str]] = {state: [] for state in self.states}
+        for doc in self.facts():
+            by_state[self.state_of(doc)].append(doc['_id'])
+        return (doc_id for state, ids in by_state.items() if state in states for doc_id in ids)
 
+    def find(self, start: str) -> list[Document]:
+        """Return the records of tasks whose ids begin with `start`, or the record with this document id."""
+        if start.startswith(RECORD):
+            return list(self.read([start]))
+        starts = [record_id(name, start)[:-1] for name in self.regions()]
+        return list(self.read(row['id'] for each in starts for row in self.client.id_range(each, limit=_MAX_FOUND)))
 
-def since(doc: Mapping[str, object]) -> float | None:
-    """Return since when a record is in its state, in seconds since the epoch; None if it does not say it."""
-    date = doc.get(_DATES[state_of(doc)])
-    return date if is_number(date) else None
+    def cancel(self, docs: Sequence[Document], *, terminate: bool = False) -> Changed:
+        """Ask for the end of tasks that were given away. With `terminate`, a task that runs is ended, too.
 
+        A worker of this region or of the other one does the rest. Then the record is gone, and the result is `REVOKED`.
+        """
+        now, ending = self.client.clock.now(), {'terminate': True} if terminate else {}
 
-def whereabouts(doc: Mapping[str, object]) -> Whereabouts:
-    """Return where the task of a record is."""
-    return {'region': region_of(str(doc['_id'])), 'state': state_of(doc), 'since': since(doc)}
+        def cancelled(doc: Document) -> Document | str:
+            state, name = state_of(doc), region_of(doc['_id'])
+            if state == 'withdrawn':
+                return f'it does not run in region {name} any more, but in {doc.get("run_in")}'
+            if state == 'refused':
+                return f'region {name} has refused it, so it does not run'
+            return {'cancelled': now, **doc, **ending}
+
+        return self.change(docs, cancelled)
 
 
 def of_task(client: Client, task_id: str) -> list[Document]:
     """Return the records of a task: one for each message that was sent."""
-    return [doc for doc in find(client, task_id) if task_id_of(doc) == task_id]
+    return [doc for doc in Records(client).find(task_id) if doc.get('id') == task_id]
 
 
 def where(client: Client, task_id: str) -> Whereabouts | None:
     """Return where a task is that was given to another region and has not ended; None for any other task."""
-    found = map(whereabouts, of_task(client, task_id))
-    return max(found, key=lambda one: one['since'] or 0.0, default=None)
+    records = Records(client)
+    found = [(records.describe(doc)['since'], doc) for doc in of_task(client, task_id)]
+    since, doc = max(found, key=lambda pair: pair[0] or 0.0, default=(None, None))
+    return {'region': region_of(doc['_id']), 'state': state_of(doc), 'since': since} if doc else None
 
 
-# -- changes
+def cancel(client: Client, task_id: str, *, terminate: bool = False) -> Changed:
+    """Ask for the end of a task in another region, see `Records.cancel`."""
+    return Records(client).cancel(of_task(client, task_id), terminate=terminate)
 
 
-def cancel(client: Client, task_id: str, *, terminate: bool = False) -> tuple[int, dict[str, str]]:
-    """Ask for the end of a task in another region; see `cancel_all` for what is returned.
+# -- the status of regions
 
-    A worker of this region or of the other one does the rest. Then the record is gone, and the result is `REVOKED`.
+
+class Tally(TypedDict):
+    """A number of documents, the age of the oldest one that has a date, and why one of them waits or was refused."""
+
+    count: int
+    oldest: float | None
+    reason: str | None
+
+
+class Direction(TypedDict, total=False):
+    """What the database of the region `source` has for the region `target`."""
+
+    source: str
+    target: str
+    #: By state, see `Records`: the tasks that it gave to the target; and the `results` that return there.
+    numbers: dict[str, Tally]
+    #: Why the leader of the source cannot read the database of the target; None if it can.
+    error: str | None
+    #: The duration of a request.
+    response: float
+    #: Why the database of the source cannot be read from here, and what to do. The three members above are left out.
+    unreadable: str
+
+
+def outgoing(regions: Client, own: str, others: Collection[str]) -> list[Direction]:
+    """Return what the database of the region `own` has for the others, also for removed ones that still have records.
+
+    `others` are those in the option `regions`. *Raises* the errors of `Client`.
     """
-    return cancel_all(client, of_task(client, task_id), terminate=terminate)
+    found = [direction(regions, own, name) for name in sorted({*others, *Records(regions).regions()} - {own})]
+    for way in found:
+        if way['target'] not in others:
+            way['error'] = 'it is not in the transport option regions'
+    return found
 
 
-def cancel_all(client: Client, docs: Sequence[Document], *, terminate: bool = False) -> tuple[int, dict[str, str]]:
-    """Ask for the end of tasks that were given away. With `terminate`, a task that runs is ended, too.
-
-    Return how many were cancelled, and the reasons, one sentence each, why others were not, by document id.
-    """
-    now = client.clock.now()
-
-    def cancelled(doc: Document) -> Document | str:
-        state = state_of(doc)
-        if state == 'withdrawn':
-            return f'it does not run in region {region_of(doc["_id"])} any more, but in {doc.get("run_in")}'
-        if state == 'refused':
-            return f'region {region_of(doc["_id"])} has refused it, so it does not run'
-        return {'cancelled': now, **doc, **({'terminate': True} if terminate else {})}
-
-    return _change(client, docs, cancelled)
-
-
-def replay(client: Client, docs: Sequence[Document]) -> tuple[int, dict[str, str]]:
-    """Send tasks again that were refused; see `cancel_all` for what is returned."""
-
-    def replayed(doc: Document) -> Document | str:
-        if state_of(doc) != 'refused':
-            return 'it was not refused'
-        return {name: value for name, value in doc.items() if name not in _OF_REFUSED}
-
-    return _change(client, docs, replayed)
+def direction(client: Client, source: str, target: str) -> Direction:
+    """Return what the database of the region `source`, that of `client`, has for `target`; *raises* the same."""
+    began = time.monotonic()
+    errors = (client.get_or_none(region_id(source)) or {}).get('errors')
+    response, now = time.monotonic() - began, client.clock.now()
+    records = Records(client, target)
+    by_state: dict[str, list[Document]] = {state: [] for state in records.states}
+    for doc in islice(records.facts(), _MAX_DOCS):
+        by_state[records.state_of(doc)].append(doc)
+    by_state['results'] = client.select({}, prefix=results_to(target), limit=_MAX_DOCS, fields=['date'])
+    return {
+        'source': source,
+        'target': target,
+        'numbers': {state: _tally(docs, records.states.get(state, 'date'), now) for state, docs in by_state.items()},
+        'error': str(errors[target]) if isinstance(errors, dict) and target in errors else None,
+        'response': response,
+    }
 
 
-def drop(client: Client, docs: Sequence[Document]) -> int:
-    """Delete records with all their leaf revisions, and return how many were deleted.
-
-    The task of a record in the state `there` runs all the same, and its result is stored.
-    """
-    return sum(delete_leaves(client, part) for part in chunks(docs, _BATCH_DOCS))
+def _tally(docs: Collection[Mapping[str, Any]], date: str, now: float) -> Tally:
+    dates = [found for doc in docs if is_number(found := doc.get(date))]
+    reason = next((str(why) for doc in docs if (why := doc.get('delayed') or doc.get('reason'))), None)
+    return {'count': len(docs), 'oldest': max(0.0, now - min(dates)) if dates else None, 'reason': reason}
 
 
-def _change(
-    client: Client, docs: Sequence[Document], edit: Callable[[Document], Document | str]
-) -> tuple[int, dict[str, str]]:
-    """Write what `edit` returns for each record, which is read again if somebody else has changed it.
-
-    `edit` returns a reason in place of a document to leave the record as it is.
-    """
-    reasons, left = dict[str, str](), list(docs)
-    for _ in range(_MAX_TRIES):
-        edited = {doc['_id']: edit(doc) for doc in left}
-        reasons |= {doc_id: reason for doc_id, reason in edited.items() if isinstance(reason, str)}
-        results = client.bulk([doc for doc in edited.values() if not isinstance(doc, str)])
-        reasons |= {result.id: result.reason for result in results if result.is_refused}
-        conflicts = [result.id for result in results if result.is_conflict]
-        read_again = client.find(conflicts) if conflicts else []
-        left = [doc for doc in read_again if doc]
-        reasons |= dict.fromkeys({*conflicts} - {doc['_id'] for doc in left}, 'it has ended just now')
-        if not left:
-            break
-    reasons |= {doc['_id']: f'it was changed by others at each of {_MAX_TRIES} attempts' for doc in left}
-    return len(docs) - len(reasons), reasons
+def unreadable(name: str, client: Client, error: CouchDBError) -> str:
+    """Return in words why the database of the region `name`, that of `client`, cannot be read, and what to do."""
+    if isinstance(error, DatabaseMissing):
+        return f'region {name} is not set up yet: run "couchdb regions setup" there ({error})'
+    if not isinstance(error, AccessDenied):
+        return f'region {name} does not respond to this machine; the workers must reach it ({error})'
+    if 'not allowed to access' not in str(error):
+        return f'region {name} cannot be read: create its user there, or correct its URL in regions ({error})'
+    member = f' --member {client.user}' if client.user else ''
+    return f'region {name} cannot be read yet: run "couchdb regions setup{member}" there ({error})'

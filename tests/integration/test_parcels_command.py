@@ -10,7 +10,7 @@ from celery import Celery
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.parcels import parcel
-from kombu_couchdb.parcels.stored_parcels import STATES
+from kombu_couchdb.parcels.stored_parcels import Parcels
 from tests.support import command_of
 
 from .conftest import Run
@@ -125,4 +125,4 @@ def test_many_parcels(run: Run, parcels: Client) -> None:
         f'{n:04}' for n in range(2_500)
     ]
     assert run('parcels', 'drop', '--all', '--yes').stdout == '2,500 dropped.\n'
-    assert listed(run, *(f'--state={state}' for state in STATES)) == {}
+    assert listed(run, *(f'--state={state}' for state in Parcels.states)) == {}

@@ -79,7 +79,7 @@ def test_messages_whose_parcels_or_receipts_are_there_are_not_forgotten(
 def test_all_messages_of_parcels_are_kept_if_a_database_cannot_be_read(
     run: Run, client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(sources: object) -> None:
+    def unreadable(*sources: object) -> None:
         raise ServerUnavailable('no answer')
 
     monkeypatch.setattr('celery_couchdb.parcels.cli.moving', unreadable)

@@ -118,12 +118,12 @@ def test_regions(open_page: Open, server: Server) -> None:
         assert len(tasks) == 2
         assert '<b>' not in browser.page.text
         [found] = read(browser, '/regions')
-        given = found['given']
-        assert (found['name'], given['sent']['count'], given['refused']['count']) == ('us', 1, 1)
+        numbers = found['numbers']
+        assert (found['target'], numbers['sent']['count'], numbers['refused']['count']) == ('us', 1, 1)
         assert 'us has refused 1 task' in browser.text
         browser.post('/regions', action='replay', select='p:us:refused:1')
         assert '1 task replayed.' in browser.text
-        assert read(browser, '/regions')[0]['given']['refused']['count'] == 0
+        assert read(browser, '/regions')[0]['numbers']['refused']['count'] == 0
         browser.post('/regions', action='cancel', select='p:us:refused:1', confirmed='1', terminate='on')
         assert eu.regions.get('p:us:refused:1')['terminate'] is True
         browser.post('/regions', action='drop', select='p:us:refused:1', confirmed='1')

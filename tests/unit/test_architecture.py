@@ -60,8 +60,7 @@ ROOMS = {
 #: What operators use, and no worker: folders, and modules of rooms.
 OPERATORS = (
     'kombu_couchdb.admin',
-    *(f'kombu_couchdb.parcels.{name}' for name in ('stored_parcels', 'device_setup')),
-    'kombu_couchdb.regions.region_status',
+    'kombu_couchdb.parcels.device_setup',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
     'celery_couchdb.remote_control',
     *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'parcels.page', 'regions.cli', 'regions.page')),
