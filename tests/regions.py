@@ -31,7 +31,7 @@ class Region:
         self.name, self.server = name, server
         names = [stack.enter_context(server.fresh_database()) for _ in range(3)]
         self.broker, self.results, self.regions = (self._database(name, stack) for name in names)
-        documents = (design.documents(), [celery_couchdb.design.document()], [])
+        documents: list[list[Document]] = [design.documents(), [celery_couchdb.design.document()], []]
         for client, docs in zip((self.broker, self.results, self.regions), documents, strict=True):
             for step in plan(Wanted(client, docs)):
                 if step.do:

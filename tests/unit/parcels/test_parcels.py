@@ -262,12 +262,13 @@ def test_map_of_three_members_is_no_body() -> None:
 
 
 def test_id_of_a_task_without_an_id_cannot_be_chosen() -> None:
-    taken = call_in({'_id': 'order-17', 'task': 'add'}, ACCEPT).options['task_id']
+    own = moved_id('parcels', 'order-17')
+    assert call_in({'_id': 'order-17', 'task': 'add'}, ACCEPT, own).options['task_id'] == own
     with pytest.raises(ParcelRefused, match='id must be printable'):
-        call_in({'_id': 'order-18', 'task': 'add', 'id': taken}, ACCEPT)
+        call_in({'_id': 'order-18', 'task': 'add', 'id': own}, ACCEPT, moved_id('parcels', 'order-18'))
     with pytest.raises(ParcelRefused, match='id must be printable'):
-        checked({'message': message(headers={'task': 'add', 'id': taken})}, None, ACCEPT, ['json'])
-    assert call_in({'_id': 'order-17', 'task': 'add', 'id': taken}, ACCEPT).options['task_id'] == taken
+        checked({'message': message(headers={'task': 'add', 'id': own})}, None, ACCEPT, ['json'])
+    assert call_in({'_id': 'order-17', 'task': 'add', 'id': own}, ACCEPT, own).options['task_id'] == own
 
 
 @pytest.mark.parametrize(

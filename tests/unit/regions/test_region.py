@@ -44,11 +44,3 @@ def test_route_is_taken_from_the_property_or_the_header() -> None:
     assert region.route(message({'x-region': 'eu', 'a': 1})) == ('eu', message({'a': 1}))
     assert region.route(message({'x-region': 'us'}, region='eu'))[0] == 'eu'
     assert region.route(message({'a': 1}, priority=3)) == (None, message({'a': 1}, priority=3))
-
-
-def test_result_returns_only_to_another_region() -> None:
-    assert region.origin({'x-from-region': 'us'}, 'eu') == 'us'
-    for headers, own in [({'x-from-region': 'us'}, 'us'), ({'x-from-region': 'us'}, None), ({}, 'eu')]:
-        assert region.origin(headers, own) is None
-    for malformed in (7, 'any thing', {'a': 1}, ''):
-        assert region.origin({'x-from-region': malformed}, 'eu') is None
