@@ -17,6 +17,7 @@ from kombu.utils.json import dumps
 
 from celery_couchdb.parcels import PARCEL, parcel_of
 from celery_couchdb.parcels.parcel_checks import Accept, ParcelRefused, call_in, checked
+from kombu_couchdb.parcels.parcel import moved_id
 
 ACCEPT = Accept(['add', 'mail.*'], {'celery', 'mail'})
 
