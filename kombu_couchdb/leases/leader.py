@@ -178,10 +178,11 @@ class Duty:
         if term != self._term:
             if self._term is not None:
                 self._log_loss()
-            self._term = term
+            self._term = None  # until the term has begun
             if term is not None:
                 self._stale = True
                 self.begin()
+            self._term = term
         if term is None:
             return self.rest()
         try:

@@ -1,0 +1,27 @@
+"""The leader of a region starts its links, whatever fails at first."""
+
+from __future__ import annotations
+
+import threading
+
+from celery_couchdb.regions.link import duties
+from celery_couchdb.testing import Server
+from tests.conftest import wait_for
+from tests.regions import regions_on
+
+
+def test_leader_of_a_region_that_is_set_up_later_starts_its_links(server: Server) -> None:
+    with regions_on(server, 'eu', 'us') as regions:
+        eu = regions['eu']
+        eu.regions.delete()
+        [leader] = duties(eu.app, 1).values()
+        leader.turn(0)
+        assert leader.duty
+        eu.regions.create()
+
+        def is_started() -> bool:
+            leader.turn(0.1)
+            return any(thread.name == 'celery-couchdb-region-us' for thread in threading.enumerate())
+
+        wait_for(is_started, 'the link')
+        leader.close()
