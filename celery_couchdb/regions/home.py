@@ -113,6 +113,8 @@ class Home:
             if decision is None:
                 if (due := region.due_at(doc)) is not None:
                     self._due[doc_id] = due
+            elif any(region.state_of(leaf) == 'there' for leaf in rivals(self._own, [doc]).get(doc_id, ())):
+                self._due[doc_id] = self._own.clock.now() + _DELAY_SECONDS  # the other region ends the conflict
             elif decision.what == 'run':
                 self._run(doc, decision.where)
             elif doc['_rev'] != self._told.get(doc_id):
@@ -222,6 +224,19 @@ class Home:
                 logger.warning('the result %s of region %s is not stored: %s', doc['_id'], self._other, exc)
         for item, error in backend.store.write_batch(items):
             backend.store.write_batch(backend.handover.refused(item, error))
+
+
+def rivals(client: Client, docs: Sequence[Document]) -> dict[str, list[Document]]:
+    """Return the leaf revisions of those of these documents that have several which are not deleted, by id.
+
+    In a cluster two processes may both have stored a change, one of them unproven. Which of them is shown is chance.
+    """
+    if not docs or not client.is_cluster():
+        return {}
+    ids = [doc['_id'] for doc in docs]
+    found = zip(ids, client.fetch_leaves(ids, r=client.replicas), strict=True)
+    live = {doc_id: [leaf for leaf in leaves if not leaf.get('_deleted')] for doc_id, leaves in found}
+    return {doc_id: leaves for doc_id, leaves in live.items() if len(leaves) > 1}
 
 
 def delete(client: Client, docs: Sequence[Document]) -> list[str]:

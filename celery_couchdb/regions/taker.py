@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from celery import states
 
 from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.conflicts import delete_revisions
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import JOB_KEY
 from kombu_couchdb.documents.task_message import headers_of
@@ -32,7 +33,7 @@ from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_par
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..parcels.receipts import write
 from ..results.documents import is_final
-from .home import delete
+from .home import delete, rivals
 from .outcomes import backend_of, merged_into, outcome
 
 logger = get_logger(__name__)
@@ -97,15 +98,35 @@ class Taker:
             self._taken.pop(doc_id, None)
             self._delayed.pop(doc_id, None)
 
-    def take(self, docs: Sequence[Document]) -> int:
-        """Put the tasks of these records into their queues, unless they were; return how many were."""
+    def take(self, docs: Sequence[Document]) -> None:
+        """Put the tasks of these records into their queues, unless they were."""
+        docs = self._undisputed(docs)
         self._cancel([doc for doc in docs if 'cancelled' in doc and region.state_of(doc) in ('sent', 'there')])
         # A cancelled task that cannot be removed may end without a worker.
         self.ended(doc['_id'] for doc in docs if not region.is_takeable(doc) and 'cancelled' not in doc)
         new = [doc for doc in docs if region.is_takeable(doc) and doc['_id'] not in self._taken]
-        return sum(map(self._take, in_parts(new)))
+        for part in in_parts(new):
+            self._take(part)
 
-    def _take(self, docs: Sequence[Document]) -> int:
+    def _undisputed(self, docs: Sequence[Document]) -> Sequence[Document]:
+        """Return these records without those that home has withdrawn while this region took them, see `rivals`.
+
+        If the message of the task was stored, the task stays here; otherwise home runs it.
+        """
+        found = rivals(self._there, list(filter(region.is_exclusive, docs)))
+        withdrawn = [leaf for leaves in found.values() for leaf in leaves if region.state_of(leaf) == 'withdrawn']
+        ids = {leaf['_id']: parcel.moved_id(self._source, leaf['_id']) for leaf in withdrawn}
+        stored = self._broker.known([*ids.values()])
+        lost = [
+            (doc_id, leaf['_rev'])
+            for doc_id, name in ids.items()
+            for leaf in found[doc_id]
+            if region.state_of(leaf) == ('withdrawn' if name in stored else 'there')
+        ]
+        delete_revisions(self._there, lost)  # what is left comes again
+        return [doc for doc in docs if doc['_id'] not in ids]
+
+    def _take(self, docs: Sequence[Document]) -> None:
         items, refused = self._messages.make(self._source, docs, self._publish)
         docs = self._claimed([doc for doc in docs if doc['_id'] in items]) + [d for d in docs if d['_id'] in refused]
         reasons = self._messages.store({doc['_id']: items[doc['_id']] for doc in docs if doc['_id'] in items})
@@ -120,7 +141,6 @@ class Taker:
         self._return([(doc_id, states.REVOKED, merged_into(task_id)) for doc_id, task_id in merged])
         # Nobody will say how these end.
         delete(self._there, [doc for doc in docs if self._is_silent(doc)])
-        return len(docs)
 
     def step(self) -> None:
         """Say `there` in records whose tasks last, and return results for messages that ended without a worker."""
