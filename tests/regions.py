@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 import celery_couchdb.design
-from celery_couchdb.regions.link import Link, SharedLead
+from celery_couchdb.regions.link import Decisions, Link, SharedLead
 from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
 from kombu_couchdb import design
@@ -77,6 +77,28 @@ class Region:
         return sorted(item['message']['headers']['id'] for item in items(self.broker))
 
 
+class LinkAndDecisions(Link):
+    """A link, and the decisions about the tasks that were given to its region, in one thread."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.decisions = Decisions(*args)
+
+    def begin(self) -> None:
+        """Forget what a former term knew."""
+        super().begin()
+        self.decisions.begin()
+
+    def step(self) -> float:
+        """Do all that is due."""
+        return min(self.decisions.step(), super().step())
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.decisions.close()
+        super().close()
+
+
 class Regions:
     """Regions by name, and the links between them, which work when a test says so."""
 
@@ -121,7 +143,7 @@ def new_link(app: Celery, other: str) -> Iterator[Link]:
     """Provide a link in a process that leads the region of an app, with a connection of its own."""
     connection = app.connection_for_write()
     lead = SharedLead(cast(Any, SimpleNamespace(term=1)))
-    link = Link(app, connection.connection, lambda: None, lead, other)
+    link = LinkAndDecisions(app, connection.connection, lambda: None, lead, other)
     yield link
     link.close()
     connection.release()

@@ -1,8 +1,8 @@
-"""Links: what the leader of a region does for each other region, each in a thread of its own.
+"""Links: what the leader of a region does for each other region, in two threads.
 
 A link reads what the other region has for this one, in that region's database of regions: tasks (`taker`), and results
-that return (`home`). It decides about the tasks that this region gave to the other one (`home`), and lends it tasks
-(`lending`). An outage of one region therefore delays nothing between the others.
+that return (`home`). It lends it tasks (`lending`). The other thread decides about the tasks that this region gave to
+the other one (`home`). An outage of one region therefore delays nothing between the others, and no fallback.
 """
 
 from __future__ import annotations
@@ -86,11 +86,15 @@ class RegionLeader(Duty):
         logger.info('this worker leads region %s from now on', self._name)
         self._demand.reset()
         for other in sorted({*self._others, *records.Records(self._client).regions()}) if not self._links else ():
-            kind = Link if other in self._others else RemovedRegion
-            duty = partial(_duty, kind, self._app, self._lead, other)
-            led = Led(self._app.connection_for_write(), duty, f'tasks and results of region {other} wait')
-            led.start(f'celery-couchdb-region-{other}')
-            self._links.append(led)
+            self._start(Decisions, other, f'celery-couchdb-records-{other}')
+            if other in self._others:
+                self._start(Link, other, f'celery-couchdb-region-{other}')
+
+    def _start(self, kind: type[Link | Decisions], other: str, name: str) -> None:
+        duty = partial(_duty, kind, self._app, self._lead, other)
+        led = Led(self._app.connection_for_write(), duty, f'tasks and results of region {other} wait')
+        led.start(name)
+        self._links.append(led)
 
     def rest(self) -> float:
         """Follow nothing."""
@@ -121,7 +125,7 @@ class RegionLeader(Duty):
 
 
 class Link(Duty):
-    """Everything between this region and another one. Use it in one thread.
+    """Takes tasks and results of another region, and lends it tasks. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`, but an outage of the other region is no error.
     """
@@ -157,26 +161,24 @@ class Link(Duty):
         return super().rest()
 
     def work(self, *, stale: bool) -> float:
-        """Do all that is due, at home first."""
+        """Do all that is due."""
         if stale:
             self._forget()
-        self._home.step()
         arriving = self._work_there()
         if self._activity.take():
             self._lender.note_activity()
         self._lender.step()
-        return min(arriving, self._home.next_at, self._lender.next_at) - time.monotonic()
+        return min(arriving, self._lender.next_at) - time.monotonic()
 
     def close(self) -> None:
         """Close the connections."""
         self._activity.close()
         self._arriving.close()
-        self._home.close()
         self._there.close()
         self._own.close()
 
     def _forget(self) -> None:
-        for part in (self._arriving, self._taker, self._home, self._lender):
+        for part in (self._arriving, self._taker, self._lender):
             part.reset()
 
     def _work_there(self) -> float:
@@ -220,8 +222,12 @@ class Link(Duty):
             logger.info('region %s can be read again', self._other)
 
 
-class RemovedRegion(Duty):
-    """Decides about the tasks that this region gave to one that is not in the option `regions` any more."""
+class Decisions(Duty):
+    """Decides about the tasks that this region gave to another one. Use it in one thread.
+
+    It makes requests to this region only, so that an outage of the other one delays nothing. The other region may have
+    been removed from the option `regions`.
+    """
 
     process = 'this worker'
 
@@ -255,7 +261,7 @@ class RemovedRegion(Duty):
 
 
 def _duty(
-    kind: type[Link | RemovedRegion],
+    kind: type[Link | Decisions],
     app: Any,
     lead: SharedLead,
     other: str,

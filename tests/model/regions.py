@@ -253,10 +253,18 @@ class ModelLink(Link):
         self._retry_at, self._lent = 0.0, Counter[str]()
         self.begin()
 
-    def step(self) -> float:
-        """Do all that is due, whatever paused it."""
+    def begin(self) -> None:
+        """Forget what a former term knew."""
+        super().begin()
+        self._home.reset()
+
+    def work(self, *, stale: bool) -> float:
+        """Do all that is due, as `Decisions` and `Link` do, whatever paused it."""
         self._retry_at = 0.0
-        return super().step()
+        if stale:
+            self._home.reset()
+        self._home.step()
+        return min(self._home.next_at - self._own.clock.now(), super().work(stale=stale))
 
 
 class Place:
