@@ -92,7 +92,8 @@ class RegionLeader(Duty):
 
     def _start(self, kind: type[Link | Decisions], other: str, name: str) -> None:
         duty = partial(_duty, kind, self._app, self._lead, other)
-        led = Led(self._app.connection_for_write(), duty, f'tasks and results of region {other} wait')
+        failed = f'tasks and results of region {other} wait'
+        led = Led(self._app.connection_for_write(), duty, failed, setup='regions setup')
         led.start(name)
         self._links.append(led)
 
@@ -277,5 +278,6 @@ def duties(app: Any, concurrency: int) -> dict[str, Led]:
         app.connection_for_write(),
         lambda connection, wake: RegionLeader(app, connection.connection, wake, concurrency),
         f'region {app.conf.broker_transport_options["region"]} has no leader',
+        setup='regions setup',
     )
     return {'celery-couchdb-region': region_leader}

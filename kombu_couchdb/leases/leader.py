@@ -230,13 +230,16 @@ class Led:
         duty: Callable[[Any, Callable[[], None]], Duty],
         failed: str,
         retry_seconds: float = RENEWAL_SECONDS,
+        setup: str = 'setup',
     ) -> None:
         """`duty(connection, wake)` makes the duty; any thread may call `wake()` when there is something to do.
 
         `connection` is a connection of kombu, which is released at the end. Log lines about errors say `failed`, *just
-        now*, and why; after an error it pauses for `retry_seconds`.
+        now*, and why, and to run the command `setup` if a database is missing. After an error it pauses for
+        `retry_seconds`.
         """
         self._connection, self._make_duty, self._failed, self._retry_seconds = connection, duty, failed, retry_seconds
+        self._setup = setup
         #: None until CouchDB was reached first. After an outage the connection reaches it again by itself.
         self.duty: Duty | None = None
         self._wake, self._due, self._stopped, self._last_error = threading.Event(), -inf, False, ''
@@ -298,6 +301,7 @@ class Led:
         if not isinstance(cause, CouchDBError):
             logger.error('%s just now, because of an unexpected error', self._failed, exc_info=exc)
             return
-        hint = '; run "celery -A your_app couchdb setup"' if isinstance(cause, (DatabaseMissing, NotFound)) else ''
+        is_missing = isinstance(cause, (DatabaseMissing, NotFound))
+        hint = f'; run "celery -A your_app couchdb {self._setup}"' if is_missing else ''
         level = logging.WARNING if isinstance(cause, RETRIED) and not hint else logging.ERROR
         logger.log(level, '%s just now: %s%s', self._failed, exc, hint)

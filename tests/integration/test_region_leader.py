@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from celery_couchdb.regions.link import duties
 from celery_couchdb.testing import Server
 from tests.conftest import wait_for
 from tests.regions import regions_on
 
 
-def test_leader_of_a_region_that_is_set_up_later_starts_its_links(server: Server) -> None:
+def test_leader_of_a_region_that_is_set_up_later_starts_its_links(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     with regions_on(server, 'eu', 'us') as regions:
         eu = regions['eu']
         eu.regions.delete()
         [leader] = duties(eu.app, 1).values()
         leader.turn(0)
-        assert leader.duty
+        assert 'couchdb regions setup' in caplog.text
         eu.regions.create()
 
         def is_started() -> bool:
