@@ -112,14 +112,14 @@ class RegionLeader(Duty):
         return self._demand.next_at - time.monotonic()
 
     def close(self) -> None:
-        """Stop the links, say that the region wants nothing, if it leads, and release the lead to another process."""
-        for led in self._links:
-            led.stop()
+        """Say that the region wants nothing, if it leads, stop the links, and release the lead to another process."""
         if self._leader.leads:
             try:
                 self._demand.close()
             except CouchDBError as exc:
                 logger.debug('region %s still wants tasks: %s', self._name, exc)
+        for led in self._links:  # this takes seconds if a region does not respond
+            led.stop()
         self._activity.close()
         super().close()
         self._client.close()
