@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from celery.app.task import Context
 
+from celery_couchdb.regions import results_elsewhere
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import Options
 from kombu_couchdb.regions import region
@@ -44,3 +46,25 @@ def test_route_is_taken_from_the_property_or_the_header() -> None:
     assert region.route(message({'x-region': 'eu', 'a': 1})) == ('eu', message({'a': 1}))
     assert region.route(message({'x-region': 'us'}, region='eu'))[0] == 'eu'
     assert region.route(message({'a': 1}, priority=3)) == (None, message({'a': 1}, priority=3))
+
+
+@pytest.mark.parametrize(
+    ('sent_in', 'task_id', 'homes', 'is_here'),
+    [
+        ('us', 'a', ['us'], False),
+        ('asia', 'a', ['asia', 'us'], False),
+        ('eu', 'a', ['us'], True),  # it was sent here, and came back by another region
+        ('us', 'next', ['us'], True),
+        ('eu', 'next', [], True),
+        (['us'], 'a', ['us'], False),
+        (None, 'next', [], True),
+    ],
+)
+def test_where_a_result_returns(sent_in: Any, task_id: str, homes: list[str], is_here: bool) -> None:
+    """The result of the task `a`, which region `us` gave to region `eu`, or of one that it sends."""
+    giver = ['eu', 'eu_regions', 'us', 'a', 'p:eu:a:1']
+    request = Context({'id': task_id, 'headers': {'x-giver': giver, 'x-from-region': sent_in}})
+    found, here = results_elsewhere(request, task_id, {'_id': 'r', 'date': 5.0})
+    assert [(database, region.region_of(doc['_id'])) for database, doc in found] == [('eu_regions', to) for to in homes]
+    assert [doc['record'] for _, doc in found if 'record' in doc] == (['p:eu:a:1'] if task_id == 'a' else [])
+    assert here is is_here
