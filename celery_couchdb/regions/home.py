@@ -1,4 +1,4 @@
-"""Home: what a region does about the records of tasks that it gave to another region, and the results that return.
+"""Home: what a region does about the records of tasks that it gave to another region.
 
 The record exists until the task has ended: its final result has returned, or home has decided otherwise (see
 `region.decide`). Home changes a record by its revision, so that it decides nothing that the other region has decided.
@@ -7,28 +7,24 @@ The record exists until the task has ended: its final result has returned, or ho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
 from celery import states
 
-from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, chunks
-from kombu_couchdb.couchdb.conflicts import conflicts_of, delete_revisions
-from kombu_couchdb.errors import Unstorable
+from kombu_couchdb.couchdb.conflicts import delete_current, rivals
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.regions import region
-from kombu_couchdb.values import is_number
 
 from ..parcels.inbox import Inbox
 from ..parcels.look_ups import LookUps
 from ..parcels.messages import ParcelMessages, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
-from ..results.documents import is_final, is_outdated, stamp
-from ..results.queue_item import QueueItem
-from .outcomes import backend_of, merged_into, outcome
+from ..results.documents import is_final
+from .outcomes import ResultsAtHome, backend_of, date_in, merged_into
 
 logger = get_logger(__name__)
 
@@ -53,6 +49,7 @@ class Home:
         self._own, self._other = own, other
         self._name, self._regions = transport.options.region, transport.options.regions
         self._messages, self._backend = ParcelMessages(transport), backend_of(app)
+        self._results = ResultsAtHome(app, own, other)
         self._records_there = Inbox(own, wake, region.records_to(other))
         self.reset()
 
@@ -92,11 +89,11 @@ class Home:
         if self._backend is not None and (due := self._look_ups.take(self._records)):
             ids = [self._backend.get_key_for_task(region.task_id_of(doc_id)) for doc_id in due]
             results = zip(due, self._backend.store.read_many(ids), strict=True)
-            ends = {doc_id: _date(doc, 'date') for doc_id, doc in results if doc and is_final(doc)}
+            ends = {doc_id: date_in(doc, 'date') for doc_id, doc in results if doc and is_final(doc)}
             docs = self._own.find(list(ends)) if ends else []
             # The program may have sent another task with the same id before: that has an older result.
-            ended = [doc for doc in docs if doc and ends[doc['_id']] >= _date(doc, 'published')]
-            delete(self._own, [doc for doc in ended if region.state_of(doc) != 'refused'])
+            ended = [doc for doc in docs if doc and ends[doc['_id']] >= date_in(doc, 'published')]
+            delete_current(self._own, [doc for doc in ended if region.state_of(doc) != 'refused'])
 
     def _note(self, changed: Mapping[str, Document | None]) -> None:
         """Note records that have changed, by id; None for deleted ones. Decide about those that are due."""
@@ -138,7 +135,7 @@ class Home:
         if reason:
             self._own.bulk([parcel.refused(doc, reason, self._own.clock.now())])
         else:
-            delete(self._own, [doc])
+            delete_current(self._own, [doc])
 
     def _withdrawn(self, doc: Document, run_in: str) -> Document | None:
         """Withdraw a record; return None if the other region was faster, or if this comes again."""
@@ -151,7 +148,7 @@ class Home:
         items, refused = self._messages.make(f'region {self._name}', [doc], self._publish)
         reasons = {doc_id: str(exc) for doc_id, exc in refused.items()} | self._messages.store(items)
         if doc['_id'] in self._messages.merged:
-            self._store_outcome(doc, states.REVOKED, merged_into(self._messages.merged[doc['_id']]))
+            self._results.store_outcome(doc, states.REVOKED, merged_into(self._messages.merged[doc['_id']]))
         return reasons.get(doc['_id'], '')
 
     def _publish(self, doc: Document) -> None:
@@ -173,92 +170,12 @@ class Home:
     def _end(self, doc: Document, decision: region.Decision) -> None:
         """Store the result of a task that does not run. The record of one that was refused stays."""
         if decision.what == 'failed':
-            self._store_outcome(doc, states.FAILURE, decision.reason)
+            self._results.store_outcome(doc, states.FAILURE, decision.reason)
             self._told[doc['_id']] = doc['_rev']
             return
         if region.state_of(doc) != 'withdrawn':
             if (changed := self._withdrawn(doc, '')) is None:
                 return
             doc = changed
-        self._store_outcome(doc, states.REVOKED, 'it was cancelled')
-        delete(self._own, [doc])
-
-    # -- results that return
-
-    def store(self, docs: Sequence[Document]) -> None:
-        """Store results that have returned, and delete the records of the tasks that have ended."""
-        found = [doc for joined in docs for doc in region.results_in(joined)]
-        best, ended = dict[str, Document](), dict[str, None]()
-        for doc in sorted(found, key=lambda doc: _date(doc, 'date')):
-            if (result := _result_in(doc)) is None:
-                logger.warning('region %s has returned no result: %.200r', self._other, doc)
-                continue
-            if result['_id'] not in best or not is_outdated(result, best[result['_id']]):
-                best[result['_id']] = result
-            record = doc.get('record')
-            if is_final(result) and isinstance(record, str) and record.startswith(region.records_to(self._other)):
-                ended[record] = None
-        self._store(list(best.values()))
-        left = list(ended)
-        for _ in range(2):  # the other region may say `there` meanwhile; `step` finds what is left
-            current = [doc for doc in self._own.find(left) if doc] if left else []
-            left = delete(self._own, current)
-
-    def _store_outcome(self, doc: Document, state: str, reason: str) -> None:
-        """Store the result of the task of a record, which may be malformed."""
-        if self._backend is not None:
-            task = doc.get('task') if isinstance(doc.get('task'), str) else None
-            self._store([outcome(self._backend, region.task_id_of(doc['_id']), task, state, reason)])
-
-    def _store(self, results: Sequence[Document]) -> None:
-        """Store results, as every other result: a success stays, for example."""
-        if self._backend is None or not results:
-            return
-        backend, now = self._backend, self._own.clock.now()
-        items = list[QueueItem]()
-        for doc in results:
-            lifetime = backend.failure_expires if doc['status'] == states.FAILURE else backend.expires
-            try:
-                items.append(QueueItem.of(stamp(doc, now, lifetime)))
-            except Unstorable as exc:
-                logger.warning('the result %s of region %s is not stored: %s', doc['_id'], self._other, exc)
-        for item, error in backend.store.write_batch(items):
-            backend.store.write_batch(backend.handover.refused(item, error))
-
-
-def rivals(client: Client, docs: Sequence[Document]) -> dict[str, list[Document]]:
-    """Return the leaf revisions of those of these documents that have several which are not deleted, by id.
-
-    In a cluster two processes may both have stored a change, one of them unproven. Which of them is shown is chance.
-    """
-    if not docs or not client.is_cluster():
-        return {}
-    ids = [doc['_id'] for doc in docs]
-    found = zip(ids, client.fetch_leaves(ids, r=client.replicas), strict=True)
-    live = {doc_id: [leaf for leaf in leaves if not leaf.get('_deleted')] for doc_id, leaves in found}
-    return {doc_id: leaves for doc_id, leaves in live.items() if len(leaves) > 1}
-
-
-def delete(client: Client, docs: Sequence[Document]) -> list[str]:
-    """Delete documents, and return the ids of those that another process has changed.
-
-    In a cluster an unproven write of another process may be a conflict, which would show when the document is deleted:
-    a task would run again.
-    """
-    if client.is_cluster():
-        delete_revisions(client, [(doc['_id'], rev) for doc in docs for rev in conflicts_of(client, doc['_id'])])
-    return [result.id for result in client.bulk(list(map(deletion, docs))) if not result.is_stored]
-
-
-def _date(doc: Mapping[str, Any], name: str) -> float:
-    return date if is_number(date := doc.get(name)) else 0.0
-
-
-def _result_in(doc: Mapping[str, Any]) -> Document | None:
-    """Return the result of a task that a document brings back, as it may be stored; None if it brings none."""
-    found = doc.get('result')
-    result = {name: value for name, value in (found if isinstance(found, dict) else {}).items() if name[:1] != '_'}
-    doc_id = found.get('_id') if isinstance(found, dict) else None
-    is_id = isinstance(doc_id, str) and 'celery-task-meta-' in doc_id and doc_id[0] != '_'
-    is_result = result.get('type') == 'Result' and isinstance(result.get('status'), str)
-    return {'_id': doc_id, **result} if is_id and is_result else None
+        self._results.store_outcome(doc, states.REVOKED, 'it was cancelled')
+        delete_current(self._own, [doc])

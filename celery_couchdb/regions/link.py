@@ -15,14 +15,16 @@ from math import inf
 from typing import Any
 
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.conflicts import delete_current
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.regions import records, region
 
 from ..parcels.inbox import Inbox
-from .home import Home, delete
+from .home import Home
 from .lending import Activity, Demand, Lender, Looks
+from .outcomes import ResultsAtHome
 from .taker import Taker
 
 logger = get_logger(__name__)
@@ -118,6 +120,8 @@ class RegionLeader(Duty):
                 self._demand.close()
             except CouchDBError as exc:
                 logger.debug('region %s still wants tasks: %s', self._name, exc)
+        for led in self._links:
+            led.end()
         for led in self._links:  # this takes seconds if a region does not respond
             led.stop()
         self._activity.close()
@@ -144,7 +148,7 @@ class Link(Duty):
         prefixes = region.results_to(own), region.records_to(own), region.region_id('')
         self._arriving = Inbox(self._there, wake, *prefixes, docs=True)
         self._taker = Taker(app, transport, self._own, self._there, own, other)
-        self._home = Home(app, transport, self._own, other, wake)
+        self._results = ResultsAtHome(app, self._own, other)
         self._activity = Activity(broker, wake)
         self._lender = Lender(
             broker, self._own, own, other, options.lend_after, app.conf.accept_content, Looks(self._activity)
@@ -195,19 +199,30 @@ class Link(Duty):
             self._arriving.reset()
             self._taker.reset()
             self._lender.set_wants(None)
-            pause = _DENIED_SECONDS if isinstance(exc, AccessDenied) else _RETRY_SECONDS
+            error = exc if isinstance(exc, AccessDenied) else self._error_there()
+            if error is None:
+                raise  # it is this region that does not respond
+            pause = _DENIED_SECONDS if isinstance(error, AccessDenied) else _RETRY_SECONDS
             self._retry_at = time.monotonic() + pause
-            self._note(str(exc))
+            self._note(str(error))
             return self._retry_at
         self._note('')
         return min(self._arriving.next_at, self._taker.next_at)
+
+    def _error_there(self) -> CouchDBError | None:
+        """Return why the other region does not respond; None if it does."""
+        try:
+            self._there.sequence()
+        except CouchDBError as exc:
+            return exc
+        return None
 
     def _process(self, changed: dict[str, Document | None]) -> None:
         docs = [doc for doc in changed.values() if doc]
         self._taker.ended(doc_id for doc_id, doc in changed.items() if doc is None)
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
-            self._home.store(results)
-            delete(self._there, results)
+            self._results.take(results)
+            delete_current(self._there, results)
         tasks = [doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))]
         self._taker.take(tasks)
         self._lent[self._other] += sum('lent' in doc and region.state_of(doc) == 'sent' for doc in tasks)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from celery import states
 
 from kombu_couchdb.couchdb.client import Client, Document, chunks
-from kombu_couchdb.couchdb.conflicts import delete_revisions
+from kombu_couchdb.couchdb.conflicts import delete_current, delete_revisions, rivals
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import JOB_KEY
 from kombu_couchdb.documents.task_message import headers_of
@@ -33,7 +33,6 @@ from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_par
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..parcels.receipts import write
 from ..results.documents import is_final
-from .home import delete, rivals
 from .outcomes import backend_of, merged_into, outcome
 
 logger = get_logger(__name__)
@@ -140,7 +139,7 @@ class Taker:
         merged = self._messages.merged.items()
         self._return([(doc_id, states.REVOKED, merged_into(task_id)) for doc_id, task_id in merged])
         # Nobody will say how these end.
-        delete(self._there, [doc for doc in docs if self._is_silent(doc)])
+        delete_current(self._there, [doc for doc in docs if self._is_silent(doc)])
 
     def step(self) -> None:
         """Say `there` in records whose tasks last, and return results for messages that ended without a worker."""
@@ -223,7 +222,7 @@ class Taker:
                 self._taken.setdefault(doc['_id'], _Taken(None, inf))
         self._return([(doc['_id'], states.REVOKED, 'it was cancelled') for doc in over])
         if self._backend is None:
-            delete(self._there, over)
+            delete_current(self._there, over)
 
     def _return(self, ends: Sequence[tuple[str, str, str]]) -> None:
         """Return results: for each the id of the record, the state, and the reason."""

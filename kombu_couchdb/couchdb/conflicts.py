@@ -168,3 +168,27 @@ def conflicts_of(client: Client, doc_id: str) -> list[str]:
     except CouchDBError:
         return []  # it was deleted meanwhile, or cannot be read
     return [rev for rev in found if revision(rev)] if isinstance(found, list) else []
+
+
+def delete_current(client: Client, docs: Sequence[Document]) -> list[str]:
+    """Delete documents, and return the ids of those that another process has changed.
+
+    In a cluster an unproven write of another process may be a conflict, which would show when the document is deleted:
+    a task would run again.
+    """
+    if client.is_cluster():
+        delete_revisions(client, [(doc['_id'], rev) for doc in docs for rev in conflicts_of(client, doc['_id'])])
+    return [result.id for result in client.bulk(list(map(deletion, docs))) if not result.is_stored]
+
+
+def rivals(client: Client, docs: Sequence[Document]) -> dict[str, list[Document]]:
+    """Return the leaf revisions of those of these documents that have several which are not deleted, by id.
+
+    In a cluster two processes may both have stored a change, one of them unproven. Which of them is shown is chance.
+    """
+    if not docs or not client.is_cluster():
+        return {}
+    ids = [doc['_id'] for doc in docs]
+    found = zip(ids, client.fetch_leaves(ids, r=client.replicas), strict=True)
+    live = {doc_id: [leaf for leaf in leaves if not leaf.get('_deleted')] for doc_id, leaves in found}
+    return {doc_id: leaves for doc_id, leaves in live.items() if len(leaves) > 1}

@@ -259,12 +259,16 @@ class Led:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop the thread, and wait up to 5 seconds for what it is doing."""
+    def end(self) -> None:
+        """Let the thread end soon; any thread may call this."""
         self._stopped = True
         if (duty := self.duty) is not None:
             duty.stop()
         self._wake.set()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait up to 5 seconds for what it is doing."""
+        self.end()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
 

@@ -18,6 +18,7 @@ from celery import states
 from celery_couchdb.parcels.inbox import Inbox
 from celery_couchdb.parcels.messages import ParcelMessages
 from celery_couchdb.regions.home import Home
+from celery_couchdb.regions.outcomes import ResultsAtHome
 from celery_couchdb.regions.lending import Lender, Looks
 from celery_couchdb.regions.link import Link
 from celery_couchdb.regions.taker import Taker
@@ -246,6 +247,7 @@ class ModelLink(Link):
         self._arriving = Inbox(there, lambda: None, *prefixes, docs=True)
         self._taker = Taker(app, transport, own, there, place.name, other.name)
         self._home = Home(app, transport, own, other.name, lambda: None)
+        self._results = ResultsAtHome(app, own, other.name)
         self._activity: Any = SimpleNamespace(take=lambda: False, pause=lambda: None)
         looks = Looks(SimpleNamespace(watch=lambda: None, is_enough=False))  # type: ignore[arg-type]
         broker: Any = place.broker

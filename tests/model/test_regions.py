@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from celery_couchdb.parcels.messages import ParcelMessages
 from celery_couchdb.regions.home import Home
+from celery_couchdb.regions.outcomes import ResultsAtHome
 from celery_couchdb.regions.lending import Lender
 from celery_couchdb.regions.link import Link
 from celery_couchdb.regions.taker import Taker
@@ -317,14 +318,14 @@ FAULTS = [
     Fault('home does not look whether it was faster', Records, Home, '_withdrawn', 'if result.is_proven else None', ''),
     Fault('cancelled tasks are taken', Records, region, 'is_takeable', " and 'cancelled' not in doc", ''),
     Fault('a message is stored each time', Records, ParcelMessages, 'store', 'once=True', 'once=False'),
-    Fault('results do not return', Records, Home, 'store', 'self._store(list(best.values()))', 'pass'),
+    Fault('results do not return', Records, ResultsAtHome, 'take', 'self.store(list(best.values()))', 'pass'),
     Fault(
         'a cancelled record is deleted before its result is stored',
         Records,
         Home,
         '_end',
-        "self._store_outcome(doc, states.REVOKED, 'it was cancelled')",
-        "delete(self._own, [doc]); self._store_outcome(doc, states.REVOKED, 'it was cancelled')",
+        "self._results.store_outcome(doc, states.REVOKED, 'it was cancelled')",
+        "delete_current(self._own, [doc]); self._results.store_outcome(doc, states.REVOKED, 'it was cancelled')",
     ),
     Fault('nobody looks for messages that ended alone', Records, Taker, 'step', 'if end]', 'if False]'),
     Fault(
