@@ -20,10 +20,12 @@ from typing import Any
 
 import click
 
+from kombu_couchdb.regions.region import ANY
+
 from .faults.base import Fault
 from .faults.regions import LINK_FAULTS, LinkFault, RegionServerKilled
 from .faults.workers import WorkerKilled
-from .ledger import Progress
+from .ledger import Ledger, Progress
 from .machine import pauses_noted
 from .region_orders import Order, planned_orders
 from .region_results import Results
@@ -243,8 +245,8 @@ def _servers(urls: Sequence[str], start: str | None, kill: str | None) -> list[l
 
 
 def _kinds(regions: Regions) -> list[str]:
-    """Return lines that say how many tasks of each kind there were, and how many ran in another region than named."""
-    progress = Progress(regions.ledger)
+    """Return lines that say how many tasks of each kind there were, and how many ran elsewhere: by a fallback, or lent."""
+    progress = Progress(Ledger(regions.ledger.path))
     progress.update()
     ran_in: Mapping[str, str] = {
         event['key']: event['worker'].partition('.')[0] for event in progress.events if event['event'] == 'start'
@@ -254,9 +256,10 @@ def _kinds(regions: Regions) -> list[str]:
     for event in accepted:
         for key, to in zip(event['keys'], event['to'], strict=True):
             count[event['kind']] += 1
-            elsewhere[event['kind']] += ran_in.get(key, to) != to
+            named = key.partition('-')[0] if to == ANY else to
+            elsewhere[event['kind']] += ran_in.get(key, named) != named
     count['revoked'] = sum(event['event'] == 'revoked' for event in progress.events)
-    return [f'{kind}: {count[kind]} tasks, {elsewhere[kind]} ran in another region' for kind in sorted(count)]
+    return [f'{kind}: {count[kind]} tasks, {elsewhere[kind]} ran elsewhere' for kind in sorted(count)]
 
 
 def planned(seed: int, links: int, workers: int, servers: int, longest: float) -> list[tuple[type[Fault], int, float]]:
