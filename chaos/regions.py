@@ -245,7 +245,7 @@ def _servers(urls: Sequence[str], start: str | None, kill: str | None) -> list[l
 
 
 def _kinds(regions: Regions) -> list[str]:
-    """Return lines that say how many tasks of each kind there were, and how many ran elsewhere: by a fallback, or lent."""
+    """Return lines that say how many tasks of each kind there were, and how many ran elsewhere."""
     progress = Progress(Ledger(regions.ledger.path))
     progress.update()
     ran_in: Mapping[str, str] = {
