@@ -18,10 +18,10 @@ from .region_site import RegionSite
 __all__ = ['Order', 'planned_orders']
 
 #: How often an order of each kind is sent, among 100.
-_SHARES = {'late': 36, 'early': 18, 'fallback': 18, 'chain': 12, 'cancelled': 14, 'any': 2}
+_SHARES = {'late': 36, 'early': 18, 'fallback': 18, 'chain': 12, 'cancelled': 15, 'any': 1}
 
 #: The number of tasks of an order that may run in any region: more than a worker runs at once, so that some are lent.
-_BURST = (12, 24)
+_BURST = (24, 48)
 
 #: How long the tasks work, in seconds.
 _SECONDS = (0.01, 0.05, 0.2, 1.0)
@@ -104,7 +104,7 @@ def planned_orders(seed: int, tasks: int, names: Sequence[str]) -> list[Order]:
             to = dice.choices(names, k=dice.randint(2, 4))
         else:
             to = [dice.choice(others if kind in ('fallback', 'cancelled') else names)]
-        seconds = 0.3 if kind == 'any' else dice.choice(_SECONDS)
+        seconds = 0.5 if kind == 'any' else dice.choice(_SECONDS)
         fallback = dice.choice([name for name in names if name != to[0]])
         delay = round(dice.uniform(*((2.0, 15.0) if kind == 'fallback' else (0.0, 4.0))), 1)
         found.append(Order(kind, len(found), number, home, to, seconds, delay, fallback))

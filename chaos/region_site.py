@@ -50,6 +50,9 @@ _PART = 1000
 #: Transport options of all processes: a message waits only briefly before it is lent.
 _OPTIONS = {'lend_after': 0.5}
 
+#: Settings of Celery of all processes: what a worker cannot run at once waits, so that it can be lent.
+_SETTINGS = {'worker_prefetch_multiplier': 1}
+
 
 class RegionSite:
     """One region: its servers, a client for each of its databases, and an app that sends tasks."""
@@ -152,7 +155,7 @@ class Regions:
             urls = {link.source.name: link.url for link in self.links if link.to is region}
             options = {**_OPTIONS, 'region': region.name, 'regions': {**urls, region.name: region.url('regions')}}
             settings = celery_settings(region.url('broker'), region.url('results'))
-            settings = merged(merged(settings, {'broker_transport_options': options}), changes or {})
+            settings = merged(merged(settings, {**_SETTINGS, 'broker_transport_options': options}), changes or {})
             region.app.conf.update(settings)
             proxy = Proxy(region.servers[0].host, region.servers[0].port)
             environment = {
