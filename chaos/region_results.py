@@ -52,11 +52,11 @@ class Results:
 
     def missing(self) -> set[str]:
         """Return the keys of the tasks without a result."""
-        return {*self._expected} - {*self._answers}
+        return dict(self._expected).keys() - dict(self._answers).keys()
 
     def excused(self, progress: Progress) -> set[str]:
         """Return the keys of tasks that were acknowledged early, and lost with their worker, or their results were."""
-        stored = [key for key, (state, _) in self._answers.items() if state == states.SUCCESS]
+        stored = [key for key, (state, _) in dict(self._answers).items() if state == states.SUCCESS]
         verdict = judge([*progress.events, {'event': 'stored', 'keys': stored}])
         return {*verdict.at_most_once, *verdict.results_at_most_once}
 
@@ -76,7 +76,7 @@ class Results:
                 if fault['event'] in ('fault', 'machine')
             )
         }
-        for key, (state, value) in self._answers.items():
+        for key, (state, value) in dict(self._answers).items():
             order = self._expected[key].order
             if state == states.SUCCESS:
                 is_right = value == self._expected[key].number
