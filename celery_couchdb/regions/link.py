@@ -186,6 +186,7 @@ class Link(Duty):
         """Do what is due in the other region's database; return the monotonic time at which to call this again."""
         if time.monotonic() < self._retry_at:
             return self._retry_at
+        begun = time.monotonic()
         try:
             self._arriving.put_back(self._taker.due())
             # Not more at a time: a steady stream must not keep waiting what else is due.
@@ -196,7 +197,7 @@ class Link(Duty):
             self._taker.reset()
             self._lender.set_wants(None)
             pause = _DENIED_SECONDS if isinstance(exc, AccessDenied) else _RETRY_SECONDS
-            self._retry_at = time.monotonic() + pause
+            self._retry_at = max(time.monotonic(), begun + pause)
             self._note(str(exc))
             return self._retry_at
         self._note('')
