@@ -110,6 +110,11 @@ class Proxy:
         """Forward again, including what was held back."""
         self._open.set()
 
+    def forget(self) -> None:
+        """Forward again on new connections. Those that were opened before stay silent for ever."""
+        self._open = threading.Event()
+        self._open.set()
+
     def lie(self, answer: Answer, every: int = 1) -> None:
         """Reply with this response to every `every`-th request."""
         numbers = itertools.count(1)
@@ -142,13 +147,14 @@ class Proxy:
     def _relay(self, here: socket.socket, there: socket.socket) -> None:
         here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        is_open = self._open
         answer, asking = None, False  # a client sends no request before the response to the previous one
         with selectors.DefaultSelector() as selector:
             selector.register(here, selectors.EVENT_READ, there)
             selector.register(there, selectors.EVENT_READ, here)
             while True:
                 for key, _ in selector.select():
-                    self._open.wait()
+                    is_open.wait()
                     data = key.fileobj.recv(65536)  # type: ignore[union-attr]
                     if not data:
                         return

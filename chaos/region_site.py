@@ -1,7 +1,7 @@
-"""The site of regions: databases, workers, and replications whose links lead through proxies.
+"""The site of regions: databases, workers, and links, by which the worker of a region reads another region.
 
-Every region has three databases on its own server, or all regions have theirs on one server. Between two regions there
-are two links, one for each direction; a link carries the replications by which one region pulls from the other.
+Every region has three databases on its own server, which may be a cluster, or all regions have theirs on one server.
+Between two regions there are two links, one for each direction.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import requests
 from celery import Celery
 
 import celery_couchdb.design
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
+from kombu_couchdb.couchdb.address import parse_list
+from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
-from kombu_couchdb.regions import region_status
-from kombu_couchdb.regions.region import arriving, design_document
+from kombu_couchdb.queues.databases import broadcasts_of
 
 from .crew import Place
 from .ledger import Ledger
@@ -38,98 +38,108 @@ __all__ = ['NAMES', 'Link', 'RegionSite', 'Regions']
 #: The regions in the order of their servers.
 NAMES = ('eu', 'us', 'asia')
 
-#: The kinds of databases of a region.
-_KINDS = ('broker', 'results', 'regions')
+#: The design documents of each of the databases of a region.
+_DESIGNS = {'broker': design.documents(), 'results': [celery_couchdb.design.document()], 'regions': []}
+
+#: How long a request of the suite itself may take, in seconds.
+_PATIENCE = 60.0
+
+#: How many results are read in a request.
+_PART = 1000
+
+#: Transport options of all processes: a message waits only briefly before it is lent.
+_OPTIONS = {'lend_after': 0.5}
+
+#: Settings of Celery of all processes: what a worker cannot run at once waits, so that it can be lent.
+_SETTINGS = {'worker_prefetch_multiplier': 1}
 
 
 class RegionSite:
-    """One region: its server, a client for each of its databases, a worker, and an app that sends tasks."""
+    """One region: its servers, a client for each of its databases, and an app that sends tasks."""
 
-    def __init__(self, name: str, server: Server, prefix: str) -> None:
-        self.name, self.server = name, server
-        self.database = {kind: f'{prefix}-{name}-{kind}' for kind in _KINDS}
-        self.client = {kind: server.client(database) for kind, database in self.database.items()}
+    def __init__(self, name: str, servers: Sequence[Server], prefix: str) -> None:
+        self.name = name
+        #: The nodes of its cluster, or one server.
+        self.servers = servers
+        self.database = {kind: f'{prefix}-{name}-{kind}' for kind in _DESIGNS}
+        self.client = {
+            kind: Client(parse_list(self.url(kind).split(';'), 'REGION_URLS', 'celery'), _PATIENCE, _PATIENCE)
+            for kind in _DESIGNS
+        }
         self.app = Celery(name, set_as_current=False)
 
     def url(self, kind: str) -> str:
-        """Return the `couchdb://` URL of a database."""
-        return self.server.url_through(self.server.port, self.database[kind])
+        """Return the `couchdb://` URL of a database; one for each node."""
+        return self.url_through(kind, [server.port for server in self.servers])
+
+    def url_through(self, kind: str, ports: Sequence[int]) -> str:
+        """Return the `couchdb://` URL of a database through proxies, one for each node."""
+        nodes = zip(self.servers, ports, strict=True)
+        return ';'.join(server.url_through(port, self.database[kind]) for server, port in nodes)
 
     def set_up(self) -> None:
         """Create the databases."""
-        wanted = (design.documents(), [celery_couchdb.design.document()], [design_document()])
-        for kind, docs in zip(_KINDS, wanted, strict=True):
+        for kind, docs in _DESIGNS.items():
             for step in plan(Wanted(self.client[kind], docs)):
                 if step.do:
                     step.do()
 
-    def parcels(self) -> list[str]:
-        """Return the ids of the parcels in its database of regions."""
-        return [row['id'] for row in self.client['regions'].id_range('p:')]
-
-    def parcels_left(self) -> bool:
-        """Tell whether there are parcels in its database of regions."""
-        return bool(self.client['regions'].id_range('p:', limit=1))
+    def given(self) -> list[str]:
+        """Return the ids of records of tasks that were given away, and of results for other regions."""
+        return [row['id'] for prefix in ('p:', 'r:') for row in self.client['regions'].id_range(prefix)]
 
     def stored(self, keys: Sequence[str]) -> list[str]:
         """Return the keys of those tasks that have a result of success here."""
-        docs = self.client['results'].fetch([f'celery-task-meta-{key}' for key in keys])
-        return [key for key, doc in zip(keys, docs, strict=True) if doc and doc.get('status') == 'SUCCESS']
+        found: list[str] = []
+        for part in chunks(keys, _PART):
+            docs = self.client['results'].fetch([f'celery-task-meta-{key}' for key in part])
+            found += [key for key, doc in zip(part, docs, strict=True) if doc and doc.get('status') == 'SUCCESS']
+        return found
+
+    def remains(self) -> list[str]:
+        """Return, in sentences, what is left over of its messages."""
+        queues = status(self.client['broker'], temporary=True)['queues']
+        found = [
+            f'{count} messages are {state} in queue {name} of {self.name}'
+            for name, queue in queues.items()
+            for state in ('ready', 'scheduled', 'prefetched', 'running', 'dead')
+            if (count := queue[state])
+        ]
+        docs = [row['doc'] for row in self.client['broker'].id_range('', docs=True)]
+        return found + [f'{doc["_id"]} is still lent by {self.name}' for doc in docs if doc.get('type') == 'LentItem']
 
     def delete(self) -> None:
         """Delete the databases."""
-        for client in self.client.values():
+        for client in (*self.client.values(), broadcasts_of(self.client['broker'])):
             with suppress(NotFound, DatabaseMissing):
                 client.delete()
 
 
 class Link:
-    """The link by which region `to` pulls from region `source`; `proxy` is on the way."""
+    """The way by which the worker of region `to` reads region `source`: a proxy for each of its servers."""
 
-    def __init__(self, to: RegionSite, source: RegionSite, prefix: str) -> None:
-        self.to, self.source = to, source
+    def __init__(self, to: RegionSite, source: RegionSite) -> None:
+        self.to = to
+        self.source = source
         #: A fault of the link holds it until the fault is healed.
         self.lock = threading.Lock()
-        self.proxy = Proxy(source.server.host, source.server.port)
-        self._docs = []
-        for kind, pull in (('regions', region_status.pulled_parcels), ('results', region_status.pulled_results)):
-            source_url = self._http(source.server, self.proxy.port, source.database[kind])
-            target_url = self._http(to.server, to.server.port, to.database[kind])
-            doc = pull(to.name, source.name, {'url': source_url}, {'url': target_url})
-            self._docs.append({**doc, '_id': f'{prefix}-{doc["_id"]}'})
+        self.proxies = [Proxy(server.host, server.port) for server in source.servers]
 
-    def write(self) -> None:
-        """Write the replications. If they exist, that resets how long the replicator waits after its failures."""
-        self.drop()
-        for doc in self._docs:
-            requests.put(self._replicator(doc), json=doc, timeout=60).raise_for_status()
-
-    def drop(self) -> None:
-        """Delete the replications."""
-        for doc in self._docs:
-            found = requests.get(self._replicator(doc), timeout=60)
-            if found.ok:
-                requests.delete(
-                    self._replicator(doc), params={'rev': found.json()['_rev']}, timeout=60
-                ).raise_for_status()
-
-    def _replicator(self, doc: Mapping[str, Any]) -> str:
-        return f'{self.to.server.url}/_replicator/{doc["_id"]}'
-
-    def _http(self, server: Server, port: int, database: str) -> str:
-        login, at, _ = server.parts.netloc.rpartition('@')
-        return f'http://{login}{at}127.0.0.1:{port}/{database}'
+    @property
+    def url(self) -> str:
+        """The URL of the other region's database of regions."""
+        return self.source.url_through('regions', [proxy.port for proxy in self.proxies])
 
 
 class Regions:
-    """A context manager. On exit the processes end, and the databases and replications are deleted; the folder stays.
+    """A context manager. On exit the processes end, and the databases are deleted; the folder stays.
 
-    `changes` are settings of Celery for all workers; dictionaries are merged.
+    `servers` are the nodes of each region, and `changes` settings of Celery for all workers; dictionaries are merged.
     """
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[Sequence[Server]],
         folder: Path,
         changes: Mapping[str, Any] | None = None,
         pool: tuple[str, int] = ('threads', 4),
@@ -138,16 +148,16 @@ class Regions:
         folder.mkdir(parents=True, exist_ok=True)
         prefix = f'chaos-{uuid.uuid4().hex[:12]}'
         self.ledger = Ledger(folder / 'ledger.jsonl')
-        self.all = [RegionSite(name, server, prefix) for name, server in zip(NAMES, servers, strict=False)]
-        self.links = [Link(to, source, prefix) for to, source in permutations(self.all, 2)]
-        urls = {region.name: region.url('regions') for region in self.all}
+        self.all = [RegionSite(name, nodes, prefix) for name, nodes in zip(NAMES, servers, strict=False)]
+        self.links = [Link(to, source) for to, source in permutations(self.all, 2)]
         self.places: list[Place] = []
         for region in self.all:
-            options = {'region': region.name, 'regions': urls}
+            urls = {link.source.name: link.url for link in self.links if link.to is region}
+            options = {**_OPTIONS, 'region': region.name, 'regions': {**urls, region.name: region.url('regions')}}
             settings = celery_settings(region.url('broker'), region.url('results'))
-            settings = merged(merged(settings, {'broker_transport_options': options}), changes or {})
+            settings = merged(merged(settings, {**_SETTINGS, 'broker_transport_options': options}), changes or {})
             region.app.conf.update(settings)
-            proxy = Proxy(region.server.host, region.server.port)
+            proxy = Proxy(region.servers[0].host, region.servers[0].port)
             environment = {
                 'CHAOS_LEDGER': str(self.ledger.path),
                 'CHAOS_SETTINGS': json.dumps(settings),
@@ -169,26 +179,18 @@ class Regions:
             for key in region.stored([key for key in keys if key.startswith(f'{region.name}-')])
         ]
 
-    def remains(self) -> list[str]:
-        """Return, in sentences, the messages and parcels that are left over."""
+    def remains(self, excused: set[str]) -> list[str]:
+        """Return, in sentences, what is left over. Records of tasks in `excused`, which were lost, may be left."""
         found: list[str] = []
         for region in self.all:
-            found += [
-                f'{count} messages are {state} in queue {name} of {region.name}'
-                for name, queue in status(region.client['broker'], temporary=True)['queues'].items()
-                for state in ('ready', 'scheduled', 'prefetched', 'running', 'dead')
-                if (count := queue[state])
-            ]
-            for doc_id in region.parcels():
-                arrived = doc_id.startswith(arriving(region.name))
-                found.append(f'parcel {doc_id} is left in {region.name}, {"and arrived" if arrived else "and leaves"}')
+            found += region.remains()
+            ids = [doc_id for doc_id in region.given() if doc_id.split(':')[2] not in excused]
+            found += [f'{doc_id} is left in {region.name}' for doc_id in ids]
         return found
 
     def __enter__(self) -> Regions:
         for region in self.all:
             region.set_up()
-        for link in self.links:
-            link.write()
         for place in self.places:
             place.start()
         return self
@@ -201,8 +203,9 @@ class Regions:
             with place.proxy:
                 pass
         for link in self.links:
-            with link.proxy, suppress(requests.RequestException):
-                link.drop()
+            for proxy in link.proxies:
+                with proxy:
+                    pass
         for region in self.all:
             region.app.close()
             with suppress(CouchDBError):

@@ -53,10 +53,11 @@ def late(self: Any, seconds: float, ballast: str = '') -> None:
 
 
 @app.task(name='early', bind=True, acks_late=False)
-def early(self: Any, seconds: float) -> None:
-    """Do the same, acknowledged early: Celery delivers such a task at most once."""
+def early(self: Any, seconds: float, number: int = 0) -> int:
+    """Return a number; acknowledged early: Celery delivers such a task at most once."""
     with noted(self.request):
         time.sleep(seconds)
+        return number
 
 
 @app.task(name='tried', bind=True, max_retries=None)

@@ -32,7 +32,7 @@ class Inbox:
         wake: Callable[[], object],
         *prefixes: str,
         docs: bool = False,
-        heartbeat: float = 4.0,
+        heartbeat: float = 3.0,
         poll: float = 0.0,
     ) -> None:
         """Another thread calls `wake()` when documents have changed. Without `prefixes`, all documents are meant.

@@ -190,6 +190,7 @@ class Link(Duty):
         """Do what is due in the other region's database; return the monotonic time at which to call this again."""
         if time.monotonic() < self._retry_at:
             return self._retry_at
+        begun = time.monotonic()
         try:
             self._arriving.put_back(self._taker.due())
             # Not more at a time: a steady stream must not keep waiting what else is due.
@@ -199,23 +200,13 @@ class Link(Duty):
             self._arriving.reset()
             self._taker.reset()
             self._lender.set_wants(None)
-            error = exc if isinstance(exc, AccessDenied) else self._error_there()
-            if error is None:
-                raise  # it is this region that does not respond
-            pause = _DENIED_SECONDS if isinstance(error, AccessDenied) else _RETRY_SECONDS
-            self._retry_at = time.monotonic() + pause
-            self._note(str(error))
+            self._own.sequence()  # it raises if it is this region that does not respond
+            pause = _DENIED_SECONDS if isinstance(exc, AccessDenied) else _RETRY_SECONDS
+            self._retry_at = max(time.monotonic(), begun + pause)
+            self._note(str(exc))
             return self._retry_at
         self._note('')
         return min(self._arriving.next_at, self._taker.next_at)
-
-    def _error_there(self) -> CouchDBError | None:
-        """Return why the other region does not respond; None if it does."""
-        try:
-            self._there.sequence()
-        except CouchDBError as exc:
-            return exc
-        return None
 
     def _process(self, changed: dict[str, Document | None]) -> None:
         docs = [doc for doc in changed.values() if doc]

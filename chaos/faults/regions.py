@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..proxy import Answer, Proxy
 from ..region_site import Link, Regions
 from .base import Fault
 
-__all__ = ['LinkCut', 'LinkFault', 'LinkHangs', 'RegionServerKilled']
+__all__ = ['LINK_FAULTS', 'LinkCut', 'LinkFault', 'LinkHangs', 'LinkSilent', 'RegionServerKilled', 'ResponsesLost']
 
 
 class LinkFault(Fault):
     """A fault of a link, or of all links of a region. No worker is affected: nothing may run twice for it."""
 
     span, interrupts = (1.0, 60.0), False
-    #: Whether the replications are written again afterwards; else the replicator waits as long as it has decided to.
-    nudge = True
+    #: What is called for each proxy to break a link, and to restore it.
+    turn: tuple[Callable[[Proxy], None], Callable[[Proxy], None]]
 
     def __init__(self, site: Any, target: int) -> None:
         super().__init__(site, target)
@@ -31,71 +32,74 @@ class LinkFault(Fault):
         """One lock for each link, in the order of the links."""
         return [link.lock for link in self.links]
 
+    def begin(self, children: Mapping[str, int]) -> None:
+        """Break the links."""
+        for proxy in self._proxies:
+            self.turn[0](proxy)
+
     def heal(self) -> None:
         """Restore the links."""
-        for link in self.links:
-            self.mend(link)
-            if self.nudge:
-                link.write()
+        for proxy in self._proxies:
+            self.turn[1](proxy)
 
-    def mend(self, link: Link) -> None:
-        """Restore a link."""
-        raise NotImplementedError
+    @property
+    def _proxies(self) -> list[Proxy]:
+        return [proxy for link in self.links for proxy in link.proxies]
 
 
 class LinkCut(LinkFault):
     """Connections are cut, and new ones refused."""
 
     name = 'link cut'
-
-    def begin(self, children: Mapping[str, int]) -> None:
-        """Refuse connections."""
-        for link in self.links:
-            link.proxy.refuse()
-
-    def mend(self, link: Link) -> None:
-        """Accept connections."""
-        link.proxy.restore()
+    turn = (Proxy.refuse, Proxy.restore)
 
 
 class LinkHangs(LinkFault):
-    """Connections are accepted, and nothing is passed on."""
+    """Connections are accepted, and nothing is passed on until the link is restored: then all of it."""
 
     name = 'link swallows all'
+    turn = (Proxy.hang, Proxy.go_on)
 
-    def begin(self, children: Mapping[str, int]) -> None:
-        """Pass on nothing."""
-        for link in self.links:
-            link.proxy.hang()
 
-    def mend(self, link: Link) -> None:
-        """Pass on what was held back."""
-        link.proxy.go_on()
+class LinkSilent(LinkFault):
+    """Nothing is passed on. The connections of this time stay silent for ever."""
+
+    name = 'link forgets connections'
+    turn = (Proxy.hang, Proxy.forget)
+
+
+class ResponsesLost(LinkFault):
+    """Every second request is done, and answered by an error."""
+
+    name = 'link loses responses'
+    turn = (lambda proxy: proxy.lie(Answer(500, asked=True), every=2), Proxy.be_honest)
+
+
+#: All kinds of faults of links.
+LINK_FAULTS: tuple[type[LinkFault], ...] = (LinkCut, LinkHangs, LinkSilent, ResponsesLost)
 
 
 class RegionServerKilled(Fault):
-    """The server of a region is killed and started again; its worker cannot keep its leases meanwhile."""
+    """A server of a region is killed and started again; if it is the only one, its worker cannot keep its leases."""
 
     name, span = 'server killed', (1.0, 10.0)
 
-    @property
-    def locks(self) -> list[threading.Lock]:
-        """The lock of the server, and those of the links that are written again."""
-        links = self.site.links_of(self.region.name)  # type: ignore[attr-defined]
-        return [*(link.lock for link in links), self.region.server.lock]
+    def __init__(self, site: Any, target: int) -> None:
+        super().__init__(site, target)
+        regions: Regions = site
+        nodes = [(region, server) for region in regions.all for server in region.servers]
+        region, self.server = nodes[target % len(nodes)]
+        self.workers = [region.name] if len(region.servers) == 1 else []
 
     @property
-    def region(self) -> Any:
-        """The region."""
-        return self.site.all[self.target % len(self.site.all)]  # type: ignore[attr-defined]
+    def locks(self) -> list[threading.Lock]:
+        """The lock of the server."""
+        return [self.server.lock]
 
     def begin(self, children: Mapping[str, int]) -> None:
         """Kill the server."""
-        self.workers = [self.region.name]
-        self.region.server.kill()
+        self.server.kill()
 
     def heal(self) -> None:
-        """Start the server. The replicators of the other regions have failed meanwhile."""
-        self.region.server.start()
-        for link in self.site.links_of(self.region.name) if LinkFault.nudge else ():  # type: ignore[attr-defined]
-            link.write()
+        """Start the server."""
+        self.server.start()

@@ -112,6 +112,7 @@ class Longpoll:
         if generation != self._generation:
             return None
         if error is not None:  # raised here, without the frames of its cause
+            self._client.close()  # the idle connections may be gone, too, without notice
             raise error
         if not text.strip():  # a proxy may close the response between two empty lines
             raise BrokenAnswer(f'{self._client.address.url}: the changes feed was cut off')

@@ -231,6 +231,8 @@ class Node:
         except (OSError, ValueError) as exc:
             if not bounds.longpoll:
                 LATENCY.note_failure()
+            if isinstance(exc, requests.Timeout):
+                self.close()  # a network that has forgotten this connection has forgotten the idle ones, too
             return failures.from_transport(exc, self.address.url, known=self._has_responded)
         if not bounds.longpoll:
             LATENCY.note(time.monotonic() - begun)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from kombu import Connection, Exchange, Queue
@@ -12,6 +13,7 @@ from kombu.exceptions import OperationalError
 
 from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, items, publish, record_requests
 
@@ -194,3 +196,24 @@ def test_consumer_that_closes_during_an_outage_does_not_say_that_the_server_resp
     connection.close()
     assert 'other workers receive the messages of this one when its lease expires' in caplog.text
     assert not returns(caplog)
+
+
+def test_idle_connections_that_a_network_has_forgotten_delay_one_request_only(proxy: Proxy, client: Client) -> None:
+    address = replace(client.address, host='127.0.0.1', port=proxy.port)
+    through = Client(address, 1.0, 1.0)
+    proxy.delay = 0.2
+    readers = [threading.Thread(target=through.info) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert proxy.accepted > 1
+    proxy.delay = 0.0
+    proxy.hang()
+    proxy.forget()
+    with pytest.raises(ServerUnavailable):
+        through.info()
+    feed = through.open_changes('now', {}, 1, 60.0)  # it takes the connection that replaces the broken one
+    assert through.info()['doc_count'] == client.info()['doc_count']
+    feed.close()
+    through.close()

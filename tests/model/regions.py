@@ -18,9 +18,9 @@ from celery import states
 from celery_couchdb.parcels.inbox import Inbox
 from celery_couchdb.parcels.messages import ParcelMessages
 from celery_couchdb.regions.home import Home
-from celery_couchdb.regions.outcomes import ResultsAtHome
 from celery_couchdb.regions.lending import Lender, Looks
 from celery_couchdb.regions.link import Link
+from celery_couchdb.regions.outcomes import ResultsAtHome
 from celery_couchdb.regions.taker import Taker
 from celery_couchdb.results.documents import is_outdated
 from kombu_couchdb.couchdb.changes import Changes

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from celery_couchdb.parcels.messages import ParcelMessages
 from celery_couchdb.regions.home import Home
-from celery_couchdb.regions.outcomes import ResultsAtHome
 from celery_couchdb.regions.lending import Lender
 from celery_couchdb.regions.link import Link
+from celery_couchdb.regions.outcomes import ResultsAtHome
 from celery_couchdb.regions.taker import Taker
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ServerUnavailable
