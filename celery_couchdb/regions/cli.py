@@ -298,9 +298,9 @@ def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     own = OwnRegion.of(app, admin)
 
     def ids() -> set[str]:
-        found = moving(own.client, f'region {own.name}', regions.RECORD)  # those that are taken back
+        found = moving(own.client, regions.SOURCE, regions.RECORD)  # those that are taken back
         for name in own.others:
-            found |= moving(Client(own.addresses[name]), f'region {name}', regions.records_to(own.name))
+            found |= moving(Client(own.addresses[name]), regions.SOURCE, regions.records_to(own.name))
         return found
 
     return VacuumPart(ids, lambda: iter(()), own.client)

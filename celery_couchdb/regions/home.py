@@ -145,7 +145,7 @@ class Home:
 
     def _publish_here(self, doc: Document) -> str:
         """Publish the message of a record in this region; return why it cannot be, or ''."""
-        items, refused = self._messages.make(f'region {self._name}', [doc], self._publish)
+        items, refused = self._messages.make(region.SOURCE, [doc], self._publish)
         reasons = {doc_id: str(exc) for doc_id, exc in refused.items()} | self._messages.store(items)
         if doc['_id'] in self._messages.merged:
             self._results.store_outcome(doc, states.REVOKED, merged_into(self._messages.merged[doc['_id']]))

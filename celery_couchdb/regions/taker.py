@@ -45,7 +45,7 @@ _BATCH_DOCS = 200
 
 
 class _Record(NamedTuple):
-    """A record whose task was taken: where it comes from, and its id; see `parcel.moved_id`."""
+    """A record whose task was taken: `region.SOURCE`, and its id; see `parcel.moved_id`."""
 
     source: str
     doc_id: str
@@ -66,7 +66,7 @@ class Taker:
     def __init__(self, app: Any, transport: Any, own: Client, there: Client, name: str, other: str) -> None:
         """`own` and `there` are clients for the databases of regions of this region, `name`, and of region `other`."""
         self._app, self._broker, self._own, self._there = app, transport.couchdb, own, there
-        self._name, self._other, self._source = name, other, f'region {other}'
+        self._name, self._other = name, other
         self._messages, self._backend = ParcelMessages(transport), backend_of(app)
         self.reset()
 
@@ -114,7 +114,7 @@ class Taker:
         """
         found = rivals(self._there, list(filter(region.is_exclusive, docs)))
         withdrawn = [leaf for leaves in found.values() for leaf in leaves if region.state_of(leaf) == 'withdrawn']
-        ids = {leaf['_id']: parcel.moved_id(self._source, leaf['_id']) for leaf in withdrawn}
+        ids = {leaf['_id']: parcel.moved_id(region.SOURCE, leaf['_id']) for leaf in withdrawn}
         stored = self._broker.known([*ids.values()])
         lost = [
             (doc_id, leaf['_rev'])
@@ -126,7 +126,7 @@ class Taker:
         return [doc for doc in docs if doc['_id'] not in ids]
 
     def _take(self, docs: Sequence[Document]) -> None:
-        items, refused = self._messages.make(self._source, docs, self._publish)
+        items, refused = self._messages.make(region.SOURCE, docs, self._publish)
         docs = self._claimed([doc for doc in docs if doc['_id'] in items]) + [d for d in docs if d['_id'] in refused]
         reasons = self._messages.store({doc['_id']: items[doc['_id']] for doc in docs if doc['_id'] in items})
         refused |= {doc_id: ParcelRefused(reason) for doc_id, reason in reasons.items()}
@@ -150,7 +150,7 @@ class Taker:
             self._there.bulk([region.there(doc, self._there.clock.now()) for doc in docs])
             for doc_id in part:  # one that was changed meanwhile comes again
                 self._taken[doc_id] = self._taken[doc_id]._replace(tell_at=inf)
-        records = self._look_ups.take([_Record(self._source, doc_id) for doc_id in self._taken])
+        records = self._look_ups.take([_Record(region.SOURCE, doc_id) for doc_id in self._taken])
         self._return_stored(records)
         found = ends_of_messages(self._broker, [record for record in records if record.doc_id in self._taken])
         self._return([(record.doc_id, end.state, end.error or '') for record, end in found.items() if end])
@@ -205,7 +205,7 @@ class Taker:
 
     def _cancel(self, docs: Sequence[Document]) -> None:
         """Remove the messages of cancelled tasks that no worker has claimed; tell the workers about the others."""
-        ids = {parcel.moved_id(self._source, doc['_id']): doc for doc in docs}
+        ids = {parcel.moved_id(region.SOURCE, doc['_id']): doc for doc in docs}
         items = self._broker.find(list(ids)) if ids else []
         waiting = [item for item in items if item and workitem.is_waiting(item)]
         now = self._broker.clock.now()

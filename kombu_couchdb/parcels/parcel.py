@@ -148,8 +148,8 @@ def with_body(message: Message, body: bytes | None) -> Message:
 def moved_id(source: str, parcel_id: str) -> str:
     """Return the id of a parcel's message in the broker's database.
 
-    `source` is the name of the database of parcels, or of the region from which the parcel comes. The id is made of
-    both alone, so that a message is stored once if two workers move the same parcel.
+    `source` is the name of the database of parcels, or `region.SOURCE` for a record. The id is made of both alone, so
+    that a message is stored once if two workers move the same parcel.
     """
     return MESSAGE + sha256(f'{source}/{parcel_id}'.encode()).hexdigest()[:32]
 

@@ -170,10 +170,10 @@ class Parcels:
 def moving(client: Client, source: str, prefix: str = '') -> set[str]:
     """Return the ids that the messages of all these documents have, or will have, in the broker's database.
 
-    The documents are parcels, receipts and records whose ids begin with `prefix`; `source` is the database or the
-    region, see `parcel.moved_id`. A worker that was killed may have published a message and not deleted its parcel. The
-    next one publishes it again, unless the broker's database knows that the message existed. The same is so if a device
-    that was offline writes a parcel anew that has become a receipt.
+    The documents are parcels, receipts and records whose ids begin with `prefix`; for `source` see `parcel.moved_id`. A
+    worker that was killed may have published a message and not deleted its parcel. The next one publishes it again,
+    unless the broker's database knows that the message existed. The same is so if a device that was offline writes a
+    parcel anew that has become a receipt.
     """
     found, after = set[str](), None
     while rows := client.id_range(prefix, limit=_BATCH_IDS, after=after):

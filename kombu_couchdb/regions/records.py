@@ -16,7 +16,7 @@ from ..couchdb.client import Client, Document
 from ..errors import AccessDenied, CouchDBError, DatabaseMissing
 from ..parcels.stored_parcels import Changed, Parcels
 from ..values import is_number
-from .region import RECORD, record_id, records_to, region_id, region_of, results_to, state_of
+from .region import RECORD, RETURNED, record_id, records_to, region_id, region_of, results_to, state_of
 
 #: The maximum number of documents of one kind that are counted for each region.
 _MAX_DOCS = 10_000
@@ -79,11 +79,8 @@ class Records(Parcels):
         return {**super().describe(doc), 'region': region_of(doc['_id'])}
 
     def regions(self) -> Iterator[str]:
-        """Yield the regions for which there are records, also those that are not in the option `regions` any more."""
-        start = self.prefix
-        while rows := self.client.id_range(start, to=self.prefix, limit=1):
-            yield (name := region_of(rows[0]['id']))
-            start = f'{records_to(name)[:-1]};'  # the character after the colon
+        """Return the regions for which there are records, also those that are not in the option `regions` any more."""
+        return addressees(self.client, RECORD)
 
     def facts(self) -> Iterator[Document]:
         """Yield the members of all records that tell their states, since when, and why."""
@@ -165,12 +162,21 @@ class Direction(TypedDict, total=False):
     unreadable: str
 
 
+def addressees(client: Client, kind: str) -> Iterator[str]:
+    """Yield the regions for which there are documents of a kind, `RECORD` or `RETURNED`."""
+    start = kind
+    while rows := client.id_range(start, to=kind, limit=1):
+        yield (name := region_of(rows[0]['id']))
+        start = f'{kind}{name};'  # the character after the colon
+
+
 def outgoing(regions: Client, own: str, others: Collection[str]) -> list[Direction]:
-    """Return what the database of the region `own` has for the others, also for removed ones that still have records.
+    """Return what the database of the region `own` has for the others, also for removed or renamed ones.
 
     `others` are those in the option `regions`. *Raises* the errors of `Client`.
     """
-    found = [direction(regions, own, name) for name in sorted({*others, *Records(regions).regions()} - {own})]
+    names = {*others, *addressees(regions, RECORD), *addressees(regions, RETURNED)} - {own}
+    found = [direction(regions, own, name) for name in sorted(names)]
     for way in found:
         if way['target'] not in others:
             way['error'] = 'it is not in the transport option regions'

@@ -70,6 +70,10 @@ _MAX_SECONDS = 1e9
 _NAME = re.compile(r'[a-z][a-z0-9-]{0,29}\Z')
 
 
+#: The source of all records, see `parcel.moved_id`. It does not name the region that gave the task away: a task is
+#: stored once, even if that region is renamed while the task is in another one.
+SOURCE = 'records of regions'
+
 #: A task that was lent is taken back if its region has not taken it after so many seconds.
 LEND_SECONDS = 10.0
 
@@ -77,7 +81,7 @@ LEND_SECONDS = 10.0
 THERE_SECONDS = 5.0
 
 #: The beginnings of the ids of records, and of results that return.
-RECORD, _RETURNED = 'p:', 'r:'
+RECORD, RETURNED = 'p:', 'r:'
 
 
 class Region(Stored, total=False):
@@ -214,7 +218,7 @@ def records_to(name: str) -> str:
 
 def results_to(name: str) -> str:
     """Return the beginning of the ids of all results that return to a region."""
-    return f'{_RETURNED}{name}:'
+    return f'{RETURNED}{name}:'
 
 
 def region_of(doc_id: str) -> str:
@@ -239,7 +243,7 @@ def returned(home: str, task_id: str, tag: str, result: Mapping[str, Any], recor
     id unique: a task may have several results, one for each state.
     """
     doc: Document = {
-        '_id': f'{_RETURNED}{home}:{task_id}:{tag}',
+        '_id': f'{RETURNED}{home}:{task_id}:{tag}',
         'type': 'Returned',
         'date': now,
         'result': {name: value for name, value in result.items() if name not in ('_rev', 'expires')},

@@ -11,7 +11,7 @@ from celery_couchdb.testing import Server
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable, Unstorable
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.regions import region
-from tests.regions import Regions, regions_on
+from tests.regions import Regions, new_link, regions_on
 from tests.support import items
 
 
@@ -128,3 +128,17 @@ def test_record_of_a_task_without_a_result_ends_when_the_task_is_taken(regions: 
     regions.work()
     assert regions['eu'].tasks() == ['one']
     assert regions['us'].records() == []
+
+
+def test_task_that_is_elsewhere_runs_once_although_its_region_is_renamed(server: Server) -> None:
+    with regions_on(server, 'eu', 'us') as regions:
+        us, eu = regions['us'], regions['eu']
+        us.app.send_task('add', (1, 2), task_id='one', region='eu')
+        regions.work()
+        assert eu.tasks() == ['one']
+        eu.know([eu])
+        eu.options['regions']['asia'] = us.url()
+        with new_link(eu.app, 'asia') as link:
+            while not link.step():
+                pass
+        assert eu.tasks() == ['one']

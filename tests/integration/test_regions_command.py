@@ -265,6 +265,8 @@ def test_a_removed_region_that_still_has_tasks(eu: Region) -> None:
     )
     succeed(eu, 'drop', 'a-task', '--yes')
     succeed(eu, 'status', '--check')
+    eu.regions.put({'_id': 'r:old:a-task:1', 'type': 'Returned', 'date': eu.broker.clock.now()})
+    assert 'it is not in the transport option regions' in fail(eu, 'status', '--check'), 'a result for it'
 
 
 # -- tasks
@@ -387,8 +389,9 @@ def test_vacuum_keeps_the_tombstones_of_messages_that_have_a_record_elsewhere(
     if not apache_couchdb:
         pytest.skip('the embedded server has no tombstones')
     eu.options.update(visibility_timeout=0.5, request_timeout=0.4, connect_timeout=0.4)
-    kept = [moved_id('region us', give(us, to='eu')), moved_id('region eu', give(eu, state='withdrawn', run_in='eu'))]
-    moved = [*kept, moved_id('region us', 'p:eu:ended:1')]
+    records = [give(us, to='eu'), give(eu, state='withdrawn', run_in='eu')]
+    kept = [moved_id(region.SOURCE, doc_id) for doc_id in records]
+    moved = [*kept, moved_id(region.SOURCE, 'p:eu:ended:1')]
     record = give(eu)
     for client, ids in ((eu.broker, moved), (eu.regions, [record])):
         for doc_id in ids:

@@ -216,7 +216,7 @@ class Records(RuleBasedStateMachine):
         self.now += 301
         for name, place in self.places.items():
             kept = {
-                parcel.moved_id(f'region {home}', doc['_id'])
+                parcel.moved_id(region.SOURCE, doc['_id'])
                 for home in NAMES
                 for doc in self.places[home].regions.live('p:' if home == name else region.records_to(name))
             }
