@@ -162,7 +162,7 @@ def status(ctx: click.Context, as_json: bool, check: bool) -> None:
     """Show the tasks and results between this region and each other one, and what is wrong.
 
     Each line is about one direction. SENT is the number of tasks that were given away and have not ended yet. After
-    five seconds, a task that was taken and has not ended is counted in THERE. DELAYED tasks cannot be moved now, and
+    15 seconds, a task that was taken and has not ended is counted in THERE. DELAYED tasks cannot be moved now, and
     REFUSED ones stay, see "regions tasks". RESULTS is the number of results that return. Each number has the age of the
     oldest. RESPONDS is how long a request takes to the region in the column FROM. At most 10,000 documents are counted
     for each number.

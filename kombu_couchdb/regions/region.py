@@ -78,7 +78,7 @@ SOURCE = 'records of regions'
 LEND_SECONDS = 10.0
 
 #: A region that has taken a task says so after so many seconds, unless the task has ended by then.
-THERE_SECONDS = 5.0
+THERE_SECONDS = 15.0
 
 #: The beginnings of the ids of records, and of results that return.
 RECORD, RETURNED = 'p:', 'r:'
