@@ -77,6 +77,7 @@ class Records(RuleBasedStateMachine):
         self.patches.enter_context(mock.patch('celery_couchdb.parcels.inbox.Follower', ModelFollower))
         for module in ('home', 'taker'):
             self.patches.enter_context(mock.patch(f'celery_couchdb.regions.{module}.ParcelMessages', ModelMessages))
+        for module in ('home', 'taker', 'outcomes'):
             backend_of = f'celery_couchdb.regions.{module}.backend_of'
             self.patches.enter_context(mock.patch(backend_of, lambda app: app.backend))
         for own in NAMES:
