@@ -193,16 +193,19 @@ def problems(own: str, leader: str | None, found: Sequence[Direction]) -> Iterat
     """Yield sentences about what is wrong between the region `own`, with its leader, and the other ones."""
     if found and not leader:
         yield f'no worker leads in region {own}: start a worker whose app has the option region = {own!r}'
+    unread = {(way['target'], way['source']) for way in found if way.get('error') or 'unreadable' in way}
     for way in found:
-        yield from [way['unreadable']] if 'unreadable' in way else _problems(way)
+        is_read = (way['source'], way['target']) not in unread
+        yield from [way['unreadable']] if 'unreadable' in way else _problems(way, is_read=is_read)
 
 
-def _problems(way: Direction) -> Iterator[str]:
+def _problems(way: Direction, *, is_read: bool) -> Iterator[str]:
+    """Yield what is wrong in one direction. With `is_read` false another sentence says why the target takes nothing."""
     source, target = way['source'], way['target']
     sent, delayed, refused, results = (way['numbers'][name] for name in ('sent', 'delayed', 'refused', 'results'))
     if way['error']:
         yield f'the leader of region {source} cannot read region {target}: {way["error"]}'
-    if age := _late(sent):
+    if is_read and (age := _late(sent)):
         yield (
             f'{target} has taken nothing for {age} from {source}: no worker leads there, or its workers have not been '
             f'restarted since region {source} was added'
@@ -211,7 +214,7 @@ def _problems(way: Direction) -> Iterator[str]:
         yield f'{counted(count, "task")} from {source} for {target} cannot be moved now: {delayed["reason"]}'
     if count := refused['count']:
         yield f'{target} has refused {counted(count, "task")}: see "couchdb regions tasks --state refused" in {source}'
-    if age := _late(results):
+    if is_read and (age := _late(results)):
         yield f'results wait in {source} for {age}: the leader of region {target} has not fetched them'
 
 

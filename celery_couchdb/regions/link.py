@@ -203,7 +203,7 @@ class Link(Duty):
             self._own.sequence()  # it raises if it is this region that does not respond
             pause = _DENIED_SECONDS if isinstance(exc, AccessDenied) else _RETRY_SECONDS
             self._retry_at = max(time.monotonic(), begun + pause)
-            self._note(str(exc))
+            self._note(records.without_remedy(exc))
             return self._retry_at
         self._note('')
         return min(self._arriving.next_at, self._taker.next_at)

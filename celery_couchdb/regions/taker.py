@@ -193,7 +193,8 @@ class Taker:
         now = self._there.clock.now()
         delayed = [(doc, str(reason)) for doc, reason in refused if isinstance(reason, Unroutable)]
         self._delayed |= {doc['_id']: time.monotonic() + _DELAY_SECONDS for doc, _ in delayed}
-        self._there.bulk([{**doc, 'delayed': text} for doc, text in delayed if doc.get('delayed') != text])
+        delayed = [(doc, text) for doc, text in delayed if doc.get('delayed') != text]
+        self._there.bulk([{**doc, 'delayed': text} for doc, text in delayed])
         final = [(doc, str(reason)) for doc, reason in refused if not isinstance(reason, Unroutable)]
         write(self._there, [parcel.refused(doc, text, now) for doc, text in final])
         for doc, text in delayed + final:

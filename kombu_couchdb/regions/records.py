@@ -217,4 +217,9 @@ def unreadable(name: str, client: Client, error: CouchDBError) -> str:
     if 'not allowed to access' not in str(error):
         return f'region {name} cannot be read: create its user there, or correct its URL in regions ({error})'
     member = f' --member {client.user}' if client.user else ''
-    return f'region {name} cannot be read yet: run "couchdb regions setup{member}" there ({error})'
+    return f'region {name} cannot be read yet: run "couchdb regions setup{member}" there ({without_remedy(error)})'
+
+
+def without_remedy(error: CouchDBError) -> str:
+    """Return the text of an error without the advice to run "couchdb setup", which is not meant for other regions."""
+    return str(error).partition('; let an administrator run ')[0]
