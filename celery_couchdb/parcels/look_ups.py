@@ -26,6 +26,9 @@ _Parcel = TypeVar('_Parcel', bound=tuple[str, str])
 #: The seconds until the first look-up of something, and the longest pause between two.
 _FIRST_SECONDS, _MAX_SECONDS = 60.0, 600.0
 
+#: How often it is looked what is due, in seconds. This takes no request.
+_CHECK_SECONDS = 15.0
+
 #: The number of things that are looked up together.
 MAX_TOGETHER = 200
 
@@ -47,7 +50,7 @@ class LookUps(Generic[_Key]):
         first = (now + _FIRST_SECONDS, _FIRST_SECONDS)
         self._due = {key: self._due.get(key, first) for key in keys}
         due = [key for key, (at, _) in self._due.items() if at <= now]
-        self.next_at = now if len(due) > MAX_TOGETHER else now + _FIRST_SECONDS
+        self.next_at = now if len(due) > MAX_TOGETHER else now + _CHECK_SECONDS
         for key in due[:MAX_TOGETHER]:
             pause = min(2 * self._due[key][1], _MAX_SECONDS)
             self._due[key] = now + pause, pause
