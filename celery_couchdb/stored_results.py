@@ -227,6 +227,8 @@ class StoredResults:
                 refused |= reasons
                 calls = [call for call in calls if call.id not in reasons]
             self.client.bulk([self._waiting(call) for call in calls])  # a conflict means that the task has run already
+            for call in calls:  # this process may remember the failure
+                self.backend.subscriber.drop(call.result.document['_id'])
             sent += [call.result for call in calls]
         return sent, refused
 
