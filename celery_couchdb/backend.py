@@ -229,7 +229,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
         sender = _failing.get() or request
         for members_of in _members_of_result:
             doc.update(members_of(self.app, sender, task_id))
-        lifetime = self.failure_expires if state == states.FAILURE else self.expires
+        lifetime = self.lifetime_of(state)
         part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):
             chord = self._chord_lifetime()
@@ -306,6 +306,17 @@ class CouchDBBackend(ChordMixin, PushMixin):
             doc['error'] = error_type(meta['result'])
         return doc
 
+    def error_document(self, task_id: str, task: str | None, error: Exception, state: str = states.FAILURE) -> Result:
+        """Return the document of a task that has failed or was revoked without running: it has no traceback."""
+        result = self.prepare_exception(error)
+        meta = {'status': state, 'result': result, 'traceback': None, 'children': [], 'date_done': None}
+        return self.result_document(task_id, task, meta)
+
+    def lifetime_of(self, state: str) -> float | None:
+        """Return how long results in this state are kept, in seconds; None if they do not expire."""
+        found: float | None = self.failure_expires if state == states.FAILURE else self.expires
+        return found
+
     def decode_document(self, doc: Document | None) -> dict[str, Any]:
         """Return Celery's meta-data in a result document; those of a pending task for None or an empty document."""
         payload = unpack(doc)
@@ -332,3 +343,9 @@ class CouchDBBackend(ChordMixin, PushMixin):
         chord = self.app.conf.get('result_chord_expires')
         chord = self.expires if chord is None else self.prepare_expires(chord)
         return max(chord, self.expires) if chord and self.expires else None
+
+
+def couchdb_backend_of(app: Any) -> CouchDBBackend | None:
+    """Return the result backend of an app; None if it does not store results in CouchDB."""
+    found = app.backend
+    return found if isinstance(found, CouchDBBackend) else None

@@ -68,3 +68,14 @@ class Browser:
 
 def _lines(response: requests.Response) -> Iterator[str]:
     return (line for line in response.iter_lines(chunk_size=1, decode_unicode=True))
+
+
+def read(browser: Browser, path: str) -> Any:
+    """Return the JSON of a page."""
+    return browser.session.get(browser.url + path, headers={'Accept': 'application/json'}).json()
+
+
+def rows_of(browser: Browser, path: str) -> list[str]:
+    """Return the texts of the rows of a page."""
+    browser.get(path)
+    return [row.partition('</tr>')[0] for row in browser.page.text.split('<tr id="row-')[1:]]

@@ -42,9 +42,9 @@ _STEPS = {
 class VacuumPart(NamedTuple):
     """The part of an optional room in a vacuum."""
 
-    #: Returns the ids of messages whose tombstones are kept, because they could be published again; None if they are
-    #: unknown. It may raise a `CouchDBError`.
-    moving: Callable[[], Collection[str] | None]
+    #: Returns the ids of messages whose tombstones are kept, because they could be published again. If it raises a
+    #: `CouchDBError`, those of all messages that were parcels are kept.
+    moving: Callable[[], Collection[str]]
     #: Does what is left to do at the end, and yields a line for each.
     finish: Callable[[], Iterator[str]]
     #: Another database to vacuum. It may be replicated.
@@ -120,11 +120,10 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
 def _moving(parts: Iterable[VacuumPart], unread: list[str]) -> set[str] | None:
     """Return the ids of messages whose tombstones are kept; if they cannot be read, add the error to `unread`."""
     try:
-        found = [part.moving() for part in parts]
+        return {doc_id for part in parts for doc_id in part.moving()}
     except CouchDBError as exc:
         unread.append(str(exc))
         return None
-    return None if None in found else {doc_id for ids in found for doc_id in ids or ()}
 
 
 def _min_age(given: float | None, lease: float) -> float:

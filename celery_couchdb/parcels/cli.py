@@ -105,19 +105,16 @@ def add_commands(
         stored = opened(ctx, part)
         print_details(parcel_resource(stored), _find(stored, name), as_json)
 
-    @group.command('replay', help=f'Let refused {kind.noun}s be checked and taken again. {id_text}')
-    @selecting
-    @click.pass_context
-    def replay(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
-        stored = opened(ctx, part)
-        change(ctx, 'Replay', selected(stored, names, every), stored.replay, 'replayed', yes=yes)
+    def add_change(name: str, done: str, help_text: str) -> None:
+        @group.command(name, help=f'{help_text} {id_text}')
+        @selecting
+        @click.pass_context
+        def act(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
+            stored = opened(ctx, part)
+            change(ctx, name.capitalize(), selected(stored, names, every), getattr(stored, name), done, yes=yes)
 
-    @group.command('drop', help=f'Delete {kind.plural}. What was taken runs all the same. {id_text}')
-    @selecting
-    @click.pass_context
-    def drop(ctx: click.Context, part: str | None, names: tuple[str, ...], every: bool, yes: bool) -> None:
-        stored = opened(ctx, part)
-        change(ctx, 'Drop', selected(stored, names, every), stored.drop, 'dropped', yes=yes)
+    add_change('replay', 'replayed', f'Let refused {kind.noun}s be checked and taken again.')
+    add_change('drop', 'dropped', f'Delete {kind.plural}. What was taken runs all the same.')
 
 
 def selected(stored: Parcels, names: Sequence[str], every: bool = False) -> Selection[Document]:

@@ -127,8 +127,8 @@ class Mover(Duty):
 
     def _find_devices(self) -> None:
         self._devices_at = time.monotonic() + _DEVICES_SECONDS
-        databases = {*devices_of(self._broker, self._own.client.address.database).values()}
         own = self._own.client.address.database
+        databases = {*devices_of(self._broker, own).values()}
         for database in self._inboxes.keys() - databases - {own}:
             self._drop(database)
         for database in sorted(databases - self._inboxes.keys()):

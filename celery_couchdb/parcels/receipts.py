@@ -23,7 +23,7 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.values import is_number
 
-from ..backend import CouchDBBackend
+from ..backend import couchdb_backend_of
 from ..results.documents import error_text, is_final, unpack
 from .look_ups import End, LookUps, ends_of_messages
 
@@ -67,7 +67,7 @@ class Receipts:
         `client_of(database)` returns a client for a database of parcels; None if it is not used any more.
         """
         self._client_of, self._keep, self._broker = client_of, transport.options.receipts_retention, transport.couchdb
-        self._backend: Any = app.backend if isinstance(app.backend, CouchDBBackend) else None
+        self._backend: Any = couchdb_backend_of(app)
         if self._backend is None:
             logger.info('receipts do not tell how tasks end: the result backend is not CouchDB')
         else:

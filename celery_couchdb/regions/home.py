@@ -19,12 +19,13 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.regions import region
 
+from ..backend import couchdb_backend_of
 from ..parcels.inbox import Inbox
 from ..parcels.look_ups import LookUps
 from ..parcels.messages import ParcelMessages, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..results.documents import is_final
-from .outcomes import ResultsAtHome, backend_of, date_in, merged_into
+from .outcomes import ResultsAtHome, date_in, merged_into
 
 logger = get_logger(__name__)
 
@@ -48,7 +49,7 @@ class Home:
         """
         self._own, self._other = own, other
         self._name, self._regions = transport.options.region, transport.options.regions
-        self._messages, self._backend = ParcelMessages(transport), backend_of(app)
+        self._messages, self._backend = ParcelMessages(transport), couchdb_backend_of(app)
         self._results = ResultsAtHome(app, own, other)
         self._records_there = Inbox(own, wake, region.records_to(other))
         self.reset()

@@ -15,7 +15,7 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.regions import region
 from kombu_couchdb.values import is_number
 
-from ..backend import CouchDBBackend
+from ..backend import CouchDBBackend, couchdb_backend_of
 from ..results.documents import is_final, is_outdated, stamp
 from ..results.queue_item import QueueItem
 
@@ -26,12 +26,6 @@ class TaskNotRun(Exception):
     """A task was given to another region and did not run there, or its message ended there as a dead letter."""
 
 
-def backend_of(app: Any) -> CouchDBBackend | None:
-    """Return the result backend of an app; None if it does not store results in CouchDB."""
-    found = app.backend
-    return found if isinstance(found, CouchDBBackend) else None
-
-
 def merged_into(task_id: str | None) -> str:
     """Return why a unique job does not run: it was merged into that of another task."""
     return f'a job with its key waits already, and task {task_id} runs for both'
@@ -40,10 +34,7 @@ def merged_into(task_id: str | None) -> str:
 def outcome(backend: CouchDBBackend, task_id: str, task: str | None, state: str, reason: str) -> Document:
     """Return the result of a task that was revoked, or that has failed, with the reason."""
     error = TaskRevokedError(reason) if state == states.REVOKED else TaskNotRun(reason)
-    result = backend.prepare_exception(error)
-    meta = {'status': state, 'result': result, 'traceback': None, 'children': [], 'date_done': None}
-    found: Any = backend.result_document(task_id, task, meta)
-    return dict(found)
+    return dict(backend.error_document(task_id, task, error, state))
 
 
 class ResultsAtHome:
@@ -54,7 +45,7 @@ class ResultsAtHome:
 
     def __init__(self, app: Any, own: Client, other: str) -> None:
         """`own` is a client for the database of regions of this region."""
-        self._own, self._other, self._backend = own, other, backend_of(app)
+        self._own, self._other, self._backend = own, other, couchdb_backend_of(app)
 
     def take(self, docs: Sequence[Document]) -> None:
         """Store results that have returned, and delete the records of the tasks that have ended."""
@@ -88,9 +79,8 @@ class ResultsAtHome:
         backend, now = self._backend, self._own.clock.now()
         items = list[QueueItem]()
         for doc in results:
-            lifetime = backend.failure_expires if doc['status'] == states.FAILURE else backend.expires
             try:
-                items.append(QueueItem.of(stamp(doc, now, lifetime)))
+                items.append(QueueItem.of(stamp(doc, now, backend.lifetime_of(doc['status']))))
             except Unstorable as exc:
                 logger.warning('the result %s of region %s is not stored: %s', doc['_id'], self._other, exc)
         for item, error in backend.store.write_batch(items):

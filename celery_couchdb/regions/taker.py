@@ -28,12 +28,13 @@ from kombu_couchdb.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.regions import region
 from kombu_couchdb.regions.region import Giver
 
+from ..backend import couchdb_backend_of
 from ..parcels.look_ups import LookUps, ends_of_messages
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..parcels.receipts import write
 from ..results.documents import is_final
-from .outcomes import backend_of, merged_into, outcome
+from .outcomes import merged_into, outcome
 
 logger = get_logger(__name__)
 
@@ -67,7 +68,7 @@ class Taker:
         """`own` and `there` are clients for the databases of regions of this region, `name`, and of region `other`."""
         self._app, self._broker, self._own, self._there = app, transport.couchdb, own, there
         self._name, self._other = name, other
-        self._messages, self._backend = ParcelMessages(transport), backend_of(app)
+        self._messages, self._backend = ParcelMessages(transport), couchdb_backend_of(app)
         self.reset()
 
     def reset(self) -> None:

@@ -153,21 +153,20 @@ class HandOver:
     def _kept(self, item: QueueItem) -> QueueItem:
         """Return the result that another database has refused as one of this database."""
         backend, doc = self._backend, json.loads(item.text)['result']
-        lifetime = backend.failure_expires if doc['status'] == states.FAILURE else backend.expires
-        return QueueItem.of(stamp(doc, backend.client.clock.now(), lifetime))
+        return QueueItem.of(stamp(doc, backend.client.clock.now(), backend.lifetime_of(doc['status'])))
 
     def _too_large(self, item: QueueItem, error: CouchDBError) -> QueueItem:
         """Return the failure that takes the place of a success."""
         head, failure = item.head, _result_too_large(item, error)
         if item.database:
             doc = json.loads(item.text)
-            doc['result'] = {**head, **self._failure(self._task_id(item), head['task'], failure)}
+            doc['result'] = {**head, **self._backend.error_document(self._task_id(item), head['task'], failure)}
             return QueueItem.of_returned(item.database, doc)
         if head['type'] == 'Part':
             value = self._backend.encode({'result': self._backend.prepare_exception(failure)})
             doc = {**head, 'state': states.FAILURE, 'value': pack(value, self._backend.content_type)}
         else:
-            doc = {**head, **self._failure(self._task_id(item), head['task'], failure)}
+            doc = {**head, **self._backend.error_document(self._task_id(item), head['task'], failure)}
         instead = QueueItem.of(doc)
         instead.take_part(item)  # which is counted with the failure
         return instead
@@ -175,7 +174,7 @@ class HandOver:
     def _never_sent(self, item: QueueItem, error: CouchDBError) -> list[QueueItem]:
         """Return the failure of a task whose message could not be stored, so that nobody waits for its result."""
         backend, task_id = self._backend, item.head['task_id']
-        failure = self._failure(task_id, item.head['task'], error)
+        failure = backend.error_document(task_id, item.head['task'], error)
         doc = stamp(failure, backend.client.clock.now(), backend.failure_expires)
         others, is_here = _elsewhere(Context(json.loads(item.text)['message']['headers']), task_id, doc)
         return [*others, QueueItem.of(doc)] if is_here else others
@@ -183,13 +182,6 @@ class HandOver:
     def _task_id(self, item: QueueItem) -> str:
         doc_id: str = json.loads(item.text)['result']['_id'] if item.database else item.id
         return doc_id.removeprefix(self._backend.task_keyprefix)
-
-    def _failure(self, task_id: str, task: str | None, error: CouchDBError) -> Result:
-        """Return the document of a failure without a traceback."""
-        result = self._backend.prepare_exception(error)
-        meta = {'status': states.FAILURE, 'result': result, 'traceback': None, 'children': [], 'date_done': None}
-        found: Result = self._backend.result_document(task_id, task, meta)
-        return found
 
 
 def _elsewhere(request: Any, task_id: str, doc: Result) -> tuple[list[QueueItem], bool]:

@@ -151,7 +151,7 @@ def delete_leaves(client: Client, docs: Sequence[Document]) -> int:
     So a document does not change into another one if the process is killed before all its leaf revisions are deleted.
     A request for each document, and two more.
     """
-    delete_revisions(client, [(doc['_id'], rev) for doc in docs for rev in conflicts_of(client, doc['_id'])])
+    _delete_conflicts(client, docs)
     return delete_revisions(client, [(doc['_id'], doc['_rev']) for doc in docs])
 
 
@@ -161,7 +161,12 @@ def delete_revisions(client: Client, revisions: Iterable[tuple[str, str]]) -> in
     return sum(result.is_stored for result in client.bulk(docs))
 
 
-def conflicts_of(client: Client, doc_id: str) -> list[str]:
+def _delete_conflicts(client: Client, docs: Sequence[Document]) -> None:
+    """Delete the leaf revisions of documents beside those that CouchDB shows."""
+    delete_revisions(client, [(doc['_id'], rev) for doc in docs for rev in _conflicts(client, doc['_id'])])
+
+
+def _conflicts(client: Client, doc_id: str) -> list[str]:
     """Return the leaf revisions of a document beside the one that CouchDB shows."""
     try:
         found = client.get(doc_id, conflicts=True).get('_conflicts')
@@ -177,7 +182,7 @@ def delete_current(client: Client, docs: Sequence[Document]) -> list[str]:
     a task would run again.
     """
     if client.is_cluster():
-        delete_revisions(client, [(doc['_id'], rev) for doc in docs for rev in conflicts_of(client, doc['_id'])])
+        _delete_conflicts(client, docs)
     return [result.id for result in client.bulk(list(map(deletion, docs))) if not result.is_stored]
 
 

@@ -1,4 +1,4 @@
-"""Parcels as operators see them: list them by state, find them, let refused ones wait again, or delete them.
+"""Stored parcels for operators: a list by state, a search by id, and their changes: replay and drop.
 
 One class serves the database of parcels and those of devices, and its subclass `regions.records.Records` those of
 regions: a record is a parcel that stays until its task has ended.

@@ -1,8 +1,8 @@
-"""What the database of a region has for other regions, see `region`, as operators and programs see it.
+"""Records for operators and programs: a list of them, and their changes; and the status of regions.
 
-The records of tasks that a region gave away are found, listed, cancelled, replayed and dropped, and with the results
-that return they are counted. *Every* function raises the errors of `kombu_couchdb.errors`. A `client` is for a region's
-own database of regions. Durations are seconds.
+A record of a task that was given away can be found, cancelled, replayed and dropped. The status counts the records and
+the returning results in the database of a region (see `region`). *Every* function raises the errors of
+`kombu_couchdb.errors`. A `client` is for a region's own database of regions. Durations are seconds.
 """
 
 from __future__ import annotations

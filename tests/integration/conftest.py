@@ -115,6 +115,25 @@ def open_page(app: Celery, stack: ExitStack) -> Open:
     return open_page
 
 
+#: A function that serves the page of another app, and returns a browser whose user, by default the administrator, has
+#: logged in; further arguments are those of `create_app`.
+OpenApp = Callable[..., 'Browser']
+
+
+@pytest.fixture
+def open_app(server: Server, stack: ExitStack) -> OpenApp:
+    """See `OpenApp`."""
+    from celery_couchdb.web import create_app
+    from tests.web import Browser, served
+
+    def open_app(app: Celery, user: str = server.user, password: str = server.password, **settings: Any) -> Browser:
+        browser = Browser(stack.enter_context(served(create_app(app, **settings))))
+        browser.log_in(user, password)
+        return browser
+
+    return open_app
+
+
 @pytest.fixture
 def admin(open_page: Open, server: Server) -> Browser:
     """A browser whose user has logged in as the administrator."""

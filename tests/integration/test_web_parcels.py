@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -11,47 +9,18 @@ from celery import Celery
 
 pytest.importorskip('starlette')
 
-from celery_couchdb.testing import Server
-from celery_couchdb.web import create_app
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.parcels.devices import DEVICE
 from kombu_couchdb.parcels.parcel import PARCELS
-from tests.web import Browser, served
+from tests.web import Browser, read, rows_of
+
+from .conftest import OpenApp
 
 #: The name of a task that is HTML, a command to a terminal, and changes the direction of text.
 HOSTILE = '<b>k</b>\x1b[2J\u202e'
-
-#: A function that serves the page of an app, and returns a browser whose user has logged in as the administrator.
-Open = Callable[..., Browser]
-
-
-@pytest.fixture
-def open_page(server: Server) -> Iterator[Open]:
-    """See `Open`."""
-    with ExitStack() as stack:
-
-        def open_page(
-            app: Celery, user: str = server.user, password: str = server.password, **settings: Any
-        ) -> Browser:
-            browser = Browser(stack.enter_context(served(create_app(app, **settings))))
-            browser.log_in(user, password)
-            return browser
-
-        yield open_page
-
-
-def read(browser: Browser, path: str) -> Any:
-    """Return the JSON of a page."""
-    return browser.session.get(browser.url + path, headers={'Accept': 'application/json'}).json()
-
-
-def rows_of(browser: Browser, path: str) -> list[str]:
-    """Return the texts of the rows of a page."""
-    browser.get(path)
-    return [row.partition('</tr>')[0] for row in browser.page.text.split('<tr id="row-')[1:]]
 
 
 @pytest.fixture
@@ -73,8 +42,8 @@ def states(browser: Browser, query: str = '') -> dict[str, str]:
     return {one['document']['_id']: one['state'] for one in read(browser, f'/parcels{query}')}
 
 
-def test_parcels(open_page: Open, mover_app: Celery, parcels: Client, docs: None) -> None:
-    browser = open_page(mover_app)
+def test_parcels(open_app: OpenApp, mover_app: Celery, parcels: Client, docs: None) -> None:
+    browser = open_app(mover_app)
     found = rows_of(browser, '/parcels')
     assert ['waiting' in found[0], 'refused-1' in found[1], 'refused-2' in found[2], len(found)] == [True] * 3 + [3]
     assert '<b>' not in browser.page.text
@@ -94,9 +63,9 @@ def test_parcels(open_page: Open, mover_app: Celery, parcels: Client, docs: None
     assert 'refused-1' not in states(browser)
 
 
-def test_parcels_of_a_reader(open_page: Open, mover_app: Celery, docs: None) -> None:
+def test_parcels_of_a_reader(open_app: OpenApp, mover_app: Celery, docs: None) -> None:
     """Who may change nothing, and see no arguments."""
-    browser = open_page(mover_app, read_only=True, mask_args=True)
+    browser = open_app(mover_app, read_only=True, mask_args=True)
     assert len(rows_of(browser, '/parcels')) == 3
     assert [('args' in one['document'], one['document'].get('reason')) for one in read(browser, '/parcels')] == [
         (False, None),
@@ -109,24 +78,24 @@ def test_parcels_of_a_reader(open_page: Open, mover_app: Celery, docs: None) -> 
 
 
 def test_parcels_of_a_user_without_rights(
-    open_page: Open, mover_app: Celery, client: Client, docs: None, member: dict[str, str]
+    open_app: OpenApp, mover_app: Celery, client: Client, docs: None, member: dict[str, str]
 ) -> None:
     for step in plan(Wanted(client, design.documents(), [member['user']])):
         if step.do:
             step.do()
-    browser = open_page(mover_app, **member)
+    browser = open_app(mover_app, **member)
     assert browser.get('/queues').status_code == 200
     assert browser.get('/parcels').status_code == 403
     assert member['user'] in browser.text
 
 
-def test_parcels_of_a_device(open_page: Open, mover_app: Celery, client: Client, parcels: Client, docs: None) -> None:
+def test_parcels_of_a_device(open_app: OpenApp, mover_app: Celery, client: Client, parcels: Client, docs: None) -> None:
     database = f'{parcels.address.database}-bob'
     client.put({'_id': f'{DEVICE}bob', 'type': 'Device', 'name': 'bob', 'database': database, 'date': 1.0})
     device = client.beside(database)
     device.create()
     device.put(parcel.refused({'_id': 'order-1', 'task': 'add'}, 'mistake', 5.0))
-    browser = open_page(mover_app)
+    browser = open_app(mover_app)
     assert len(rows_of(browser, '/parcels')) == 3
     assert 'Device bob' in browser.text
     assert len(rows_of(browser, '/parcels?device=bob')) == 1

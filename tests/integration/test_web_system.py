@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -13,51 +10,21 @@ from celery import Celery
 pytest.importorskip('starlette')
 
 from celery_couchdb.testing import Server
-from celery_couchdb.web import create_app
 from kombu_couchdb.couchdb.client import Client
 from tests.regions import regions_on
 from tests.support import Inbox, items, publish_many
-from tests.web import Browser, served
+from tests.web import read, rows_of
 
-from .conftest import Connect
+from .conftest import Connect, OpenApp
 
 #: A key that is HTML, a command to a terminal, and changes the direction of text.
 HOSTILE = '<b>k</b>\x1b[2J\u202e'
-
-#: A function that serves the page of an app, and returns a browser whose user has logged in as the administrator.
-Open = Callable[..., Browser]
-
-
-@pytest.fixture
-def open_page(server: Server) -> Iterator[Open]:
-    """See `Open`."""
-    with ExitStack() as stack:
-
-        def open_page(
-            app: Celery, user: str = server.user, password: str = server.password, **settings: Any
-        ) -> Browser:
-            browser = Browser(stack.enter_context(served(create_app(app, **settings))))
-            browser.log_in(user, password)
-            return browser
-
-        yield open_page
-
-
-def read(browser: Browser, path: str) -> Any:
-    """Return the JSON of a page."""
-    return browser.session.get(browser.url + path, headers={'Accept': 'application/json'}).json()
-
-
-def rows_of(browser: Browser, path: str) -> list[str]:
-    """Return the texts of the rows of a page."""
-    browser.get(path)
-    return [row.partition('</tr>')[0] for row in browser.page.text.split('<tr id="row-')[1:]]
 
 
 # -- the system
 
 
-def test_limits_in_use(open_page: Open, app: Celery, connect: Connect, client: Client) -> None:
+def test_limits_in_use(open_app: OpenApp, app: Celery, connect: Connect, client: Client) -> None:
     limited = {'concurrency_key': HOSTILE, 'concurrency_limit': 2}
     publish_many(connect(), range(5), headers=limited)
     publish_many(connect(), range(3), headers={'rate_key': 'mails', 'rate': '1/h'})
@@ -65,7 +32,7 @@ def test_limits_in_use(open_page: Open, app: Celery, connect: Connect, client: C
     parked = 5  # three wait for a slot, two for a start
     inbox.drain_until(lambda: sum(bool(item.get('parked')) for item in items(client)) == parked, 'the parked messages')
     client.bulk([{'_id': 'slot:a:0', 'type': 'Slot', 'key': ['no text']}, {'_id': 'rate:a', 'type': 'Rate', 'key': 1}])
-    browser = open_page(app)
+    browser = open_app(app)
     slots, rate = read(browser, '/system')['limits']
     assert (slots['key'], slots['limits'], slots['slots'], slots['parked'], slots['next']) == (
         HOSTILE,
@@ -82,10 +49,10 @@ def test_limits_in_use(open_page: Open, app: Celery, connect: Connect, client: C
     assert '<b>k</b>\\x1b[2J\\u202e concurrency 2 3' in browser.text
 
 
-def test_server_databases_and_duties(open_page: Open, app: Celery, client: Client, apache_couchdb: bool) -> None:
+def test_server_databases_and_duties(open_app: OpenApp, app: Celery, client: Client, apache_couchdb: bool) -> None:
     client.put({'_id': 'broker:leader:beat:shop', 'type': 'Leader', 'holder': 'vm:7:c0ffee', 'date': time.time()})
     client.bulk([{'_id': f'doc-{number}'} for number in range(3)])
-    browser = open_page(app)
+    browser = open_app(app)
     browser.get('/system')
     name = client.address.database
     assert f'{"CouchDB" if apache_couchdb else "PouchDB (embedded)"} ' in browser.text
@@ -106,13 +73,13 @@ def test_server_databases_and_duties(open_page: Open, app: Celery, client: Clien
 # -- regions
 
 
-def test_regions(open_page: Open, server: Server) -> None:
+def test_regions(open_app: OpenApp, server: Server) -> None:
     with regions_on(server, 'eu', 'us') as regions:
         eu = regions['eu']
         refused = {'status': 'fail', 'reason': HOSTILE, 'type': 'Parcel', 'task': 'add', 'id': 'refused'}
         eu.regions.put({'_id': 'p:us:refused:1', **refused})
         sent = eu.app.send_task('add', (1, 2), region='us')
-        browser = open_page(eu.app)
+        browser = open_app(eu.app)
         [us, *tasks] = rows_of(browser, '/regions')
         assert 'us' in us
         assert len(tasks) == 2

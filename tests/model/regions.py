@@ -15,6 +15,7 @@ from typing import Any
 
 from celery import states
 
+from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.parcels.inbox import Inbox
 from celery_couchdb.parcels.messages import ParcelMessages
 from celery_couchdb.regions.home import Home
@@ -190,6 +191,7 @@ class ModelBackend:
     """Results, which are stored by the rules of results."""
 
     expires = failure_expires = None
+    lifetime_of, error_document = CouchDBBackend.lifetime_of, CouchDBBackend.error_document
 
     def __init__(self, results: Database) -> None:
         self._results, self.store = results, self

@@ -78,7 +78,7 @@ class Records(RuleBasedStateMachine):
         for module in ('home', 'taker'):
             self.patches.enter_context(mock.patch(f'celery_couchdb.regions.{module}.ParcelMessages', ModelMessages))
         for module in ('home', 'taker', 'outcomes'):
-            backend_of = f'celery_couchdb.regions.{module}.backend_of'
+            backend_of = f'celery_couchdb.regions.{module}.couchdb_backend_of'
             self.patches.enter_context(mock.patch(backend_of, lambda app: app.backend))
         for own in NAMES:
             for other in NAMES:
