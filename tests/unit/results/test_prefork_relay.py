@@ -97,7 +97,9 @@ def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(recorder: R
             queue.settle(['a'])
             os.write(connect, b'.')
             wait_for(lambda: os.getppid() != killed, 'the parent to end')
-            return os.write(report, b'-' if hand(queue, 'b') else b'+') > 0
+            # A parent with several threads may still hold its sockets for a moment when its children have another one.
+            wait_for(lambda: not hand(queue, 'b'), 'the connection to end')
+            return os.write(report, b'+') > 0
 
         start(waits)
         os.read(connected, 1)
@@ -107,7 +109,6 @@ def test_siblings_do_not_keep_the_connection_of_a_killed_parent_open(recorder: R
     assert ended(parent) == -signal.SIGKILL
     try:
         assert select.select([results], [], [], PATIENCE / 3)[0], 'the child still waits'
-        assert os.read(results, 1) == b'+'
     finally:
         os.write(hold, b'.')
         for end in (results, report, connected, connect, held, hold):
