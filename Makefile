@@ -12,7 +12,7 @@ TEST_JOBS = -n 6 --dist worksteal
 PYTEST = $(RUN) -m pytest $(TEST_JOBS)
 
 # Each of these examples is a program whose module is called `shop`: their types are checked one folder after the other.
-SHOPS = $(patsubst examples/%/,%,$(filter-out examples/demo/ examples/__pycache__/,$(wildcard examples/*/)))
+SHOPS = $(patsubst examples/%/,%,$(filter-out examples/demo/ examples/managed/ examples/__pycache__/,$(wildcard examples/*/)))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_USER = 0
