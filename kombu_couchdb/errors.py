@@ -14,6 +14,7 @@
      ├── ConfigurationError     a URL, option or argument is wrong (also a ValueError)
      ├── DocumentTooLarge       413: the message or result exceeds a limit of the server
      ├── NotFound               404: the document does not exist
+     ├── NotOffered             403, 404, 405, 501: a managed service lacks an endpoint for administrators
      ├── Conflict               409, 412: another process changed the document, or created the database, first
      ├── Unstorable             CouchDB cannot store this message, name or result (also a ValueError)
      └── RequestRefused         any other 4xx, and 500 for a number that CouchDB cannot hold: the request is wrong
@@ -41,6 +42,7 @@ __all__ = [
     'IndexNotReady',
     'NotCouchDB',
     'NotFound',
+    'NotOffered',
     'RequestRefused',
     'ServerUnavailable',
     'Unstorable',
@@ -50,6 +52,9 @@ __all__ = [
 
 class CouchDBError(Exception):
     """Base class. Catch it to catch every error that `kombu_couchdb` and `celery_couchdb` raise."""
+
+    #: The HTTP status of the response; None if no readable response arrived.
+    status: int | None = None
 
     #: After a bulk write that needed several requests: the results of the requests before the one that failed.
     answered: Sequence[Any] = ()
@@ -61,9 +66,6 @@ class ServerUnavailable(CouchDBError, ConnectionError):
     #: True if the connection could not be opened or was closed (DNS, TCP, TLS). Reads are then sent once more, or once
     #: to each other node: servers and proxies also close idle connections.
     was_cut = False
-
-    #: The HTTP status of the response; None if no readable response arrived.
-    status: int | None = None
 
 
 class IndexNotReady(ServerUnavailable):
@@ -107,6 +109,13 @@ class DocumentTooLarge(CouchDBError):
 
 class NotFound(CouchDBError):
     """The document does not exist. Not retried."""
+
+
+class NotOffered(CouchDBError):
+    """A managed service does not offer an endpoint for administrators; the text says what that means. Not retried.
+
+    Commands report it and do the rest.
+    """
 
 
 class Conflict(CouchDBError):

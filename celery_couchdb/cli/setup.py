@@ -11,6 +11,7 @@ import click
 import kombu_couchdb.design
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.errors import NotOffered
 from kombu_couchdb.log import printable
 from kombu_couchdb.queues.databases import REVS_LIMIT, broadcasts_of
 from kombu_couchdb.transport import Transport
@@ -91,25 +92,45 @@ def command(
 
 
 def print_plan(plans: Iterable[tuple[str, Sequence[Step]]], dry_run: bool) -> None:
-    """Run the steps of each place, unless `dry_run` is true, and print what was done; a place is a URL."""
+    """Run the steps of each place, unless `dry_run` is true, and print what was done; a place is a URL.
+
+    At the end, print once why steps were skipped.
+    """
+    not_offered = dict[str, None]()
     for url, steps in plans:
         echo_styled(click.style(printable(url), bold=True))
         for step in steps:
-            echo_styled(_run(step, dry_run))
+            tried = _tried(step, dry_run)
+            echo_styled(_line(tried, dry_run))
+            if tried.not_offered:
+                not_offered[tried.not_offered] = None
+    for reason in not_offered:
+        echo(reason)
     if dry_run:
         echo('Nothing was changed: this was a dry run.')
 
 
-def _run(step: Step, dry_run: bool) -> str:
-    """Run a step, if there is something to do and `dry_run` is false, and return the line to print."""
+def _tried(step: Step, dry_run: bool) -> Step:
+    """Run a step, if there is something to do and `dry_run` is false, and return it, perhaps with what is missing."""
+    try:
+        if step.do and not dry_run:
+            step.do()
+    except NotOffered as exc:
+        return replace(step, not_offered=str(exc))
+    return step
+
+
+def _line(step: Step, dry_run: bool) -> str:
+    """Return the line to print about a step."""
     if step.notice:
         word, colour = 'note', 'yellow'
+    elif step.not_offered:
+        word, colour = 'skipped', 'yellow'
     elif step.do is None:
         word, colour = 'ok', 'bright_black'
     elif dry_run:
         word, colour = 'not yet', 'yellow'
     else:
-        step.do()
         word, colour = 'done', 'green'
     return f'  {click.style(f"{word:7}", fg=colour)}  {printable(step.goal)}'
 

@@ -110,6 +110,8 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     for report in reports:
         for line in _remarks(report, min_age):
             echo(f'{report.database}: {line}')
+    for line in dict.fromkeys(line for report in reports for line in report.not_offered):
+        echo(line)
     for error in unread:
         echo(f'{broker.address.database}: tombstones of messages that were parcels were left for another run: {error}')
     for part in parts:

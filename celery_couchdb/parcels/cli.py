@@ -12,7 +12,7 @@ import click
 from kombu_couchdb.admin.setup import Step, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import DONE
-from kombu_couchdb.errors import CouchDBError, DatabaseMissing
+from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotOffered
 from kombu_couchdb.parcels.device_setup import device_plan
 from kombu_couchdb.parcels.devices import devices_of
 from kombu_couchdb.parcels.parcel import design_documents
@@ -242,7 +242,7 @@ def vacuum_part(app: Any, admin: Admin) -> VacuumPart | None:
     def finish() -> Iterator[str]:
         for database in devices_of(broker, name).values():
             # Nothing is purged there: a device that was offline could bring parcels back.
-            with suppress(DatabaseMissing):
+            with suppress(DatabaseMissing, NotOffered):  # the vacuum of the broker's database has told it
                 broker.beside(database).request('POST', '/_compact', shape=DONE)
                 yield f'{database}: the database of a device is being compacted'
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.shapes import items, maybe, members, text
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 
 from ..cli.clients import broker_of, results_of
@@ -29,8 +28,6 @@ _MAX_FAILURES, _FAILURE_SECONDS = 3, 300.0
 
 #: The maximum number of user names whose failures are remembered.
 _MAX_NAMES = 10_000
-
-_SESSION = members(userCtx=members(name=maybe(text), roles=items(text)))
 
 
 class LoginRefused(Exception):
@@ -150,13 +147,10 @@ class Attempts:
 
 def _roles(broker: Client, user: str) -> list[str]:
     """Return the roles of a user; *raises* `LoginRefused` if CouchDB does not accept its password."""
-    server = Client(broker.address.root, *reversed(broker.timeouts))
     try:
-        context = server.request('GET', '/_session', repeat=True, shape=_SESSION)['userCtx']
+        context = broker.session()
     except AccessDenied:
         context = {'name': None}
-    finally:
-        server.close()
     if context['name'] != user:
         raise LoginRefused('CouchDB does not accept this user and password.')
     roles: list[str] = context['roles']

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from ..couchdb.client import Client
@@ -23,6 +24,9 @@ _REPLICATION_SECONDS = 60.0
 _MEMBERSHIP = members(cluster_nodes=items(text), all_nodes=items(text))
 _SYSTEM = members(uptime=number, internal_replication_jobs=maybe(number))
 _TASKS = items(members(type=text))
+
+#: The shape of the response to a purge.
+_PURGED = members(purged=members())
 
 #: How long tasks on an index may run before the vacuum gives up.
 _BUSY_SECONDS = 300.0
@@ -46,9 +50,10 @@ class Cluster:
         self.server = Client(client.address.root)
 
     def check(self) -> None:
-        """Check that the server is Apache CouchDB and the user a server administrator.
+        """Check that the server is Apache CouchDB, offers what a purge needs, and the user is a server administrator.
 
-        *Raises* `Refused` for the embedded server, and `AccessDenied` for other users.
+        *Raises* `Refused` for the embedded server, `NotOffered` for services without it, and `AccessDenied` for other
+        users.
         """
         if 'couchdb' not in self.client.welcome():
             raise Refused(
@@ -56,7 +61,9 @@ class Cluster:
                 f'only Apache CouchDB needs a vacuum, and can do it'
             )
         try:
+            self.purge({})
             self.nodes()
+            self.busy()
         except AccessDenied as exc:
             if 'server admin' not in str(exc):
                 raise  # the password is wrong
@@ -64,6 +71,10 @@ class Cluster:
                 f'{self.client.address.url}: {describe_user(self.client.user)} is no server administrator, and '
                 f'CouchDB lets nobody else purge: name one with --admin'
             ) from exc
+
+    def purge(self, revs: Mapping[str, Sequence[str]]) -> None:
+        """Purge these revisions, by the ids of their documents."""
+        self.client.request('POST', '/_purge', body=revs, repeat=True, shape=_PURGED)
 
     def nodes(self) -> list[str]:
         """Return the names of all nodes; *raises* `Refused` if a node is down."""
@@ -148,9 +159,12 @@ class Indexes:
             slowest = max(slowest, time.monotonic() - began)
         return slowest
 
-    def compact(self) -> None:
-        """Start the compaction of all indexes, and delete the files of indexes without a design document."""
+    def clean_up(self) -> None:
+        """Delete the files of indexes without a design document."""
         self._client.request('POST', '/_view_cleanup', shape=DONE)
+
+    def compact(self) -> None:
+        """Start the compaction of all indexes."""
         for name in self._with_views():
             self._client.request('POST', f'/_compact/{name}', shape=DONE)
 

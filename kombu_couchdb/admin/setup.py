@@ -1,23 +1,24 @@
 """Setup of a database, after which workers and publishers need only the rights of a member.
 
 `plan` compares the database with what is wanted and returns one step for each goal. A step whose goal is already met
-has nothing to do, so you can run the setup again, and while workers run.
+has nothing to do, so you can run the setup again, and while workers run. A managed service may not offer what a step
+needs; such a step is skipped.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
-from urllib.parse import quote
 
 from ..couchdb.client import Client, Document
-from ..couchdb.shapes import DONE, equal, items, maybe, members, number, text
-from ..errors import AccessDenied, Conflict, DatabaseMissing, NotFound, describe_user
+from ..couchdb.shapes import DONE, items, maybe, members, number, rows, text
+from ..errors import AccessDenied, Conflict, DatabaseMissing, NotOffered, describe_user
 
-#: The shapes of the responses to `/_session` and `/_security`.
-_SESSION = members(userCtx=members(name=maybe(text), roles=items(text)))
+#: The shape of the response to `/_security`.
 _NAMED = maybe(members(names=maybe(items(text)), roles=maybe(items(text))))
 _SECURITY = members(admins=_NAMED, members=_NAMED)
 
@@ -51,6 +52,8 @@ class Step:
     do: Callable[[], object] | None = None
     #: The step only tells the administrator something, for example what to do by hand.
     notice: bool = False
+    #: Why the service cannot do this step, as a sentence; None if it can, as far as the plan knows.
+    not_offered: str | None = None
 
 
 def plan(wanted: Wanted) -> list[Step]:
@@ -60,28 +63,45 @@ def plan(wanted: Wanted) -> list[Step]:
     """
     client = wanted.client
     native = 'couchdb' in client.welcome()
-    user = _server(client).request('GET', '/_session', repeat=True, shape=_SESSION)['userCtx']
     try:
-        exists = True
-        security = _security(client)
-        stored = {row['id']: row['doc'] for row in client.id_range('_design/', docs=True)}
-    except DatabaseMissing:
-        exists, security, stored = False, {}, {}
+        user = client.session()
+    except NotOffered:
+        user = None
+    try:
+        stored = _stored(client)
+        exists = stored is not None
+        steps = [
+            Step('the database exists', None if exists else client.create),
+            *_documents(client, wanted.documents, stored or {}),
+            *(_revisions(client, wanted.revisions, exists) if wanted.revisions and native else ()),
+            *(_same_users(wanted, wanted.users_of, exists) if wanted.users_of else _rights(wanted, exists)),
+            *(_users(client, wanted.members) if native and not wanted.users_of else ()),
+        ]
+        may_change = not any(step.do for step in steps) or _administers(client, user, exists)
     except AccessDenied as exc:
         raise _denied(client) from exc
-    steps = [
-        Step('the database exists', None if exists else client.create),
-        *_documents(client, wanted.documents, stored),
-        *(_revisions(client, wanted.revisions, exists) if wanted.revisions and native else ()),
-        *(_same_users(wanted, wanted.users_of, security if exists else None) if wanted.users_of else ()),
-        *(_rights(wanted, security) if not wanted.users_of else ()),
-    ]
-    if any(step.do for step in steps) and not _administers(user, security):
+    if not may_change:
         raise _denied(client)
     return steps
 
 
+def _step(goal: str, find: Callable[[], Callable[[], object] | None]) -> Step:
+    """Return the step to a goal; `find` returns what to do, None if nothing is."""
+    try:
+        return Step(goal, find())
+    except NotOffered as exc:
+        return Step(goal, not_offered=str(exc))
+
+
 # -- design documents
+
+
+def _stored(client: Client) -> dict[str, Document] | None:
+    """Return the design documents by their ids; None if the database does not exist."""
+    try:
+        return {row['id']: row['doc'] for row in client.id_range('_design/', docs=True)}
+    except DatabaseMissing:
+        return None
 
 
 def _documents(client: Client, documents: Sequence[Document], stored: Mapping[str, Document]) -> list[Step]:
@@ -107,16 +127,16 @@ def _store(client: Client, doc: Document) -> None:
 # -- rights and limits
 
 
-def _rights(wanted: Wanted, security: Document) -> list[Step]:
-    client, steps = wanted.client, []
+def _rights(wanted: Wanted, exists: bool) -> list[Step]:
+    client, steps = wanted.client, list[Step]()
+
+    def secure() -> Callable[[], object] | None:
+        security = _security(client) if exists else {}
+        return None if _secured(security, wanted.members) == security else partial(_secure, client, wanted.members)
+
     if wanted.members or not wanted.anonymous:
         among = f', among them {", ".join(wanted.members)}' if wanted.members else ''
-        steps.append(
-            Step(
-                f'only administrators and members may read and write{among}',
-                None if _secured(security, wanted.members) == security else partial(_secure, client, wanted.members),
-            )
-        )
+        steps.append(_step(f'only administrators and members may read and write{among}', secure))
     if wanted.anonymous:
         steps.append(
             Step(
@@ -125,27 +145,38 @@ def _rights(wanted: Wanted, security: Document) -> list[Step]:
                 notice=True,
             )
         )
-    return steps + [
-        Step(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users', notice=True)
-        for name in wanted.members
-        if user_exists(client, name) is False
-    ]
+    return steps
 
 
-def _same_users(wanted: Wanted, other: Client, security: Document | None) -> list[Step]:
-    """Return the step that copies the rights of the database `other`; `security` is None for a missing database."""
+def _users(client: Client, names: Sequence[str]) -> list[Step]:
+    """Return a notice for each user that does not exist."""
+    try:
+        return [
+            Step(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users', notice=True)
+            for name in names
+            if user_exists(client, name) is False
+        ]
+    except NotOffered as exc:
+        return [Step(f'these users exist: {", ".join(names)}', not_offered=str(exc))]
+
+
+def _same_users(wanted: Wanted, other: Client, exists: bool) -> list[Step]:
+    """Return the step that copies the rights of the database `other`."""
     client = wanted.client
 
     def copy() -> None:
         client.request('PUT', '/_security', body=_security(other), shape=DONE)
 
-    try:
-        later = _security(other)
-    except DatabaseMissing:
-        later = {}
-    if wanted.members or not wanted.anonymous:
-        later = _secured(later, wanted.members)
-    return [Step(f'those who may use {other.address.database} may read and write', None if security == later else copy)]
+    def copy_if_changed() -> Callable[[], object] | None:
+        try:
+            later = _security(other)
+        except DatabaseMissing:
+            later = {}
+        if wanted.members or not wanted.anonymous:
+            later = _secured(later, wanted.members)
+        return None if exists and _security(client) == later else copy
+
+    return [_step(f'those who may use {other.address.database} may read and write', copy_if_changed)]
 
 
 def _secured(security: Document, members: Sequence[str]) -> Document:
@@ -171,19 +202,23 @@ def _secure(client: Client, members: Sequence[str]) -> None:
 
 
 def _revisions(client: Client, limit: int, exists: bool) -> list[Step]:
-    enough = exists and client.request('GET', '/_revs_limit', repeat=True, shape=number) <= limit
-    do = None if enough else partial(client.request, 'PUT', '/_revs_limit', body=limit, shape=DONE)
-    return [Step(f'at most {limit} revisions of a document are remembered', do)]
+    def lower() -> Callable[[], object] | None:
+        if exists and client.request('GET', '/_revs_limit', repeat=True, shape=number) <= limit:
+            return None
+        return partial(client.request, 'PUT', '/_revs_limit', body=limit, shape=DONE)
+
+    return [_step(f'at most {limit} revisions of a document are remembered', lower)]
 
 
-def _administers(user: Document, security: Document) -> bool:
-    """Tell whether a user may change a database. `user` is from `_session`; `security` is {} for a missing database."""
-    admins, roles = security.get('admins') or {}, set(user.get('roles') or ())
-    return (
-        '_admin' in roles
-        or user.get('name') in (admins.get('names') or ())
-        or bool(roles & set(admins.get('roles') or ()))
-    )
+def _administers(client: Client, user: Document | None, exists: bool) -> bool:
+    """Tell whether a user, which is from `_session`, may change a database; True if the service does not tell."""
+    if user is None or '_admin' in user['roles']:
+        return True
+    try:
+        admins = (_security(client) if exists else {}).get('admins') or {}
+    except NotOffered:
+        return True
+    return user['name'] in (admins.get('names') or ()) or not {*user['roles']}.isdisjoint(admins.get('roles') or ())
 
 
 def _denied(client: Client) -> AccessDenied:
@@ -194,23 +229,14 @@ def _denied(client: Client) -> AccessDenied:
 
 
 def user_exists(client: Client, user: str) -> bool | None:
-    """Tell whether a user exists; None if the rights do not suffice to find out.
-
-    Server administrators in the configuration have no document in `_users`.
-    """
-    server = _server(client)
+    """Tell whether a user exists; None if the rights do not suffice to find out. *Raises* `NotOffered`."""
+    server = Client(client.address.root)
     try:
-        if user in server.request('GET', '/_node/_local/_config/admins', repeat=True, shape=members()):
-            return True
-    except (AccessDenied, DatabaseMissing, NotFound):
+        with suppress(NotOffered):  # server administrators in the configuration have no document in `_users`
+            if user in server.request('GET', '/_node/_local/_config/admins', repeat=True, shape=members()):
+                return True
+        # A missing document, of all that `_users` can lack, must not look like a service without `_users`.
+        key = {'key': json.dumps(f'org.couchdb.user:{user}')}
+        return bool(server.request('GET', '/_users/_all_docs', key, repeat=True, shape=rows())['rows'])
+    except AccessDenied:
         return None
-    try:
-        doc_id = f'org.couchdb.user:{user}'
-        server.request('GET', f'/_users/{quote(doc_id, safe="")}', repeat=True, shape=members(_id=equal(doc_id)))
-        return True
-    except (DatabaseMissing, NotFound):
-        return False
-
-
-def _server(client: Client) -> Client:
-    return Client(client.address.root)

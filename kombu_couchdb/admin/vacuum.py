@@ -15,6 +15,9 @@ If a document is created anew at the moment when its tombstone is purged, the do
 (measured with CouchDB 3.5). So such documents are written once more, unchanged. If the vacuum is killed before
 that, the next vacuum does it.
 
+A managed service may not offer some of this. Without all that makes a purge safe, nothing is purged; the rest is done,
+and the report says what is missing.
+
 The vacuum can be interrupted at any point. The purged tombstones stay purged, and the next vacuum continues.
 """
 
@@ -23,6 +26,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -30,7 +34,7 @@ from ..couchdb.client import Client, Document, Row, chunks
 from ..couchdb.shapes import DONE, flag, items, maybe, members, number, revision, sequence, text
 from ..design import WITHOUT_ROWS
 from ..documents.ids import CONSUMER
-from ..errors import DatabaseMissing, NotFound
+from ..errors import DatabaseMissing, NotFound, NotOffered
 from ..leases.lease import ends_at
 from .cluster import Cluster, Indexes
 
@@ -89,7 +93,6 @@ _PAGE_CHANGES = 5000
 
 #: The shapes of CouchDB's responses, and of the lists in the documents of `Marks`.
 _CHANGES = members(results=items(members(id=text, changes=items(members(rev=revision)))), last_seq=sequence)
-_PURGED = members(purged=members())
 _LOCAL = members(rows=items(members(doc=maybe(members()))))
 _MARK_LIST, _IDS = items(members(seq=sequence, date=number)), items(text)
 
@@ -112,6 +115,8 @@ class Report:
     marked: bool = True
     #: Whether nothing was purged because the database is replicated.
     replicated: bool = False
+    #: What the service does not offer, in sentences.
+    not_offered: list[str] = field(default_factory=list)
     #: The names of design documents without a view. They make CouchDB keep a note of each purge.
     without_views: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -173,31 +178,49 @@ class _Vacuum:
     def __init__(self, client: Client, progress: Progress, age: float, moving: Moving) -> None:
         self._client, self._progress, self._age, self._moving = client, progress, age, moving
         self._cluster, self._marks = Cluster(client), Marks(client)
-        self._tombstones = Tombstones(client, self._marks)
+        self._tombstones = Tombstones(self._cluster, self._marks)
+        self._not_offered: list[str] = []
 
     def run(self, wait: bool, may_be_replicated: bool) -> Report:
         began = time.monotonic()
-        self._cluster.check()
+        with self._noting():
+            self._cluster.check()
+        can_purge = not self._not_offered
         self._indexes = Indexes(self._cluster)
         self._report = report = Report(
             self._client.address.database, self._tombstones.count(), self._file(), self._indexes.size()
         )
-        report.replicated = may_be_replicated and is_replicated(self._client)
-        self._tombstones.finish_earlier_purge()
-        self._marks.add(self._age)
-        if not report.replicated:
-            if wait:
-                self._wait()
-            mark = self._marks.latest(self._age)
-            report.marked = mark is not None
-            if mark is not None:
-                self._purge(mark)
+        if can_purge:
+            with self._noting():
+                self._purge(wait, may_be_replicated)
         self._compact()
+        report.not_offered = self._not_offered
         report.tombstones_after, report.young = self._tombstones.count(), self._tombstones.young
         report.data_after, report.indexes_after = self._file(), self._indexes.size()
         report.without_views = self._indexes.without_views()
         report.seconds = time.monotonic() - began
         return report
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Note what the service does not offer, and go on."""
+        try:
+            yield
+        except NotOffered as exc:
+            self._not_offered.append(str(exc))
+
+    def _purge(self, wait: bool, may_be_replicated: bool) -> None:
+        self._tombstones.finish_earlier_purge()
+        self._marks.add(self._age)
+        if may_be_replicated and is_replicated(self._client):
+            self._report.replicated = True
+            return
+        if wait:
+            self._wait()
+        mark = self._marks.latest(self._age)
+        self._report.marked = mark is not None
+        if mark is not None:
+            self._purge_before(mark)
 
     def _wait(self) -> None:
         """Wait until the oldest mark is old enough."""
@@ -206,7 +229,7 @@ class _Vacuum:
             self._progress('wait', int(total - seconds), int(total))
             time.sleep(min(0.5, seconds))
 
-    def _purge(self, mark: Any) -> None:
+    def _purge_before(self, mark: Any) -> None:
         self._cluster.synchronise(self._age)
         self._progress('index', 0, 1)
         self._indexes.bring_up_to_date()
@@ -234,8 +257,14 @@ class _Vacuum:
         return max(_MIN_PURGE_DOCS, min(_MAX_PURGE_DOCS, int(size * factor)))
 
     def _compact(self) -> None:
-        self._indexes.compact()
-        self._client.request('POST', '/_compact', shape=DONE)
+        with self._noting():
+            self._indexes.clean_up()
+        with self._noting():
+            self._client.request('POST', '/_compact', shape=DONE)
+            self._indexes.compact()
+            self._wait_for_compaction()
+
+    def _wait_for_compaction(self) -> None:
         ended = time.monotonic()
         while time.monotonic() - ended < _IDLE_SECONDS:
             if self._compacting():
@@ -245,9 +274,11 @@ class _Vacuum:
 
     def _compacting(self) -> bool:
         # Both are needed: `compact_running` covers some nodes only, `_active_tasks` not all parts of a compaction.
-        return bool(self._client.info(_INFO)['compact_running']) or self._cluster.busy(
-            'database_compaction', 'view_compaction'
-        )
+        if self._client.info(_INFO)['compact_running']:
+            return True
+        with suppress(NotOffered):
+            return self._cluster.busy('database_compaction', 'view_compaction')
+        return False
 
     def _file(self) -> int:
         return int(self._client.info(_INFO)['sizes']['file'])
@@ -330,8 +361,8 @@ class Marks:
 class Tombstones:
     """The tombstones of one database."""
 
-    def __init__(self, client: Client, marks: Marks) -> None:
-        self._client, self._marks = client, marks
+    def __init__(self, cluster: Cluster, marks: Marks) -> None:
+        self._client, self._cluster, self._marks = cluster.client, cluster, marks
         #: The number of our tombstones that were too young to be purged.
         self.young = 0
         self._changed = set[str]()  # the ids of documents that have changed since the mark
@@ -370,7 +401,7 @@ class Tombstones:
         # The other ids can be used again. Ids of messages never are, so these need no note.
         self._marks.set_purging([tombstone.id for tombstone in tombstones if not _MESSAGE.match(tombstone.id)])
         for batch in batches(tombstones):
-            self._client.request('POST', '/_purge', body=batch, repeat=True, shape=_PURGED)
+            self._cluster.purge(batch)
         self._read_changes()
         self._rewrite([tombstone.id for tombstone in tombstones if tombstone.id in self._changed])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,7 @@ from .address import Address
 from .bounds import Bounds
 from .bulk import BulkWrite, RequestSize, Unusable
 from .clock import ServerClock
-from .failures import from_answer
+from .failures import from_answer, not_offered
 from .http import Http, decoded, path_of
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
 from .write_result import WriteResult
@@ -26,6 +26,9 @@ __all__ = ['LAST', 'Client', 'Document', 'Row', 'chunks', 'path_of']
 
 #: Sorts after every string and number in the key of a view.
 LAST: dict[str, Any] = {}
+
+#: The shape of the response to `/_session`.
+_SESSION = members(userCtx=members(name=maybe(shapes.text), roles=items(shapes.text)))
 
 #: Any object.
 _ANY = members()
@@ -128,6 +131,11 @@ class Client:
             )
         return greeting
 
+    def session(self) -> Document:
+        """Return what CouchDB knows of the user who sends the requests: its `name` and its `roles`."""
+        with closing(Client(self.address.root, *reversed(self.timeouts))) as server:
+            return cast(Document, server.request('GET', '/_session', repeat=True, shape=_SESSION)['userCtx'])
+
     # -- any request
 
     def request(
@@ -145,9 +153,15 @@ class Client:
         `path` is relative to the URL of the database; None means the root of the server. With `repeat`, for reads, the
         request is sent again if the connection was cut before the response, see `Http.send`.
 
-        *Raises* `BrokenAnswer` if the response does not have the `shape`.
+        *Raises* `BrokenAnswer` if the response does not have the `shape`, and `NotOffered` if `path` is an endpoint for
+        administrators that the service does not offer.
         """
-        text, status = self.http.exchange(method, path, params, body, repeat=repeat)
+        try:
+            text, status = self.http.exchange(method, path, params, body, repeat=repeat)
+        except errors.CouchDBError as exc:
+            if error := not_offered(exc, path, self):
+                raise error from exc
+            raise
         return self.decode(text, status, f'{method} {path or "/"}', shape)
 
     def get_within(self, path: str, timeout: float, *, shape: Shape) -> Any:

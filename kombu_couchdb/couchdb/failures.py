@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import requests
 from requests import exceptions as http
@@ -19,6 +19,7 @@ from ..errors import (
     DocumentTooLarge,
     NotCouchDB,
     NotFound,
+    NotOffered,
     RequestRefused,
     ServerUnavailable,
     Unstorable,
@@ -26,6 +27,7 @@ from ..errors import (
     account_locked,
     describe_user,
 )
+from .address import Address
 
 #: The text of a connection whose TLS handshake timed out.
 NO_HANDSHAKE = 'no response to the TLS handshake'
@@ -87,6 +89,26 @@ _DECISIONS: dict[str, type[CouchDBError]] = {
     'document_too_large': DocumentTooLarge,
 }
 
+#: What to do about tombstones that cannot be purged.
+_TOMBSTONES_STAY = 'tombstones stay; leave them behind with "celery -A your_app couchdb vacuum --rotate"'
+
+#: A purge has conditions that only these endpoints can tell.
+_UNSAFE = f'whether a purge would be safe is unknown, so {_TOMBSTONES_STAY}'
+
+#: CouchDB's endpoints for administrators that managed services may not offer, and what that means.
+_ENDPOINTS = {
+    '_purge': _TOMBSTONES_STAY,
+    '_membership': _UNSAFE,
+    '_node': _UNSAFE,
+    '_active_tasks': _UNSAFE,
+    '_compact': 'only the service can compact the databases',
+    '_view_cleanup': 'only the service can delete the files of old indexes',
+    '_revs_limit': 'the service decides how many revisions of a document are remembered',
+    '_security': 'give the users the right to read and write the databases with the tools of the service',
+    '_users': 'create users with the tools of the service; whether they exist is not checked',
+    '_session': 'nobody can log in to the page; start it with --trust-header or --no-login',
+}
+
 
 def from_transport(exc: Exception, where: str, *, known: bool = True) -> CouchDBError:
     """Return the error for an exception that `requests` raised.
@@ -132,6 +154,12 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
 
     `where` is the URL without user and password; `size` is the size of the request body in bytes.
     """
+    error = _from_status(response, where, user, size)
+    error.status = response.status_code
+    return error
+
+
+def _from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
     status, reason = response.status_code, reason_of(response)
     if status == 403 and is_account_lock(reason):
         return account_locked(where, user)
@@ -156,18 +184,51 @@ def from_status(response: requests.Response, where: str, user: str | None, size:
         return DocumentTooLarge(
             f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, '
             f"or raise CouchDB's limit in its [couchdb] section: max_document_size (8,000,000 by default), for "
-            f'messages max_attachment_size'
+            f'messages max_attachment_size; a managed service has fixed limits, such as 1 MB for results and 10 MB for '
+            f'messages'
         )
     if status == 500 and reason == _NO_NUMBER:
         return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
     if status >= 500 or status == 429:
         kind = ViewFailed if _json(response).get('error') == _VIEW_FAILED else ServerUnavailable
-        error = kind(f'{where} responded with status {status}: {reason}')
-        error.status = status
-        return error
+        return kind(f'{where} responded with status {status}: {reason}')
     if status == 400 and where.startswith('http:') and re.search(b'HTTPS|SSL', response.content):
         return NotCouchDB(f'{where}: {_TLS_WANTED}')
     return RequestRefused(f'{where} responded with status {status}: {reason}')
+
+
+class _Client(Protocol):
+    """What `not_offered` needs of a client."""
+
+    address: Address
+
+    def session(self) -> dict[str, Any]:
+        """Return what CouchDB knows of the user: its `name` and its `roles`."""
+
+
+def not_offered(error: CouchDBError, path: str | None, client: _Client) -> NotOffered | None:
+    """Return the error if a request failed because the service does not offer the endpoint at `path`, or else None.
+
+    CouchDB refuses no endpoint to a server administrator. So after a refusal the service is asked who the user is.
+    """
+    endpoint, address = (path or '').removeprefix('/').partition('/')[0], client.address
+    if endpoint not in _ENDPOINTS:
+        return None
+    if error.status == 403:
+        is_missing = endpoint == '_session' or _is_administrator(client)
+    else:
+        # An endpoint of the server that does not exist may look like a missing database.
+        is_of_server = address.url == address.server
+        is_missing = error.status in (404, 405, 501) and (is_of_server or not isinstance(error, DatabaseMissing))
+    return NotOffered(f'{address.server} does not offer {endpoint}: {_ENDPOINTS[endpoint]}') if is_missing else None
+
+
+def _is_administrator(client: _Client) -> bool:
+    """Tell whether the user is a server administrator; True, too, if the service does not say."""
+    try:
+        return '_admin' in client.session()['roles']
+    except NotOffered:
+        return True
 
 
 def reason_of(response: requests.Response) -> str:

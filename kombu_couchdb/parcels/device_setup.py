@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from ..admin.setup import Step, Wanted, plan, user_exists
 from ..admin.vacuum import MARKS
 from ..couchdb.client import Client
-from ..errors import ConfigurationError, DatabaseMissing
+from ..errors import ConfigurationError, DatabaseMissing, NotOffered
 from .devices import DEVICE, Device, database_of
 
 
@@ -21,8 +22,9 @@ def device_plan(broker: Client, parcels: str, app_user: str | None, name: str) -
     """
     database = database_of(parcels, name)
     client = broker.beside(database)
-    if user_exists(client, name) is False:
-        raise ConfigurationError(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users')
+    with suppress(NotOffered):  # the plan below says so
+        if user_exists(client, name) is False:
+            raise ConfigurationError(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users')
     members = list(dict.fromkeys([*([app_user] if app_user else []), name]))
     try:
         known = broker.find([DEVICE + name])[0] or {}
@@ -50,6 +52,8 @@ def _other_use(client: Client, members: Sequence[str] | None) -> str | None:
         names = (client.request('GET', '/_security', repeat=True).get('members') or {}).get('names') or ()
     except DatabaseMissing:
         return None
+    except NotOffered:
+        names = ()
     others = [user for user in names if members is not None and user not in members]
     return f'{others[0]!r} uses' if others else 'the app uses otherwise' if is_ours else None
 

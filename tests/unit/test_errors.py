@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import requests
@@ -127,6 +129,49 @@ def test_cause_is_one_short_line() -> None:
     exc = http.ConnectionError(ValueError('first\nsecond' + 'x' * 5000))
     assert str(failures.from_transport(exc, WHERE)) == f'{WHERE}: first'
     assert len(str(failures.from_transport(http.ConnectionError('y' * 5000), WHERE))) < 300
+
+
+# -- endpoints that a service does not offer
+
+
+def client_of(path: str, *roles: str) -> Any:
+    """Return a client for the database or the server, to which a path belongs, with a user of these roles."""
+    address = Address(host='db.example')
+    is_of_server = path.startswith(('/_membership', '/_users', '/_session'))
+    return SimpleNamespace(address=address.root if is_of_server else address, session=lambda: {'roles': [*roles]})
+
+
+NO_DATABASE = {'error': 'not_found', 'reason': 'Database does not exist.'}
+
+
+@pytest.mark.parametrize(
+    ('status', 'body', 'path', 'roles', 'is_offered'),
+    [
+        (403, None, '/_purge', ['_admin'], False),
+        (403, None, '/_purge', ['_reader'], True),
+        (403, None, '/_session', [], False),
+        (401, {'reason': 'You are not a server admin.'}, '/_purge', ['_admin'], True),
+        (404, None, '/_compact/celery-v6', [], False),
+        (404, NO_DATABASE, '/_compact', [], True),
+        (404, NO_DATABASE, '/_membership', [], False),
+        (404, None, '/_local/x', [], True),
+        (405, None, '/_revs_limit', [], False),
+        (501, None, '/_users/_all_docs', [], False),
+        (501, None, '/_bulk_docs', [], True),
+        (500, None, '/_purge', ['_admin'], True),
+        (409, None, '/_security', ['_admin'], True),
+    ],
+)
+def test_endpoints_that_are_not_offered(status: int, body: Any, path: str, roles: list[str], is_offered: bool) -> None:
+    found = failures.not_offered(refused(status, body), path, client_of(path, *roles))
+    assert (found is None) is is_offered
+    assert found is None or f'http://db.example:5984 does not offer {path.split("/")[1]}: ' in str(found)
+
+
+def test_user_of_a_service_without_sessions_may_be_an_administrator() -> None:
+    client = client_of('/_purge')
+    client.session = Mock(side_effect=errors.NotOffered('_session'))
+    assert failures.not_offered(refused(403), '/_purge', client)
 
 
 # -- missing rights

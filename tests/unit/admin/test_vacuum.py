@@ -70,6 +70,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], welcome: s
 
     monkeypatch.setattr(found.client, 'welcome', lambda: {welcome: 'Welcome'})
     monkeypatch.setattr(found.server, 'request', request)
+    monkeypatch.setattr(found.client, 'request', lambda *args, **kwargs: {'purged': {}})
     return found
 
 
