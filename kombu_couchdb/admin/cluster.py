@@ -65,7 +65,7 @@ class Cluster:
             self.nodes()
             self.busy()
         except AccessDenied as exc:
-            if 'server admin' not in str(exc):
+            if exc.status != 403 and 'server admin' not in str(exc):
                 raise  # the password is wrong
             raise AccessDenied(
                 f'{self.client.address.url}: {describe_user(self.client.user)} is no server administrator, and '

@@ -184,8 +184,7 @@ def _from_status(response: requests.Response, where: str, user: str | None, size
         return DocumentTooLarge(
             f'{where}: {size:,} bytes are more than the server takes ({reason}); make the message or result smaller, '
             f"or raise CouchDB's limit in its [couchdb] section: max_document_size (8,000,000 by default), for "
-            f'messages max_attachment_size; a managed service has fixed limits, such as 1 MB for results and 10 MB for '
-            f'messages'
+            f'messages max_attachment_size; a managed service has fixed limits, often 1 MB, for messages 10 MB'
         )
     if status == 500 and reason == _NO_NUMBER:
         return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')

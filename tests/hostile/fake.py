@@ -42,6 +42,7 @@ SERVER: dict[str, Any] = {
     '_security': {'members': {'names': ['me']}},
     '_revs_limit': 1000,
     '_node/_local/_config/admins': {'me': 'hash'},
+    '_users/_all_docs': {'rows': [{'id': 'org.couchdb.user:somebody'}]},
 }
 
 
@@ -92,7 +93,7 @@ def honest(method: str, path: str, query: dict[str, str], body: Any) -> Any:
     if method == 'GET' and query.get('open_revs'):
         return [{'ok': _stored(name)}]
     if method == 'GET' and name:
-        return _stored(name.removeprefix('_users/'))
+        return _stored(name)
     if method == 'GET':
         return {
             'update_seq': '7-x',

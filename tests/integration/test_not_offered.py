@@ -165,6 +165,7 @@ def test_missing_rights_are_told_apart(
         app.conf.broker_url = service.couchdb_url(client.address.database, **member)
         run = command_of(app, COUCHDB_ADMIN_PASSWORD=admin[1])
         assert 'may not set up the database; name an administrator' in run('setup').stderr
+        assert 'is no server administrator, and CouchDB lets nobody else purge' in run('vacuum', '--yes').stderr
         assert not_offered(succeeded(run('setup', '--admin', admin[0]))) == ['_security']
 
 
