@@ -31,7 +31,7 @@ from ..results.queue_item import QueueItem
 from ..results.result_queue import Done
 from ..results.result_store import ResultStore
 from ..rooms import hooks
-from ..waiting.mixin import tasks_in
+from ..waiting.awaited import tasks_in
 from .counter import LAG_SECONDS, Chords, size_of
 
 logger = get_logger(__name__)

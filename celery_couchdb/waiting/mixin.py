@@ -6,8 +6,10 @@ In Celery's own mixin, one of the waiting threads at a time reads from a connect
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from kombu_couchdb.errors import RETRIED
 
 from ..results.documents import Document, is_final
 from ..results.result_store import ResultStore
+from .awaited import Awaited, AwaitedSet, Meta, ancestors
 from .callbacks import Callbacks, groups_of
 from .read_ahead import ReadAhead
 from .subscriber import Subscriber
@@ -29,14 +32,14 @@ from .watched import ResultMailbox
 if TYPE_CHECKING:
     from celery.result import AsyncResult, ResultSet
 
-
-Meta = dict[str, Any]
-
 #: The least time between two checks for failures of earlier tasks in a chain, in seconds for each of these tasks.
 _PAUSE_PER_ANCESTOR_SECONDS = 0.005
 
 #: Before the timeout of a shorter wait, in seconds, the document is read, even if the subscriber watches it.
-_MIN_TIMEOUT_SECONDS = 1.0
+MIN_TIMEOUT_SECONDS = 1.0
+
+#: The packages that call `get` for their users; a warning names the place outside of them.
+_LIBRARIES = ('celery', 'celery_couchdb')
 
 
 class PushMixin(BaseKeyValueStoreBackend):
@@ -75,13 +78,13 @@ class PushMixin(BaseKeyValueStoreBackend):
         `timeout` and `interval` are in seconds; see `await_results` for the functions. *Raises* `TimeoutError` after
         `timeout`, and with `propagate` the exception of a failed task: this one, or an earlier one in its chain.
         """
-        self._ensure_not_eager()
+        self._check_caller()
         # In each interval Celery reads the states of all earlier results, in case one has failed. That is seldom
         # useful, because then this result fails, too. So the interval is longer if there are more earlier results.
-        ancestors = list(_ancestors(result))
-        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * len(ancestors))
-        on_interval = on_interval and partial(self._on_interval, on_interval, ancestors)
-        before = {task.id: task for group in groups_of(result) for task in _ancestors(group)}
+        earlier = list(ancestors(result))
+        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * len(earlier))
+        on_interval = on_interval and partial(self._on_interval, on_interval, earlier)
+        before = {task.id: task for group in groups_of(result) for task in ancestors(group)}
         for task_id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval, before):
             if task_id in before:
                 if meta['status'] in states.PROPAGATE_STATES:
@@ -110,35 +113,16 @@ class PushMixin(BaseKeyValueStoreBackend):
         If a task before the set fails, the set is never sent. Its unfinished results are yielded with that failure.
         *Raises* `TimeoutError` after `timeout` seconds; see `await_results` for the other parameters.
         """
-        self._ensure_not_eager()
-        waiting: dict[str, list[AsyncResult]] = {}
-        for node in tasks_in(result):
-            if not node._cache:
-                waiting.setdefault(node.id, []).append(node)
-        own = {id(node) for node in result.results or ()}
-        for node in result.results or ():
-            if getattr(node, '_cache', None):
-                yield node.id, node._cache
-        before = {parent.id: parent for parent in _tasks_before(result)} if waiting else {}
-        failed: dict[str, Meta] = {}
+        self._check_caller()
+        awaited = AwaitedSet(result, self.callbacks.fulfil)
+        yield from awaited.known()
+        waiting, before = awaited.waiting, awaited.before
         with closing(self.await_results(waiting, timeout, interval, on_message, on_interval, before)) as found:
             for task_id, meta in found:
-                for node in waiting.get(task_id, ()):
-                    self.callbacks.fulfil(node, meta)
-                    if id(node) in own:
-                        yield task_id, node._cache
-                if task_id in before and meta['status'] in states.PROPAGATE_STATES:
-                    self.callbacks.fulfil(before[task_id], meta)
-                    failed |= dict.fromkeys(_never_sent(result, task_id), before[task_id]._cache)
-                if failed and all(node._cache or node.id in failed for nodes in waiting.values() for node in nodes):
+                yield from awaited.take(task_id, meta)
+                if awaited.is_over:
                     break
-        # These results have no document, and are yielded so that the caller does not wait for them.
-        for node in result.results or ():
-            failure = next((failed[task.id] for task in tasks_in(node) if task.id in failed and not task._cache), None)
-            if failure is not None:
-                yield node.id, failure
-            elif not hasattr(node, '_cache'):
-                yield node.id, node.children
+        yield from awaited.rest()
 
     def add_pending_result(self, result: AsyncResult, weak: bool | None = None) -> AsyncResult:
         """Call the callbacks of a result when it is ready."""
@@ -170,33 +154,23 @@ class PushMixin(BaseKeyValueStoreBackend):
         seconds, when all results that are ready were yielded.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        awaited = {self.get_key_for_task(task_id) for task_id in task_ids}
-        ids = {self.get_key_for_task(task_id): task_id for task_id in (*task_ids, *before)}
-        found: list[Document] = []
-        with _time_limit(timeout), self._outages():
-            found = self._read_first(awaited, ids, timeout)
+        awaited = self.awaited(task_ids, before, on_message)
+        found = self.read_first(awaited, timeout)
         mailbox = ResultMailbox()
         try:
             while True:
-                found.sort(key=lambda doc: doc['_id'] not in awaited)
-                for doc in found:
-                    if doc['_id'] not in ids:
-                        continue
-                    meta = self.decode_document(doc)
-                    if on_message is not None and doc['_id'] in awaited:
-                        on_message(meta)
-                    if meta['status'] in states.READY_STATES:
-                        if mailbox.revs:
-                            self.subscriber.unwatch(mailbox, [doc['_id']])
-                        yield ids.pop(doc['_id']), meta
-                if ids.keys().isdisjoint(awaited):
+                for doc_id, task_id, meta in awaited.take(found):
+                    if mailbox.revs:
+                        self.subscriber.unwatch(mailbox, [doc_id])
+                    yield task_id, meta
+                if awaited.is_over:
                     return
                 remaining = None if deadline is None else deadline - time.monotonic()
                 if remaining is not None and remaining <= 0:
                     raise TimeoutError('The operation timed out.')
                 if not mailbox.revs:
-                    ahead = self.read_ahead.to_watch(next(iter(awaited))) if len(awaited) == 1 else ()
-                    self.subscriber.watch(mailbox, ids, ahead)
+                    ahead = self.read_ahead.to_watch(next(iter(awaited.docs))) if len(awaited.docs) == 1 else ()
+                    self.subscriber.watch(mailbox, awaited.ids, ahead)
                 elif on_interval is not None:
                     with _time_limit(remaining), self._outages():
                         on_interval()
@@ -206,19 +180,47 @@ class PushMixin(BaseKeyValueStoreBackend):
             if mailbox.revs:
                 self.subscriber.unwatch(mailbox, mailbox.revs)
 
-    def _read_first(self, awaited: set[str], ids: Collection[str], timeout: float | None) -> list[Document]:
-        """Return the documents with these `ids` that exist, unless the subscriber delivers them anyway."""
+    def awaited(
+        self,
+        task_ids: Collection[str],
+        before: Collection[str] = (),
+        on_message: Callable[[Meta], Any] | None = None,
+    ) -> Awaited:
+        """Return what a caller waits for, see `await_results`."""
+        return Awaited(self.get_key_for_task, self.decode_document, task_ids, before, on_message)
+
+    def read_first(self, awaited: Awaited, timeout: float | None) -> list[Document]:
+        """Return the documents that exist, unless the subscriber delivers them anyway.
+
+        The parameter `timeout` is the caller's, in seconds.
+        """
+        with _time_limit(timeout), self._outages():
+            return [doc for doc in self._read_first(awaited.docs, awaited.ids, timeout) if doc is not None]
+        return []
+
+    def _read_first(self, awaited: set[str], ids: Collection[str], timeout: float | None) -> Sequence[Document | None]:
         if len(awaited) != 1:
-            return [doc for doc in self.store.read_many(ids) if doc is not None]
+            return self.store.read_many(ids)
         [doc_id] = awaited
         # Before a short timeout, the subscriber might not deliver it in time.
-        is_short = timeout is not None and timeout < _MIN_TIMEOUT_SECONDS
+        is_short = timeout is not None and timeout < MIN_TIMEOUT_SECONDS
         if len(ids) == 1 and not is_short and self.subscriber.will_deliver(doc_id, self.read_ahead.sent_ago(doc_id)):
             return []
-        docs = [doc := self.read_ahead.read(doc_id)]
-        if not is_final(doc or {}):  # earlier tasks matter only if this result is not ready
-            docs += self.store.read_many(other for other in ids if other != doc_id)
-        return [doc for doc in docs if doc is not None]
+        doc = self.read_ahead.read(doc_id)
+        if is_final(doc or {}):  # earlier tasks matter only if this result is not ready
+            return [doc]
+        return [doc, *self.store.read_many(other for other in ids if other != doc_id)]
+
+    def _check_caller(self) -> None:
+        """Raise Celery's error if tasks run eagerly; warn if the caller blocks an event loop."""
+        self._ensure_not_eager()
+        asyncio = sys.modules.get('asyncio')  # a program that has not imported it runs no loop
+        if asyncio is not None and asyncio._get_running_loop() is not None:
+            frame, level = sys._getframe(1), 2
+            while frame.f_back and frame.f_back.f_globals['__name__'].partition('.')[0] in _LIBRARIES:
+                frame, level = frame.f_back, level + 1
+            text = 'get() blocks the event loop until the result is there: use `await celery_couchdb.aio.get(result)`'
+            warnings.warn(text, RuntimeWarning, level)
 
     @contextmanager
     def _outages(self) -> Iterator[None]:
@@ -237,50 +239,4 @@ class PushMixin(BaseKeyValueStoreBackend):
 
 def _time_limit(seconds: float | None) -> AbstractContextManager[None]:
     """Return the time limit of the reads of a caller that waits for up to `seconds`, and at least for one second."""
-    return time_limit(None if seconds is None else max(seconds, _MIN_TIMEOUT_SECONDS))
-
-
-def _ancestors(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
-    """Yield the results of the tasks before a result in its chain, the earliest first."""
-    for parent in reversed(list(_parents(result))):
-        yield from tasks_in(parent)
-
-
-def _parents(result: AsyncResult | ResultSet) -> Iterator[AsyncResult | ResultSet]:
-    parent = result.parent
-    while parent is not None:
-        yield parent
-        parent = getattr(parent, 'parent', None)
-
-
-def tasks_in(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
-    """Yield the results of the tasks in a set and in its nested sets; or the result itself if it is no set."""
-    if getattr(result, 'results', None) is None:
-        yield result
-    else:
-        for node in result.results:
-            yield from tasks_in(node)
-
-
-def _tasks_before(result: AsyncResult | ResultSet) -> Iterator[AsyncResult]:
-    """Yield the results of the tasks that run before a set or one of its nested sets, the earliest first.
-
-    If one of them fails, the set is never sent, and no result is stored for its tasks. After a failure before a single
-    task, Celery stores a result for that task.
-    """
-    if getattr(result, 'results', None) is None:
-        return
-    yield from _ancestors(result)
-    for node in result.results:
-        yield from _tasks_before(node)
-
-
-def _never_sent(result: AsyncResult | ResultSet, failed: str) -> Iterator[str]:
-    """Yield the ids of the tasks in the sets that are never sent because the task `failed` has failed."""
-    if getattr(result, 'results', None) is None:
-        return
-    if any(task.id == failed for task in _ancestors(result)):
-        yield from (task.id for task in tasks_in(result))
-    else:
-        for node in result.results:
-            yield from _never_sent(node, failed)
+    return time_limit(None if seconds is None else max(seconds, MIN_TIMEOUT_SECONDS))

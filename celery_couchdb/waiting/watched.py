@@ -22,7 +22,7 @@ _MAX_AHEAD = 1000
 
 
 class ResultMailbox:
-    """Documents for one waiting thread, from the subscriber's thread."""
+    """Documents for one waiting thread or coroutine, from the subscriber's thread."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Document | CouchDBError | None] = SimpleQueue()
@@ -35,11 +35,14 @@ class ResultMailbox:
             if self.revs.get(item['_id']) == item['_rev']:
                 return
             self.revs[item['_id']] = item['_rev']
-        self._items.put(item)
+        self._put(item)
 
     def interrupt(self) -> None:
         """End a running `receive` early, or else the next one."""
-        self._items.put(None)
+        self._put(None)
+
+    def _put(self, item: Document | CouchDBError | None) -> None:
+        self._items.put(item)
 
     def receive(self, timeout: float | None) -> list[Document]:
         """Return the delivered documents, waiting up to `timeout` seconds for the first.
