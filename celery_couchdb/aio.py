@@ -21,6 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -32,7 +33,7 @@ from celery.exceptions import TimeoutError
 from celery.result import AsyncResult, EagerResult, GroupResult, ResultSet, assert_will_not_block
 
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
-from kombu_couchdb.errors import ConfigurationError, CouchDBError
+from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError
 
 from .backend import CouchDBBackend
 from .results.documents import Document
@@ -139,9 +140,8 @@ async def _get_one(
     follow_parents: bool,
     on_message: Callable[[Meta], Any] | None,
 ) -> Any:
-    before = {task.id: task for group in groups_of(result) for task in ancestors(group)}
-    if propagate and follow_parents:
-        before |= {task.id: task for task in ancestors(result)}
+    parents = {task.id: task for task in ancestors(result)} if propagate and follow_parents else {}
+    before = {task.id: task for group in groups_of(result) for task in ancestors(group)} | parents
 
     def take(task_id: str, meta: Meta) -> bool:
         backend.callbacks.fulfil(before.get(task_id, result), meta)
@@ -150,10 +150,15 @@ async def _get_one(
     if result._cache is None:
         backend = _backend_of(result)
         await _wait(backend, backend.awaited([result.id], before, on_message), timeout, take)
-    for task in before.values():
-        if task._cache and task._cache['status'] in states.PROPAGATE_STATES:
-            return task.maybe_throw(propagate=propagate)
+    if result._cache is None or _has_failed(result):
+        for task in (before if result._cache is None else parents).values():
+            if _has_failed(task):
+                return task.maybe_throw(propagate=propagate)
     return result.maybe_throw(propagate=propagate)
+
+
+def _has_failed(result: AsyncResult) -> bool:
+    return result._cache is not None and result._cache['status'] in states.PROPAGATE_STATES
 
 
 async def _get_set(
@@ -185,30 +190,39 @@ async def _get_set(
 async def _wait(
     backend: CouchDBBackend, awaited: Awaited, timeout: float | None, take: Callable[[str, Meta], bool]
 ) -> None:
-    """Pass results to `take(task_id, meta)` until all awaited ones are ready or it returns true."""
+    """Pass results to `take(task_id, meta)` until all awaited ones are ready or it returns true, because of a failure.
+
+    After a failure all results are read that are stored: an earlier task may have caused it, and others may have ended.
+    """
     loop = _process.running_loop()
     deadline = None if timeout is None else loop.loop.time() + timeout
     found: list[Document] = []
     if timeout is not None and timeout < MIN_TIMEOUT_SECONDS:
-        try:
-            read = _in_thread(backend.read_first, awaited, timeout)
-            found = await asyncio.wait_for(read, MIN_TIMEOUT_SECONDS)
-        except asyncio.TimeoutError:
-            raise TimeoutError('The operation timed out.') from None
+        found = await _read(backend.read_first, awaited, timeout)
     mailbox = _Mailbox(loop, backend.subscriber)
     try:
         while True:
-            for doc_id, task_id, meta in awaited.take(found):
-                backend.subscriber.unwatch(mailbox, [doc_id])
-                if take(task_id, meta):
-                    return
-            if awaited.is_over:
-                return
+            taken = [take(*result) for result in awaited.take(found)]
+            if awaited.is_over or any(taken):
+                break
             if not mailbox.revs:
                 backend.subscriber.watch(mailbox, awaited.ids)
             found = await mailbox.next(deadline)
     finally:
         mailbox.close()
+    if any(taken) and awaited.ids:
+        with suppress(TimeoutError, *RETRIED):
+            for result in awaited.take(await _read(backend.store.read_many, list(awaited.ids))):
+                take(*result)
+
+
+async def _read(read: Callable[..., Iterable[Document | None]], *args: Any) -> list[Document]:
+    """Return the documents that exist, read in a thread; *raises* `TimeoutError` after `MIN_TIMEOUT_SECONDS`."""
+    try:
+        found = await asyncio.wait_for(_in_thread(read, *args), MIN_TIMEOUT_SECONDS)
+    except asyncio.TimeoutError:
+        raise TimeoutError('The operation timed out.') from None
+    return [doc for doc in found if doc is not None]
 
 
 class _Mailbox(ResultMailbox):

@@ -44,8 +44,8 @@ class Awaited:
         """Whether all awaited results are ready."""
         return self.ids.keys().isdisjoint(self.docs)
 
-    def take(self, docs: Iterable[Document]) -> Iterator[tuple[str, str, Meta]]:
-        """Yield document id, task id and meta-data of the results among `docs`, those of tasks before them last."""
+    def take(self, docs: Iterable[Document]) -> Iterator[tuple[str, Meta]]:
+        """Yield `(task id, meta)` of the results among `docs`, those of tasks before the awaited ones last."""
         for doc in sorted(docs, key=lambda doc: doc['_id'] not in self.docs):
             if doc['_id'] not in self.ids:
                 continue
@@ -53,7 +53,7 @@ class Awaited:
             if self._on_message is not None and doc['_id'] in self.docs:
                 self._on_message(meta)
             if meta['status'] in states.READY_STATES:
-                yield doc['_id'], self.ids.pop(doc['_id']), meta
+                yield self.ids.pop(doc['_id']), meta
 
 
 class AwaitedSet:

@@ -159,9 +159,9 @@ class PushMixin(BaseKeyValueStoreBackend):
         mailbox = ResultMailbox()
         try:
             while True:
-                for doc_id, task_id, meta in awaited.take(found):
+                for task_id, meta in awaited.take(found):
                     if mailbox.revs:
-                        self.subscriber.unwatch(mailbox, [doc_id])
+                        self.subscriber.unwatch(mailbox, [self.get_key_for_task(task_id)])
                     yield task_id, meta
                 if awaited.is_over:
                     return
@@ -216,7 +216,7 @@ class PushMixin(BaseKeyValueStoreBackend):
         self._ensure_not_eager()
         asyncio = sys.modules.get('asyncio')  # a program that has not imported it runs no loop
         if asyncio is not None and asyncio._get_running_loop() is not None:
-            frame, level = sys._getframe(1), 2
+            frame, level = sys._getframe(1), 3
             while frame.f_back and frame.f_back.f_globals['__name__'].partition('.')[0] in _LIBRARIES:
                 frame, level = frame.f_back, level + 1
             text = 'get() blocks the event loop until the result is there: use `await celery_couchdb.aio.get(result)`'

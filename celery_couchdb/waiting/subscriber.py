@@ -81,7 +81,7 @@ class Subscriber:
 
     def __init__(self, store: ResultStore) -> None:
         self.store = store
-        self.cache = Cache(store.client.clock.now)
+        self.cache = Cache(lambda: store.client.clock.now())  # the first access sends a request: not now
         self.reset()
         reset_in_child(self)
 
