@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from celery import Celery
 from celery.exceptions import TimeoutError
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import JSONResponse
+from kombu.exceptions import OperationalError
 from pydantic import BaseModel
 
+from celery_couchdb import aio
 from celery_couchdb.web import create_app
 
 app = Celery(
@@ -42,24 +46,28 @@ class Order(BaseModel):
     amounts: list[float]
 
 
-# Sending a task and waiting for a result block the thread. FastAPI runs functions
-# without `async` in a pool of threads, so that they do not block other requests.
-
-
 @web.post('/invoices', status_code=202)
-def order_invoice(order: Order) -> dict[str, str]:
+async def order_invoice(order: Order) -> dict[str, str]:
     """Send the task that makes the invoice."""
-    return {'id': invoice.delay(order.amounts).id}
+    result = await asyncio.wait_for(aio.delay(invoice, order.amounts), timeout=10)
+    return {'id': result.id}
+
+
+@web.exception_handler(OperationalError)
+@web.exception_handler(asyncio.TimeoutError)
+async def unavailable(request: Request, error: Exception) -> JSONResponse:
+    """Ask the client to try again: CouchDB does not respond."""
+    return JSONResponse({'detail': 'try again later'}, status_code=503)
 
 
 @web.get('/invoices/{task_id}')
-def show_invoice(task_id: str, wait: Seconds = 0) -> dict[str, Any]:
+async def show_invoice(task_id: str, wait: Seconds = 0) -> dict[str, Any]:
     """Return the state of the task and the invoice, after at most `wait` seconds."""
     result = invoice.AsyncResult(task_id)
-    if wait:
-        try:
-            result.get(timeout=wait, propagate=False)
-        except TimeoutError:
-            pass
+    try:
+        await aio.get(result, timeout=wait, propagate=False)
+    except TimeoutError:
+        return {'state': 'PENDING', 'invoice': None}
+    # The result is known now: these attributes need no request to CouchDB.
     ready = result.successful()
     return {'state': result.state, 'invoice': result.result if ready else None}
