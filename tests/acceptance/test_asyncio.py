@@ -9,9 +9,10 @@ import time
 from typing import Any
 
 import pytest
-from celery import uuid
+from celery import chain, chord, group, uuid
 from pytest_celery import CeleryTestWorker
 
+from celery_couchdb import aio
 from chaos.proxy import Proxy
 from tests.conftest import PATIENCE, wait_for
 
@@ -20,6 +21,31 @@ from .test_examples import Example
 
 httpx = pytest.importorskip('httpx')
 pytest.importorskip('uvicorn')
+
+
+def test_canvas(site: Site) -> None:
+    def task(name: str, *args: Any) -> Any:
+        return site.app.signature(name, args)
+
+    async def main() -> None:
+        one = await aio.delay(task('add', 1), 2)
+        results = [
+            await aio.group(task('add', number, 1) for number in range(10)),
+            await aio.apply_async(chain(task('add', 1, 1), task('add', 10), task('add', 100), app=site.app)),
+            await aio.apply_async(chord([task('add', n, 0) for n in range(10)], task('total'), app=site.app)),
+            await aio.apply_async(
+                chain(task('add', 1, 2), group([task('add', n) for n in range(3)], app=site.app), app=site.app)
+            ),
+        ]
+        assert await aio.get(one, PATIENCE) == 3
+        assert [await aio.get(result, PATIENCE) for result in results] == [list(range(1, 11)), 112, 45, [3, 4, 5]]
+        failed = await aio.apply_async(chain(task('fail', 'no'), task('add', 1), task('add', 2), app=site.app))
+        with pytest.raises(ValueError, match='no'):
+            await aio.get(failed, PATIENCE)
+        assert failed.parent.parent.state == 'FAILURE'
+
+    site.worker()
+    asyncio.run(main())
 
 
 class Application:
