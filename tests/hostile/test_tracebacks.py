@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.couchdb import auth, bounds
+from kombu_couchdb.couchdb import auth, bounds, credentials
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
@@ -213,4 +213,4 @@ def test_source_with_an_invalid_return_value(pair: Any) -> None:
 def test_environment_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('COUCHDB_USER', raising=False)
     monkeypatch.setenv('COUCHDB_PASSWORD', PASSWORD)
-    check(failure(auth.environment))
+    check(failure(credentials.environment))

@@ -18,7 +18,8 @@ import requests
 
 from kombu_couchdb.couchdb import auth as module
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.auth import Auth, Headers, environment
+from kombu_couchdb.couchdb.auth import Auth, Headers
+from kombu_couchdb.couchdb.credentials import Credentials, environment
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 
@@ -299,7 +300,7 @@ def test_a_password_file_may_change(env: pytest.MonkeyPatch, tmp_path: Path) -> 
     env.setenv('COUCHDB_PASSWORD_FILE', str(tmp_path / 'password'))
     for password in ('old', ' new ß '):
         (tmp_path / 'password').write_text(f'{password}\n', 'utf-8')
-        assert environment() == ('me', password)
+        assert environment() == Credentials('me', password)
 
 
 @pytest.mark.parametrize('names', [(), ('COUCHDB_USER',), ('COUCHDB_PASSWORD',), ('COUCHDB_PASSWORD_FILE',)])
