@@ -17,7 +17,6 @@ from urllib.parse import parse_qs
 import requests
 
 from celery_couchdb.testing import Server
-from kombu_couchdb.couchdb.auth import Auth
 from tests.conftest import PATIENCE
 
 #: The key that signs tokens.
@@ -38,16 +37,13 @@ def hs256(key: bytes) -> Sign:
     return lambda text: hmac.digest(key, text, 'sha256')
 
 
-def token(
-    user: str = 'bob', seconds: float | None = 3600.0, *, sign: Sign = hs256(KEY), header: Any = (), **claims: Any
-) -> str:
+def token(user: str = 'bob', seconds: float = 3600, sign: Sign | None = None, header: Any = (), **claims: Any) -> str:
     """Return a token of a user that is valid for `seconds`, unlike any other one; None in `claims` removes a claim."""
-    ends = {} if seconds is None else {'exp': int(time.time() + seconds)}
-    claims = {'sub': user, **ends, 'jti': uuid.uuid4().hex, **claims}
+    claims = {'sub': user, 'exp': int(time.time() + seconds), 'jti': uuid.uuid4().hex, **claims}
     claims = {name: value for name, value in claims.items() if value is not None}
     parts = {'alg': 'HS256', 'typ': 'JWT', **dict(header)}, claims
     text = '.'.join(_encoded(json.dumps(part).encode()) for part in parts)
-    return f'{text}.{_encoded(sign(text.encode()))}'
+    return f'{text}.{_encoded((sign or hs256(KEY))(text.encode()))}'
 
 
 def problem_of(given: str) -> str | None:
@@ -118,17 +114,17 @@ class _Grants(_Handler):
         server.requests.append(form)
         if server.answer:
             self.respond(*server.answer)
-        elif (
-            form.get('grant_type') == 'urn:ibm:params:oauth:grant-type:apikey' and form.get('apikey') in server.keys
-        ) or (form.get('grant_type') == 'client_credentials' and self._secret(form) in server.keys):
+        elif self._secret(form) in server.keys:
             self.respond(200, {'access_token': server.token(), 'expires_in': server.seconds, 'token_type': 'Bearer'})
         else:
             reason = f'Provided API key {form.get("apikey")} could not be found.'
             self.respond(400, {'errorCode': 'BXNIM0415E', 'errorMessage': reason})
 
-    def _secret(self, form: dict[str, str]) -> str:
-        given = self.headers.get('Authorization', '').removeprefix('Basic ')
-        return form.get('client_secret') or b64decode(given).decode().partition(':')[2]
+    def _secret(self, form: dict[str, str]) -> str | None:
+        if form.get('grant_type') == 'urn:ibm:params:oauth:grant-type:apikey':
+            return form.get('apikey')
+        given = b64decode(self.headers.get('Authorization', '').removeprefix('Basic ')).decode().partition(':')[2]
+        return given if form.get('grant_type') == 'client_credentials' else None
 
 
 class TokenServer(_Server):
@@ -204,10 +200,3 @@ class Gateway(_Server):
         """Return the URL of a database behind the gateway."""
         login, query = f':{secret}@' if secret else '', f'?login_method={auth}' if auth else ''
         return f'couchdb://{login}127.0.0.1:{self.server_port}/{database}{query}'
-
-
-def headers_of(auth: Auth) -> dict[str, str]:
-    """Return the authentication headers that the next request has."""
-    fields: dict[str, str] = {}
-    auth.headers(lambda data: requests.Response()).add_to(fields)
-    return fields

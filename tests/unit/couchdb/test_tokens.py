@@ -23,7 +23,7 @@ from kombu_couchdb.errors import AccessDenied, BrokenAnswer, ConfigurationError,
 from tests.conftest import PATIENCE, wait_for
 from tests.tokens import TokenServer, running, token
 
-from .test_auth import never, respond, shown
+from .test_auth import decoded, never, respond, shown
 
 
 class Source:
@@ -100,9 +100,7 @@ def test_impossible_times_are_ignored() -> None:
 
 @pytest.mark.parametrize('auth', ['jwt', 'iam', 'proxy'])
 def test_missing_secret_is_one_sentence(auth: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=f"^auth='{auth}' needs a.*, in the place of the password: write couch"
-    ):
+    with pytest.raises(ConfigurationError, match=f"^auth='{auth}' needs a.*, in the place of the password: "):
         Auth(Address(auth=auth)).headers(never)
 
 
@@ -169,9 +167,7 @@ def test_file(tmp_path: Path) -> None:
     file.write_text('from-file\n')
     assert sent(auth) == 'from-file'
     file.write_text('bob:pass:word\n')
-    assert (
-        shown(Auth(Address(credentials=f'file:{file}')).headers(never))['Authorization'] == 'Basic Ym9iOnBhc3M6d29yZA=='
-    )
+    assert decoded(Auth(Address(credentials=f'file:{file}')).headers(never)) == 'bob:pass:word'
     file.write_text('tell-nobody')
     with pytest.raises(ConfigurationError, match='the file must have one line, user:password') as caught:
         Auth(Address(credentials=f'file:{file}')).headers(never)
@@ -420,8 +416,8 @@ def test_other_responses(server: TokenServer, status: int, body: Any, kind: type
     assert KEY not in ''.join(traceback.format_exception(caught.value))
 
 
-def test_no_server_of_tokens(server: TokenServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ServerUnavailable, match='127.0.0.1:1/token: no server listens at this port'):
+def test_no_server_of_tokens() -> None:
+    with pytest.raises(ServerUnavailable, match=r'127\.0\.0\.1:1/token: no server listens at this port'):
         Auth(Address(password=KEY, auth='iam', token_url='http://127.0.0.1:1/token')).headers(never)
 
 
