@@ -80,6 +80,9 @@ _IGNORED = re.compile(r'You are not authorized to access this db|Authentication 
 #: CouchDB's reasons with status 401 if a right is missing.
 _MISSING_RIGHT = re.compile(r'You are not a\b')
 
+#: Why a gateway does not accept a token (RFC 6750).
+_DESCRIPTION = re.compile(r'error_description="([ !#-~]{1,300})"')
+
 #: What to check if CouchDB ignores the credentials.
 _HANDLERS = {
     'jwt': 'does the option authentication_handlers of the server have jwt_authentication_handler?',
@@ -223,7 +226,10 @@ class Auth:
         with self._lock:
             if self._address.auth not in TOKENS:
                 return self._renew_password(used, response.status_code, reason)
-            return self._renew_token(used, reason, _refuses_token(response, reason), is_last)
+            is_refused = _refuses_token(response, reason)
+            if found := _DESCRIPTION.search(response.headers.get('WWW-Authenticate', '')):
+                reason = found[1]
+            return self._renew_token(used, reason, is_refused, is_last)
 
     def observe(self, used: Headers, response: requests.Response) -> None:
         """Use the new cookie if the server extended the session in this response."""

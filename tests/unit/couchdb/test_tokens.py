@@ -318,7 +318,9 @@ def test_unknown_reason_is_perhaps_a_revoked_token(monkeypatch: pytest.MonkeyPat
     assert not refuse(auth, 'revoked')  # there is no other token
 
 
-@pytest.mark.parametrize('headers', [{'WWW-Authenticate': 'Bearer error="invalid_token"'}, {}])
+@pytest.mark.parametrize(
+    'headers', [{'WWW-Authenticate': 'Bearer error="invalid_token", error_description="it is revoked"'}, {}]
+)
 def test_gateway_refuses_a_token(headers: dict[str, str]) -> None:
     response = requests.Response()
     response.status_code, response._content = 401, b'' if not headers else b'{"error": "x"}'
@@ -327,6 +329,9 @@ def test_gateway_refuses_a_token(headers: dict[str, str]) -> None:
     auth = jwt(Source(first, second))
     assert auth.renew(auth.headers(never), response)
     assert sent(auth) == second
+    with pytest.raises(ServerUnavailable, match='it is revoked' if headers else 'refused the token') as caught:
+        auth.renew(auth.headers(never), response)
+    assert second not in str(caught.value)
 
 
 # -- API keys
