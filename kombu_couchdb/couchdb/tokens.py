@@ -115,21 +115,26 @@ class TokenServer:
         key = credentials.read(self._address)
         if key == self._refused and time.monotonic() < self._refused_until:
             raise self._refusal()
+        found = self._ask(key)
+        if isinstance(found, errors.CouchDBError):
+            raise found
+        return found
+
+    def _ask(self, key: Credentials) -> Credentials | errors.CouchDBError:
+        """Return a token for a key, or the error. The frames of this method and those below have key and token."""
         response = _post(self._url, key.password)
         if isinstance(response, errors.CouchDBError):
-            raise response
+            return response
         if response.status_code in (400, 401, 403):
             self._refused, self._refused_reason = key, _reason(response, key)
             self._refused_until = time.monotonic() + _REFUSED_SECONDS
-            raise self._refusal()
+            return self._refusal()
         if response.status_code != 200:
-            raise self._failure(response.status_code, _reason(response, key))
+            return self._failure(response.status_code, _reason(response, key))
         found = failures.body_of(response)
         token, seconds = found.get('access_token'), found.get('expires_in')
-        del found, response
         if not isinstance(token, str) or not credentials.is_header(token):
-            del token
-            raise errors.BrokenAnswer(f'{self._url}: the response has no access_token; is the option token_url right?')
+            return errors.BrokenAnswer(f'{self._url}: the response has no access_token; is the option token_url right?')
         return described(token, key.user, seconds if _is_time(seconds) else None)
 
     def _failure(self, status: int, reason: str) -> errors.CouchDBError:
@@ -147,7 +152,7 @@ class TokenServer:
 
 
 def _post(url: str, key: str) -> requests.Response | errors.CouchDBError:
-    """Send a key to a token server and return its response, or the error. The frame of this function has the key."""
+    """Send a key to a token server and return its response, or the error."""
     form = urlencode({'grant_type': _GRANT_TYPE, 'apikey': key}).encode()
     headers = {'Accept': 'application/json', 'Content-Type': 'application/x-www-form-urlencoded'}
     if (left := seconds_left()) <= 0:
