@@ -77,6 +77,9 @@ _WRONG_TOKEN = re.compile(
 #: CouchDB's reasons for an anonymous request. If it had credentials, CouchDB has ignored them.
 _IGNORED = re.compile(r'You are not authorized to access this db|Authentication required')
 
+#: What reasons with status 401 of services that check tokens themselves have in common.
+_ABOUT_TOKENS = re.compile(r'\btokens?\b', re.IGNORECASE)
+
 #: CouchDB's reasons with status 401 if a right is missing.
 _MISSING_RIGHT = re.compile(r'You are not a\b')
 
@@ -408,7 +411,8 @@ def _refuses_token(response: requests.Response, reason: str) -> bool | None:
         return False
     # A gateway asks for a token, or says nothing that CouchDB would say.
     asks = 'bearer' in response.headers.get('WWW-Authenticate', '').lower()
-    return True if asks or _IGNORED.search(reason) or not failures.body_of(response) else None
+    is_about = _IGNORED.search(reason) or _ABOUT_TOKENS.search(reason) or not failures.body_of(response)
+    return True if asks or is_about else None
 
 
 def _key(address: Address) -> object:

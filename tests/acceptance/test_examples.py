@@ -11,7 +11,7 @@ from pytest_celery import CeleryTestWorker
 
 from tests.conftest import PATIENCE, wait_for
 from tests.support import ROOT, items
-from tests.tokens import Gateway, TokenServer, running
+from tests.tokens import Gateway, TokenServer
 
 from .conftest import Site
 
@@ -74,7 +74,7 @@ def test_guide(site: Site) -> None:
 
 def test_oidc(site: Site) -> None:
     site.set_up()
-    with running(Gateway(site.server)) as gateway, running(TokenServer('a secret', seconds=4)) as provider:
+    with Gateway(site.server) as gateway, TokenServer('a secret', seconds=4) as provider:
         site.use(gateway.couchdb_url(site.database), gateway.couchdb_url(site.results))
         example = Example(site, 'oidc')
         example.environment |= {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PATIENCE, wait_for
-from tests.tokens import Gateway, TokenServer, running, token
+from tests.tokens import Gateway, TokenServer, token
 
 from .conftest import Site, celery, couchdb, sentence, succeeded
 
@@ -21,7 +21,7 @@ from .conftest import Site, celery, couchdb, sentence, succeeded
 def gateway(site: Site) -> Iterator[Gateway]:
     """A gateway before the server of the site."""
     site.set_up()
-    with running(Gateway(site.server)) as gateway:
+    with Gateway(site.server) as gateway:
         yield gateway
 
 
@@ -76,7 +76,7 @@ def test_tokens_in_a_file_are_replaced_while_tasks_run(site: Site, gateway: Gate
 def test_api_key(site: Site, gateway: Gateway) -> None:
     """Tokens of three seconds, some of them revoked: no task fails, and the key is in no output."""
     key = f'key-{uuid.uuid4().hex}'
-    with running(TokenServer(key, seconds=3.0)) as tokens:
+    with TokenServer(key, seconds=3.0) as tokens:
         options = settings(site, gateway, key, auth='iam', token_url=tokens.url)
         worker = site.worker('-l', 'DEBUG', pool='prefork', **options)
         run_tasks(site, 5)
@@ -97,7 +97,7 @@ def test_api_key(site: Site, gateway: Gateway) -> None:
 
 
 def test_wrong_key_or_token_ends_a_worker_with_one_sentence(site: Site, gateway: Gateway) -> None:
-    with running(TokenServer()) as tokens:
+    with TokenServer() as tokens:
         wrong, expired = f'wrong-{uuid.uuid4().hex}', token(seconds=-10)
         for secret, options, text in (
             (wrong, {'auth': 'iam', 'token_url': tokens.url}, 'refused the API key: Provided API key ** could not be '),

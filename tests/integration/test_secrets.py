@@ -19,7 +19,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 from tests.conftest import PATIENCE
 from tests.support import Inbox, publish
-from tests.tokens import Gateway, TokenServer, running, token
+from tests.tokens import Gateway, TokenServer, token
 
 
 @pytest.mark.parametrize('nodes', [1, 2])
@@ -95,7 +95,7 @@ def login(server: Server, url: str, database: str, request: pytest.FixtureReques
     if auth in ('basic', 'cookie'):
         yield url, {'auth': auth}
         return
-    with running(Gateway(server)) as gateway, running(TokenServer(key)) as tokens:
+    with Gateway(server) as gateway, TokenServer(key) as tokens:
         secret, options = {'jwt': (token(), {}), 'iam': (key, {'token_url': tokens.url})}[auth]
         yield gateway.couchdb_url(database, secret), {'auth': auth, **options}
 

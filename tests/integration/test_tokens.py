@@ -7,20 +7,28 @@ import hmac
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 import requests
 from celery import Celery
 
+from celery_couchdb.cli.clients import Login, broker_of
+from celery_couchdb.connections import producer_as
 from celery_couchdb.testing import Server
+from examples.managed.service import TOKENS, Service
+from kombu_couchdb.couchdb import auth
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
+from kombu_couchdb.options import Options
+from kombu_couchdb.regions.region import addresses
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.support import Inbox, end
-from tests.tokens import Gateway, Sign, TokenServer, hs256, running, token
+from tests.tokens import Gateway, Sign, TokenServer, hs256, token
 
 #: The user whom tokens name. CouchDB has no document of it.
 USER = f'user-{uuid.uuid4().hex[:12]}'
@@ -115,7 +123,7 @@ def app(server: Server, database: str, client: Client) -> Iterator[Celery]:
 
 def use(app: Celery, server: Server | Gateway, database: str, secret: str = '', **options: Any) -> None:
     """Let the app use a server with these options; `secret` is in the URLs."""
-    at = f'127.0.0.1:{server.server_port}' if isinstance(server, Gateway) else f'{server.host}:{server.port}'
+    at = f'127.0.0.1:{server.port}' if isinstance(server, Gateway) else f'{server.host}:{server.port}'
     login = f':{quote(secret, safe="")}@' if secret else ''
     app.conf.update(
         broker_url=f'couchdb://{login}{at}/{database}',
@@ -258,7 +266,7 @@ def test_proxy(app: Celery, server: Server, database: str) -> None:
 
 @pytest.fixture
 def gateway(server: Server) -> Iterator[Gateway]:
-    with running(Gateway(server)) as gateway:
+    with Gateway(server) as gateway:
         yield gateway
 
 
@@ -269,7 +277,7 @@ def api_key() -> str:
 
 @pytest.fixture
 def token_server(api_key: str) -> Iterator[TokenServer]:
-    with running(TokenServer(api_key)) as token_server:
+    with TokenServer(api_key) as token_server:
         yield token_server
 
 
@@ -298,7 +306,7 @@ def test_short_tokens_under_load(
     token_server.seconds = 3.0
     address = Address(
         host='127.0.0.1',
-        port=gateway.server_port,
+        port=gateway.port,
         database=database,
         password=api_key,
         auth='iam',
@@ -327,6 +335,52 @@ def test_short_tokens_under_load(
     assert failures == []
     assert len(token_server.requests) == len(token_server.given)
     assert {*gateway.seen} >= {*token_server.given[:-1]}
+
+
+def test_user_of_a_client_acts_with_its_own_token(gateway: Gateway, app: Celery, database: str) -> None:
+    use(app, gateway, database, token(), auth='jwt')
+    own = token('ann')
+    broker = broker_of(app, Login(None, own, is_token=True))
+    assert broker.user == 'ann'
+    gateway.seen.clear()
+    with producer_as(app, broker) as producer:
+        app.send_task('add', (1, 2), producer=producer, ignore_result=True)
+    assert set(gateway.seen) == {own}
+
+
+def test_managed_service(server: Server, database: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opaque tokens of half a second, all of them revoked once: the key is exchanged again, and no request fails."""
+    monkeypatch.setattr(auth, '_MIN_SECONDS', 0.0)
+    with Service(server.url, {}, api_key='a-key', token_seconds=0.5) as service:
+        address = Address(port=urlsplit(service.url).port or 0, host='127.0.0.1', database=database)
+        address = replace(address, password='a-key', auth='iam', token_url=service.url + TOKENS)
+        writer = Client(address, PATIENCE, PATIENCE)
+        assert service.tokens is not None
+        while service.tokens.count < 5:
+            writer.put({'_id': uuid.uuid4().hex})
+            if service.tokens.count == 3:
+                service.tokens.revoke()
+        writer.close()
+
+
+def test_regions(gateway: Gateway) -> None:
+    """A region's URL has a token of its own, or uses that of the app."""
+    own = token('ann')
+    urls = {
+        'us': gateway.couchdb_url('us'),
+        'eu': f'{gateway.couchdb_url("eu", own)}?login_method=jwt;couchdb://127.0.0.1:1/eu',
+        'pt': 'couchdb://me:secret@127.0.0.1:1/pt',
+    }
+    given = {'region': 'us', 'regions': urls, 'auth': 'jwt', 'credentials': f'{__name__}:credentials'}
+    current[:] = [token]
+    found = addresses(Options.of(given))
+    assert {name: (node.auth, node.password, node.credentials) for name, node in found.items()} == {
+        'us': ('jwt', None, given['credentials']),
+        'eu': ('jwt', own, None),
+        'pt': ('basic', 'secret', None),
+    }
+    assert [Auth.of(found[name]).user for name in urls] == ['bob', 'ann', 'me']
+    assert own not in repr(Options.of(given)) + repr(found)
 
 
 def test_page(gateway: Gateway, app: Celery, database: str) -> None:

@@ -21,7 +21,7 @@ from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.tokens import described
 from kombu_couchdb.errors import AccessDenied, BrokenAnswer, ConfigurationError, CouchDBError, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
-from tests.tokens import TokenServer, running, token
+from tests.tokens import TokenServer, token
 
 from .test_auth import decoded, never, respond, shown
 
@@ -254,6 +254,7 @@ REASONS = [
     (401, 'Token missing sub claim.'),
     (401, 'You are not authorized to access this db.'),
     (401, 'Authentication required.'),
+    (401, 'Token is invalid or has expired.'),
 ]
 
 
@@ -341,7 +342,7 @@ KEY = f'key-{uuid.uuid4().hex}'
 
 @pytest.fixture
 def server() -> Iterator[TokenServer]:
-    with running(TokenServer(KEY)) as server:
+    with TokenServer(KEY) as server:
         yield server
 
 
