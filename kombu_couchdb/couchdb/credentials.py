@@ -48,10 +48,11 @@ def read(address: Address) -> Credentials:
     except errors.CouchDBError:
         raise
     except Exception as exc:
+        found, failure = None, f'{type(exc).__name__}: {exc}'
+    if found is None:
+        # The error has no cause: the frames of a source that asks a server may contain what it sends.
         what = f'the {SECRETS[address.auth]}' if address.auth in BEARER else 'user and password'
-        raise errors.ServerUnavailable(
-            f'{address.server}: the source of {what} failed: {type(exc).__name__}: {exc}'
-        ) from exc
+        raise errors.ServerUnavailable(f'{address.server}: the source of {what} failed: {failure}')
     if problem := _problem(found, address.auth):
         raise errors.ConfigurationError(problem)
     return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from kombu_couchdb.couchdb import auth, bounds, credentials, tokens
 from kombu_couchdb.couchdb.address import Address
@@ -235,6 +236,17 @@ def source() -> Any:
 def test_source_with_an_invalid_return_value(pair: Any) -> None:
     given[:] = [pair]
     check(failure(lambda: Client(Address(port=1, credentials=f'{__name__}:source')).get('x')))
+
+
+def asking() -> str:
+    """Ask a server that does not respond."""
+    return requests.get('http://127.0.0.1:1', auth=('me', PASSWORD), timeout=1).text
+
+
+@pytest.mark.parametrize('auth', ['basic', 'jwt'])
+def test_source_that_asks_a_server(auth: str) -> None:
+    client = Client(Address(port=1, credentials=f'{__name__}:asking', auth=auth))
+    check(failure(lambda: client.get('x')))
 
 
 def test_environment_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:

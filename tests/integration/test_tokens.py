@@ -27,7 +27,7 @@ from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from kombu_couchdb.options import Options
 from kombu_couchdb.regions.region import addresses
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
-from tests.support import Inbox, end
+from tests.support import Inbox, command_of, end
 from tests.tokens import Gateway, Sign, TokenServer, hs256, token
 
 #: The user whom tokens name. CouchDB has no document of it.
@@ -158,6 +158,19 @@ def test_login_method_in_the_urls(app: Celery, server: Server, database: str, hm
         broker_url=f'couchdb://127.0.0.1:1/x;couchdb://:{login}@{at}/{database}?login_method=jwt',
         result_backend=f'couchdb://:{login}@{at}/{database}-results?login_method=jwt',
     )
+    work(app)
+
+
+def test_administrator_with_a_password(app: Celery, server: Server, database: str, hmac_signer: Signer) -> None:
+    """It makes the user of the app's tokens a member; CouchDB has no document of this user."""
+    for name in (database, f'{database}-results'):
+        server.client(name).request('PUT', '/_security', body={'members': {'roles': ['_admin']}})
+    use(app, server, database, hmac_signer.token(), auth='jwt')
+    with pytest.raises(AccessDenied, match='You are not allowed to access this db'):
+        app.backend.client.info()
+    done = command_of(app, COUCHDB_ADMIN_PASSWORD=server.password)('setup', '--admin', server.user)
+    assert (done.exit_code, 'create it in CouchDB' in done.output) == (0, False)
+    assert f'only administrators and members may read and write, among them {USER}' in done.output
     work(app)
 
 
