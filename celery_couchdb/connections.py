@@ -14,6 +14,7 @@ from urllib.parse import quote
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.options import login_options
 from kombu_couchdb.transport import Transport
 
 from .backend import CouchDBBackend
@@ -124,16 +125,17 @@ def _connection(app: Any, address: Address) -> Any:
     connection = app.connection_for_write(
         [_url(node) for node in (address, *address.others)],
         ssl=_tls(address) if address.tls else False,
-        transport_options={'auth': address.auth},
+        transport_options=login_options(address),
     )
-    connection.transport_options.pop('credentials', None)  # those of the app
+    given = connection.transport_options
+    connection.transport_options = {name: value for name, value in given.items() if value is not None}
     return connection
 
 
 def _url(node: Address) -> str:
     """Return the URL of a database with user and password."""
-    parts = [quote(str(part), safe='') for part in (node.user, node.password) if part is not None]
-    user = f'{":".join(parts)}@' if parts else ''
+    parts = [quote(str(part or ''), safe='') for part in (node.user, node.password)]
+    user = f'{":".join(parts)}@' if any(parts) else ''
     scheme, _, server = node.server.partition('://')
     return f'{scheme.replace("http", "couchdb")}://{user}{server}/{quote(node.database, safe="")}'
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kombu_couchdb.couchdb.address import SECRETS
 from kombu_couchdb.couchdb.shapes import number
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.options import checked, credentials, option, seconds, switch, word
+from kombu_couchdb.options import checked, credentials, option, seconds, switch, texts, token_url, word
 
 #: How writes are retried if the server does not respond: at once, then every second, about 20 seconds in all.
 _RETRY_POLICY: Mapping[str, float] = {'max_retries': 20, 'interval_start': 0, 'interval_step': 1, 'interval_max': 1}
@@ -50,12 +51,14 @@ class ResultOptions:
     result_chord_ordered: bool = switch(True)
     #: Create the database and its design documents if they are missing and the user has the right.
     create_database: bool = switch(True)
-    #: The source of user and password if they are not in the URL: 'environment', or the dotted path of a function that
-    #: returns both.
+    #: The source of user and password if they are not in the URL, as for the broker.
     credentials: str | None = credentials()
-    #: How user and password are sent: 'basic' with each request, 'cookie' once for a session. The default, None, means
-    #: 'cookie' if `credentials` is set, and 'basic' otherwise.
-    auth: str | None = word('basic', 'cookie')
+    #: What the password is, and how it is sent, as for the broker.
+    auth: str | None = word(*SECRETS)
+    #: With `auth` 'iam', the server that exchanges API keys for tokens. None means that of IBM Cloud.
+    token_url: str | None = token_url()
+    #: With `auth` 'proxy', the roles of the user.
+    proxy_roles: Sequence[str] = texts()
     #: How writes are retried if the server does not respond: arguments of `kombu.utils.functional.retry_over_time`.
     retry_policy: Mapping[str, float] = option(_retry_policy, default_factory=lambda: _RETRY_POLICY)
     #: The prefix of all document ids. Celery's base class adds it.

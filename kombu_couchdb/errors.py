@@ -141,25 +141,24 @@ RETRIED: tuple[type[Exception], ...] = (ServerUnavailable, DatabaseMissing)
 #: The advice when the URL names no user.
 WRITE_USER = 'write couchdb://user:password@host:port/db'
 
-
-def describe_user(user: str | None) -> str:
-    """Return the words that name a user in an error text."""
-    return f'user {user!r}' if user else 'nobody (no user in the URL)'
+#: Who sends requests then.
+NOBODY = 'nobody (no user in the URL)'
 
 
-def access_denied(where: str, user: str | None, what: str, remedy: str) -> AccessDenied:
+def access_denied(where: str, who: str | None, what: str, remedy: str) -> AccessDenied:
     """Return the error for a user without the right to do `what`.
 
-    `remedy` says what to change; if there is no user, the text asks for one instead.
+    `who` describes the user; None means that there is none, and the text asks for one. Else `remedy` says what to
+    change.
     """
-    if user:
-        return AccessDenied(f'{where}: user {user!r} may not {what}; {remedy}')
+    if who:
+        return AccessDenied(f'{where}: {who} may not {what}; {remedy}')
     return AccessDenied(f'{where}: no user in the URL, and without one nobody may {what}; {WRITE_USER}')
 
 
-def account_locked(where: str, user: str | None) -> ServerUnavailable:
+def account_locked(where: str, who: str | None) -> ServerUnavailable:
     """Return the error for a locked user. The lock ends by itself after at most five minutes, so retrying helps."""
     return ServerUnavailable(
-        f'{where} has locked user {user!r} for up to five minutes, since wrong passwords for it came from '
+        f'{where} has locked {who or NOBODY} for up to five minutes, since wrong passwords for it came from '
         f'this network address; find who sends them, or give each site a user of its own'
     )

@@ -5,10 +5,12 @@ The functions that return fields (`seconds`, `count`, `switch`, …) are also us
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from .couchdb.address import SECRETS
 from .errors import ConfigurationError
 from .rooms import room
 
@@ -115,12 +117,35 @@ def credentials() -> Any:
         # may be a password.
         if not isinstance(value, str) or not value:
             raise ConfigurationError(
-                f'transport option {name} must be "environment" or the dotted path of a function, as text, '
-                f'such as "shop.secrets:couchdb"'
+                f'transport option {name} must be "environment", "file:" with a path, or the dotted path of a '
+                f'function, as text, such as "shop.secrets:couchdb"'
             )
         return value
 
     return option(check, None)
+
+
+def token_url() -> Any:
+    """Return a field for the URL of a server of tokens; None by default."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r'https?://[^/?#@\s]+(/[^?#\s]*)?', value):
+            # The error does not quote the value, which may contain a password.
+            raise ConfigurationError(
+                f'transport option {name} must be a URL https://host/path, without user and password'
+            )
+        return value
+
+    return option(check, None)
+
+
+#: The options about the login, which `couchdb.address.Address` has, too.
+LOGIN_OPTIONS = ('credentials', 'auth', 'token_url', 'proxy_roles')
+
+
+def login_options(options: Any) -> dict[str, Any]:
+    """Return the options about the login; `options` is a dataclass that has them."""
+    return {name: getattr(options, name) for name in LOGIN_OPTIONS}
 
 
 def _check_number(name: str, value: Any, kind: str, types: Any, may_be_zero: bool = False) -> Any:
@@ -169,12 +194,17 @@ class Options:
     keep_done: float = seconds(0.0, may_be_zero=True)
     #: Create the database and its design documents if they are missing and the user has the right.
     create_database: bool = switch(True)
-    #: The source of user and password if they are not in the URL: 'environment', or the dotted path of a function that
-    #: returns both. It is read at the start, and again when CouchDB refuses them.
+    #: The source of user and password if they are not in the URL: 'environment', 'file:' with a path, or the dotted
+    #: path of a function that returns both. It is read at the start, after a refusal, and before a token ends.
     credentials: str | None = credentials()
-    #: How user and password are sent: 'basic' with each request, 'cookie' once for a session. The default, None, means
-    #: 'cookie' if `credentials` is set, and 'basic' otherwise.
-    auth: str | None = word('basic', 'cookie')
+    #: What the password is, and how it is sent: 'basic' with each request, 'cookie' once for a session, 'jwt' for a
+    #: token, 'iam' for an API key that is exchanged for tokens, 'proxy' for the token of a proxy. The default, None,
+    #: means 'cookie' if `credentials` is set, and 'basic' otherwise.
+    auth: str | None = word(*SECRETS)
+    #: With `auth` 'iam', the server that exchanges API keys for tokens. None means that of IBM Cloud.
+    token_url: str | None = token_url()
+    #: With `auth` 'proxy', the roles of the user.
+    proxy_roles: Sequence[str] = texts()
     #: The database of parcels, on the same server, from which workers move tasks into the broker's database. None
     #: means that there is no such database.
     parcels: str | None = text()

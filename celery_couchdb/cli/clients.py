@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, TypeVar
 
 import click
 
-from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.address import TOKENS, Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.options import Options
@@ -43,8 +43,28 @@ _REPORT_SECONDS = 10.0
 #: How long CouchDB may make no progress with an index before a command gives up.
 _STUCK_SECONDS = 300.0
 
-#: The environment variable with the administrator's password. Other users could read it on the command line.
-_PASSWORD_VARIABLE = 'COUCHDB_ADMIN_PASSWORD'
+#: The environment variables with the administrator's password, or its token or API key. Other users could read them on
+#: the command line.
+_PASSWORD_VARIABLE, _TOKEN_VARIABLE = 'COUCHDB_ADMIN_PASSWORD', 'COUCHDB_ADMIN_TOKEN'
+
+
+@dataclass(frozen=True)
+class Login:
+    """A CouchDB user other than that of the app."""
+
+    #: The name; None if the token has it.
+    user: str | None
+    password: str = field(repr=False)
+    #: Whether the password is a token or an API key. It is sent as that of the app.
+    is_token: bool = False
+
+    def at(self, address: Address) -> Address:
+        """Return an address with this user."""
+        is_token = address.auth in TOKENS
+        auth = address.auth if is_token == self.is_token else 'jwt' if self.is_token else 'basic'
+        given: dict[str, Any] = {'user': self.user, 'password': self.password, 'credentials': None, 'auth': auth}
+        others = tuple(replace(other, **given) for other in address.others)
+        return replace(address, **given, others=others)
 
 
 def app_of(ctx: click.Context) -> Any:
@@ -53,12 +73,12 @@ def app_of(ctx: click.Context) -> Any:
 
 
 def broker_of(
-    app: Any, admin: tuple[str, str] | None = None, *, seconds: float = _REQUEST_SECONDS, database: str | None = None
+    app: Any, admin: Login | None = None, *, seconds: float = _REQUEST_SECONDS, database: str | None = None
 ) -> Client:
     """Return a client for the database of the app's broker, or for another `database` beside it.
 
-    `admin` is another user and password, `seconds` the time limit of a request. *Raises* `ConfigurationError` if the
-    broker is not CouchDB.
+    `admin` is another user than that of the app, `seconds` the time limit of a request. *Raises* `ConfigurationError`
+    if the broker is not CouchDB.
     """
     client = client_of(app)
     return _client(client.beside(database) if database else client, admin, seconds)
@@ -82,7 +102,7 @@ def failures_of(ctx: click.Context) -> Failures:
     return Failures(app, broker_of(app) if has_our_broker(app) else None, results_of(app))
 
 
-def results_of(app: Any, admin: tuple[str, str] | None = None, *, seconds: float = _REQUEST_SECONDS) -> Client | None:
+def results_of(app: Any, admin: Login | None = None, *, seconds: float = _REQUEST_SECONDS) -> Client | None:
     """Return a client for the database of results; None if the app's result backend is not CouchDB."""
     backend = backend_of(app)
     return _client(backend.store.client, admin, seconds) if isinstance(backend, CouchDBBackend) else None
@@ -98,25 +118,28 @@ def who_runs_this() -> str:
 
 
 def admin_option(command: F) -> F:
-    """Add the option `--admin` to a command. The command gets the argument `admin`: user and password, or None."""
+    """Add the option `--admin` to a command. The command gets the argument `admin`: the administrator, or None."""
 
-    def read_password(ctx: click.Context, param: click.Parameter, user: str | None) -> tuple[str, str] | None:
+    def read_password(ctx: click.Context, param: click.Parameter, user: str | None) -> Login | None:
         if not user:
             return None
+        if token := os.environ.get(_TOKEN_VARIABLE):
+            return Login(user, token, is_token=True)
         password = os.environ.get(_PASSWORD_VARIABLE)
-        return user, password or click.prompt(f'Password of {user}', hide_input=True, err=True)
+        return Login(user, password or click.prompt(f'Password of {user}', hide_input=True, err=True))
 
     return click.option(
         '--admin',
         metavar='USER',
         callback=read_password,
         help='Work as this CouchDB administrator instead of the user in the URL. The password is read from the '
-        f'environment variable {_PASSWORD_VARIABLE}, or you are asked for it.',
+        f'environment variable {_PASSWORD_VARIABLE}, or you are asked for it; a token or API key is read from '
+        f'{_TOKEN_VARIABLE}.',
     )(command)
 
 
-def _client(client: Client, admin: tuple[str, str] | None, seconds: float = _REQUEST_SECONDS) -> Client:
-    address = _with_user(client.address, *admin) if admin else client.address
+def _client(client: Client, admin: Login | None, seconds: float = _REQUEST_SECONDS) -> Client:
+    address = admin.at(client.address) if admin else client.address
     return (_PatientClient if seconds >= _REQUEST_SECONDS else Client)(address, seconds)
 
 
@@ -140,11 +163,6 @@ class _PatientClient(Client):
         if now >= self._reported + _REPORT_SECONDS:
             self._reported = now
             echo(f'CouchDB builds the index {design}: {changes:,} changes remain', err=True)
-
-
-def _with_user(address: Address, user: str, password: str) -> Address:
-    others = tuple(_with_user(other, user, password) for other in address.others)
-    return replace(address, user=user, password=password, credentials=None, others=others)
 
 
 # -- time limits

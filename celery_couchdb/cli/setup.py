@@ -10,6 +10,7 @@ import click
 
 import kombu_couchdb.design
 from kombu_couchdb.admin.setup import Step, Wanted, plan
+from kombu_couchdb.couchdb.address import TOKENS
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import NotOffered
 from kombu_couchdb.log import printable
@@ -19,11 +20,11 @@ from kombu_couchdb.transport import Transport
 from .. import design
 from ..connections import transport_of
 from ..rooms import command_hooks
-from .clients import admin_option, app_of, broker_of, results_of
+from .clients import Login, admin_option, app_of, broker_of, results_of
 from .tables import echo, echo_styled
 
-#: The user and password of an administrator.
-Admin = tuple[str, str] | None
+#: The administrator that --admin names.
+Admin = Login | None
 
 
 @click.command('setup')
@@ -160,12 +161,13 @@ def wanted_beside(
     revisions: int | None = REVS_LIMIT,
 ) -> Wanted:
     """Return the wanted state of a database; `own` is a client with the user of the app."""
-    return Wanted(client, documents, members_of(own.user, members, admin), not own.user, revisions)
+    by_token = own.address.auth in TOKENS
+    return Wanted(client, documents, members_of(own.user, members, admin), not own.user, revisions, by_token=by_token)
 
 
 def members_of(user: str | None, members: tuple[str, ...], admin: Admin) -> list[str]:
     """Return the users to make members: `members`, and `user`, that of the app, unless that is the administrator."""
-    return list(dict.fromkeys([*([user] if user and admin and user != admin[0] else []), *members]))
+    return list(dict.fromkeys([*([user] if user and admin and user != admin.user else []), *members]))
 
 
 def _merged(broker: Wanted | None, results: Wanted | None) -> list[Wanted]:

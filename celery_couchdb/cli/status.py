@@ -31,7 +31,7 @@ from ..resources.databases import DATABASES, NO_BROADCASTS, databases, server_ti
 from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
 from ..resources.resource import counted
 from ..resources.workers import CONSUMERS, LEADERS, running_tasks, task_columns
-from .clients import admin_option, app_of, broker_of, result_of, results_of, seconds_option, start
+from .clients import Login, admin_option, app_of, broker_of, result_of, results_of, seconds_option, start
 from .tables import Duration, echo, echo_styled, format_table, redraw
 
 #: The most running tasks that `status` shows.
@@ -56,9 +56,7 @@ _MAX_TASKS = 20
 )
 @admin_option
 @click.pass_context
-def command(
-    ctx: click.Context, watch: float | None, as_json: bool, temporary: bool, admin: tuple[str, str] | None
-) -> None:
+def command(ctx: click.Context, watch: float | None, as_json: bool, temporary: bool, admin: Login | None) -> None:
     """Show queues, consumers and databases.
 
     READY messages can run now. SCHEDULED messages have a due date in the future. PARKED messages wait for a

@@ -18,6 +18,7 @@ from kombu_couchdb.queues.databases import broadcasts_of
 from ..resources.columns import Column, format_duration, format_size
 from ..rooms import command_hooks
 from .clients import (
+    Login,
     admin_option,
     app_of,
     broker_of,
@@ -64,7 +65,7 @@ class VacuumPart(NamedTuple):
 @yes_option
 @admin_option
 @click.pass_context
-def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: tuple[str, str] | None) -> None:
+def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: Login | None) -> None:
     """Purge tombstones and compact the databases.
 
     Workers can run meanwhile. The command needs a server administrator, and all nodes of a cluster must be up. You can

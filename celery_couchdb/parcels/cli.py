@@ -222,7 +222,7 @@ def setup_plans(
     wanted = wanted_beside(broker.beside(name), own, (*members, *publishers), admin, design_documents())
     return [
         (wanted.client.address.url, plan(wanted)),
-        *(device_plan(broker, name, own.user, device) for device in devices),
+        *(device_plan(broker, name, own.user, device, by_token=wanted.by_token) for device in devices),
     ]
 
 

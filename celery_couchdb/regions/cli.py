@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 import kombu_couchdb.regions.region as regions
-from kombu_couchdb.admin.setup import Step, Wanted, plan
+from kombu_couchdb.admin.setup import Step, plan
 from kombu_couchdb.admin.status import leaders
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.auth import user_and_password
+from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.parcels.device_setup import used_otherwise
@@ -25,7 +25,7 @@ from kombu_couchdb.regions.records import Direction, Records, Tally, direction, 
 
 from ..cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
 from ..cli.resource_commands import change, print_list, yes_option
-from ..cli.setup import Admin, members_of, print_plan
+from ..cli.setup import Admin, print_plan, wanted_beside
 from ..cli.tables import echo
 from ..cli.vacuum import VacuumPart
 from ..parcels.cli import add_commands, databases_of, selected
@@ -73,7 +73,7 @@ class OwnRegion:
             raise click.ClickException(
                 'this app has no regions: set the transport options region and regions (broker_transport_options)'
             )
-        addresses = regions.addresses(options.regions, options.credentials, app.conf.broker_use_ssl)
+        addresses = regions.addresses(options, app.conf.broker_use_ssl)
         broker = broker_of(app, admin)
         return cls(options.region, broker.beside(name), broker, addresses)
 
@@ -125,9 +125,9 @@ def setup(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Ad
             f'{own.client.address.url} {use}: name a database of its own for region {own.name!r} in the transport '
             'option regions'
         )
-    app_user, (peer, _) = broker_of(app).user, user_and_password(own.addresses[own.name]) or (None, None)
-    peers = (*members, *([peer] if peer and peer not in (app_user, admin and admin[0]) else []))
-    steps = plan(Wanted(own.client, [], members_of(app_user, peers, admin), not app_user))
+    broker, peer = broker_of(app), Auth.of(own.addresses[own.name]).user
+    peers = (*members, *([peer] if peer and peer not in (broker.user, admin and admin.user) else []))
+    steps = plan(wanted_beside(own.client, broker, peers, admin, [], None))
     notes = [Step(way['unreadable'], notice=True) for way in own.incoming() if 'unreadable' in way]
     print_plan([(own.client.address.url, [*steps, *notes])], dry_run)
 

@@ -142,7 +142,7 @@ class Link(Duty):
         super().__init__(lead)  # type: ignore[arg-type]  # it has the members that a duty uses
         options, broker, own = transport.options, transport.couchdb, transport.options.region
         self._name, self._other, self._errors, self._lent = own, other, lead.errors, lead.lent
-        address = region.addresses(options.regions, options.credentials, app.conf.broker_use_ssl)[other]
+        address = region.addresses(options, app.conf.broker_use_ssl)[other]
         self._own = broker.beside(region.database(options.regions, own))
         self._there = Client(address, _REQUEST_SECONDS, _CONNECT_SECONDS)
         prefixes = region.results_to(own), region.records_to(own), region.region_id('')

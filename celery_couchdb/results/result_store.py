@@ -29,6 +29,7 @@ from kombu_couchdb.errors import (
     access_denied,
 )
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.options import LOGIN_OPTIONS, login_options
 
 from .. import design
 from ..options import ResultOptions
@@ -86,7 +87,7 @@ class Recent(dict[str, T]):
 
 
 #: Options of the broker that hold for results as well, if the options of results do not have them.
-_INHERITED = ('auth', 'connect_timeout', 'request_timeout')
+_INHERITED = ('auth', 'token_url', 'proxy_roles', 'connect_timeout', 'request_timeout')
 
 
 def settings_of(conf: Any, url: str | None) -> tuple[ResultOptions, Address]:
@@ -101,8 +102,8 @@ def settings_of(conf: Any, url: str | None) -> tuple[ResultOptions, Address]:
     if not urls[0].startswith(('couchdb:', 'couchdbs:')):
         own = ResultOptions.of(given)
         return own, address_of(url, own)
-    source = {name: options.get(name) for name in ('credentials', 'auth')}
-    node = parse_list(urls, 'broker_url', 'celery', tls=tls, **source)
+    login = {name: options[name] for name in LOGIN_OPTIONS if name in options}
+    node = parse_list(urls, 'broker_url', 'celery', tls=tls, **login)
     own = ResultOptions.of({**{name: options[name] for name in _INHERITED if name in options}, **given})
     return own, address_of(url, own, (node, *node.others), tls)
 
@@ -116,19 +117,18 @@ def address_of(
     `ConfigurationError` for an invalid URL; its text does not contain the URL, which may have a password in it.
     """
     options, urls = options or ResultOptions(), url.split(';')
-    source = {'credentials': options.credentials, 'auth': options.auth}
-    node = parse_list(urls, 'result_backend', 'celery_results', tls=tls, **source)
+    node = parse_list(urls, 'result_backend', 'celery_results', tls=tls, **login_options(options))
     first, *others = (
-        _completed(node, broker, has_parameters='?' in url, auth=options.auth)
+        _completed(node, broker, has_tls='ssl' in url.partition('?')[2], auth=options.auth)
         for url, node in zip(urls, (node, *node.others), strict=True)
     )
     return replace(first, others=tuple(others))
 
 
-def _completed(node: Address, broker: Sequence[Address], *, has_parameters: bool, auth: str | None) -> Address:
+def _completed(node: Address, broker: Sequence[Address], *, has_tls: bool, auth: str | None) -> Address:
     """Return the address of a node with what its URL leaves open, from the broker's node on the same server."""
     same = next((each for each in broker if each.server == node.server), node)
-    if not has_parameters:
+    if not has_tls:
         node = replace(node, verify=same.verify, cert=same.cert)
     if node.user or node.password or node.credentials:
         return node
@@ -182,7 +182,7 @@ class Database:
             yield
         except AccessDenied as exc:
             remedy = f'let an administrator run "celery -A your_app couchdb setup"{remedy}'
-            raise access_denied(self._client.address.url, self._client.user, action, remedy) from exc
+            raise access_denied(self._client.address.url, self._client.who, action, remedy) from exc
 
 
 class ResultStore:

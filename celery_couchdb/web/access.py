@@ -29,11 +29,11 @@ _MAX_FORM_BYTES, _MAX_FIELDS = 2_000_000, 10_000
 def session_of(site: Site, request: Request) -> tuple[Session | None, str | None]:
     """Return the session of a request, and the secret of a new one, for a cookie; None without one.
 
-    *Raises* `HTTPException` with status 403 for requests that nobody may send, and 401 for wrong passwords.
+    *Raises* `HTTPException` with status 403 for requests that nobody may send, and 401 for wrong passwords or tokens.
     """
     if site.login:
         given = request.headers.get('authorization', '')
-        if given.lower().startswith('basic '):
+        if given.lower().startswith('bearer ' if site.accounts.by_token else 'basic '):
             return _program(site, given), None
         return _known(site, request), None
     name = _trusted_name(site, request)
@@ -52,13 +52,16 @@ def _program(site: Site, given: str) -> Session:
     if known := site.sessions.find(given):
         return known
     try:
-        user, _, password = base64.b64decode(given[6:], validate=True).decode().partition(':')
+        if site.accounts.by_token:
+            user, password = '', given.partition(' ')[2]
+        else:
+            user, _, password = base64.b64decode(given[6:], validate=True).decode().partition(':')
         account = site.accounts.log_in(user, password)
     except ValueError:
         raise HTTPException(400, 'The header Authorization cannot be read.') from None
     except LoginRefused as exc:
         raise HTTPException(401, str(exc)) from None
-    session = Session(account, user, is_program=True)
+    session = Session(account, account.user or user, is_program=True)
     site.sessions.begin(session, given)
     return session
 
@@ -143,7 +146,7 @@ def _log_in(site: Site, request: Request, form: Form) -> Response:
         return _login_form(site, request, user, str(exc), 403)
     except CouchDBError as exc:
         return _login_form(site, request, user, f'{exc}.', 503)
-    secret = site.sessions.begin(Session(account, user))
+    secret = site.sessions.begin(Session(account, account.user or user))
     response = Response(status_code=303, headers={'Location': link(request, '/')})
     if (target := form.get('next', '')) and _is_own(target):
         path, _, query = target.partition('?')

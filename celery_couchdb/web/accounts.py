@@ -10,13 +10,16 @@ import time
 import weakref
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
+from kombu_couchdb.couchdb.address import BEARER, SECRETS
 from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import AccessDenied, CouchDBError
+from kombu_couchdb.couchdb.tokens import described
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 
-from ..cli.clients import broker_of, results_of
+from ..cli.clients import Login, broker_of, results_of
 from .live import Live
 
 #: The time limit of a request to CouchDB, in seconds.
@@ -48,6 +51,8 @@ class Account:
     live: Live
     #: Tells whether a password is the one of this account, without the password.
     seal: bytes = b''
+    #: The monotonic time at which the token of the user ends.
+    ends: float = inf
 
 
 class Accounts:
@@ -60,23 +65,30 @@ class Accounts:
         self._known = weakref.WeakValueDictionary[str, Account]()
         self._attempts = Attempts()
         broker, results = broker_of(app, seconds=_SECONDS), results_of(app, seconds=_SECONDS)
+        auth = broker.address.auth
+        #: Whether users log in with a token, which has their name.
+        self.by_token = auth in BEARER
+        #: What they log in with beside their name.
+        self.secret = SECRETS[auth] if self.by_token else 'password'
         #: The account of the app's own user.
         self.own = Account(None, True, app, broker, results, Live(broker, results))
 
     def log_in(self, user: str, password: str) -> Account:
-        """Return the account of a CouchDB user whose password CouchDB accepts.
+        """Return the account of a CouchDB user whose password CouchDB accepts; a token has the name of the user.
 
         *Raises* `LoginRefused`, and the errors of `Client` if CouchDB does not respond.
         """
-        if not user or not password:
-            raise LoginRefused('Give the name and the password of a CouchDB user.')
-        self._attempts.begin(user)
+        if not password or not (user or self.by_token):
+            raise LoginRefused(f'Give {"" if self.by_token else "the name and "}the {self.secret} of a CouchDB user.')
+        if not self.by_token:
+            self._attempts.begin(user)
+        login = Login(None if self.by_token else user, password.strip() if self.by_token else password, self.by_token)
         try:
-            broker = broker_of(self._app, (user, password), seconds=_SECONDS)
+            broker = broker_of(self._app, login, seconds=_SECONDS)
         except CouchDBError:
-            raise LoginRefused('This user or password cannot be sent to CouchDB.') from None
+            raise LoginRefused(f'This user or {self.secret} cannot be sent to CouchDB.') from None
         try:
-            roles = _roles(broker, user)
+            user, roles = _identity(broker, login, self.secret)
         except LoginRefused:
             _forget(broker)
             raise
@@ -92,16 +104,18 @@ class Accounts:
                 f'The user {user} is no member of the database {broker.address.database}; an administrator can '
                 'change that with "couchdb setup".'
             ) from None
-        results = results_of(self._app, (user, password), seconds=_SECONDS)
+        results = results_of(self._app, login, seconds=_SECONDS)
         return self._shared(user, password, self._reader_role not in roles, broker, results)
 
     def _shared(self, user: str, password: str, may_act: bool, broker: Client, results: Client | None) -> Account:
+        seconds = described(password, None).seconds if broker.address.auth == 'jwt' else None
+        ends = inf if seconds is None else time.monotonic() + seconds
         seal = hmac.digest(self._key, password.encode('utf-8', 'surrogatepass'), hashlib.sha256)
         with self._lock:
             known = self._known.get(user)
             if known and known.may_act is may_act and hmac.compare_digest(known.seal, seal):
                 return known
-            account = Account(user, may_act, self._app, broker, results, Live(broker, results), seal)
+            account = Account(user, may_act, self._app, broker, results, Live(broker, results), seal, ends)
             self._known[user] = account
         # When the last session of the account has ended, no password of it is left in this process.
         weakref.finalize(account, _end, account.live, broker, results).atexit = False
@@ -145,16 +159,19 @@ class Attempts:
             self._begun.pop(user, None)
 
 
-def _roles(broker: Client, user: str) -> list[str]:
-    """Return the roles of a user; *raises* `LoginRefused` if CouchDB does not accept its password."""
+def _identity(broker: Client, login: Login, secret: str) -> tuple[str, list[str]]:
+    """Return name and roles of a user; *raises* `LoginRefused` if CouchDB does not accept its password or token."""
     try:
         context = broker.session()
-    except AccessDenied:
+    except CouchDBError as exc:
+        if login.is_token and isinstance(exc, (AccessDenied, ConfigurationError)):
+            raise LoginRefused(f'{exc}.') from None
+        if not isinstance(exc, AccessDenied):
+            raise
         context = {'name': None}
-    if context['name'] != user:
-        raise LoginRefused('CouchDB does not accept this user and password.')
-    roles: list[str] = context['roles']
-    return roles
+    if not context['name'] or context['name'] != (login.user or context['name']):
+        raise LoginRefused(f'CouchDB does not accept this {secret if login.is_token else "user and password"}.')
+    return context['name'], context['roles']
 
 
 def _end(live: Live, broker: Client, results: Client | None) -> None:

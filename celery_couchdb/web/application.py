@@ -86,7 +86,7 @@ def _answering(site: Site, answer: Answer, page: Page | None = None) -> Callable
         def respond() -> Response:
             session, secret = session_of(site, request)
             if session is None:
-                return _must_log_in(request)
+                return _must_log_in(site, request)
             request.state.session = session
             response = answer(View(site, request, session, form, page))
             if secret:
@@ -98,9 +98,12 @@ def _answering(site: Site, answer: Answer, page: Page | None = None) -> Callable
     return endpoint
 
 
-def _must_log_in(request: Request) -> Response:
+def _must_log_in(site: Site, request: Request) -> Response:
     if wants_json(request) or request.url.path.endswith('/metrics'):
-        return _unauthorized('Log in with the name and password of a CouchDB user (HTTP Basic).')
+        how = f'the {site.accounts.secret} of a CouchDB user (Bearer)'
+        if not site.accounts.by_token:
+            how = 'the name and password of a CouchDB user (HTTP Basic)'
+        return _unauthorized(site, f'Log in with {how}.')
     path = _own_path(request) if request.method == 'GET' else '/'
     target = link(request, '/login', next=path if path != '/' else None)
     if 'hx-request' in request.headers:
@@ -108,9 +111,12 @@ def _must_log_in(request: Request) -> Response:
     return Response(status_code=303, headers={'Location': target})
 
 
-def _unauthorized(text: str) -> Response:
+def _unauthorized(site: Site, text: str) -> Response:
     response = json_response({'error': text}, 401)
-    response.headers['WWW-Authenticate'] = 'Basic realm="celery couchdb web", charset="UTF-8"'
+    scheme = 'Bearer realm="celery couchdb web"'
+    if not site.accounts.by_token:
+        scheme = 'Basic realm="celery couchdb web", charset="UTF-8"'
+    response.headers['WWW-Authenticate'] = scheme
     return response
 
 
@@ -160,7 +166,7 @@ def _on_http_error(site: Site) -> Callable[[Request, Exception], Any]:
     async def handler(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
         if exc.status_code == 401:
-            return _unauthorized(exc.detail)
+            return _unauthorized(site, exc.detail)
         is_known = exc.detail != HTTPStatus(exc.status_code).phrase
         text = exc.detail if is_known else _TEXTS.get(exc.status_code, exc.detail)
         return _error(site, request, exc.status_code, text)

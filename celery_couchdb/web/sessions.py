@@ -1,7 +1,7 @@
 """Sessions of browsers and programs, in the memory of the process: they end with it.
 
 A session ends 12 hours after it began, 30 minutes after its last request (an open page keeps it alive, because it is
-live), and when its user logs out.
+live), when the token of its user ends, and when its user logs out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Session:
         """Whether it has ended."""
         now = time.monotonic()
         is_idle = not self.streams and now - self.used_at >= _MAX_IDLE_SECONDS
-        return self.ended or is_idle or now - self.began_at >= _MAX_SECONDS
+        return self.ended or is_idle or now - self.began_at >= _MAX_SECONDS or now >= self.account.ends
 
     def has_token(self, token: str) -> bool:
         """Tell whether this is the secret of the session's forms."""

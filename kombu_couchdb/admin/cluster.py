@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ..couchdb.client import Client
 from ..couchdb.shapes import DONE, items, maybe, members, number, text
-from ..errors import AccessDenied, ConfigurationError, CouchDBError, NotFound, ServerUnavailable, describe_user
+from ..errors import NOBODY, AccessDenied, ConfigurationError, CouchDBError, NotFound, ServerUnavailable
 
 #: How long to wait until the nodes of a cluster have replicated all changes to each other.
 _REPLICATION_SECONDS = 60.0
@@ -68,7 +68,7 @@ class Cluster:
             if exc.status != 403 and 'server admin' not in str(exc):
                 raise  # the password is wrong
             raise AccessDenied(
-                f'{self.client.address.url}: {describe_user(self.client.user)} is no server administrator, and '
+                f'{self.client.address.url}: {self.client.who or NOBODY} is no server administrator, and '
                 f'CouchDB lets nobody else purge: name one with --admin'
             ) from exc
 

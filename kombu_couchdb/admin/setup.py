@@ -16,7 +16,7 @@ from typing import cast
 
 from ..couchdb.client import Client, Document
 from ..couchdb.shapes import DONE, items, maybe, members, number, rows, text
-from ..errors import AccessDenied, Conflict, DatabaseMissing, NotOffered, describe_user
+from ..errors import NOBODY, AccessDenied, Conflict, DatabaseMissing, NotOffered
 
 #: The shape of the response to `/_security`.
 _NAMED = maybe(members(names=maybe(items(text)), roles=maybe(items(text))))
@@ -33,13 +33,14 @@ class Wanted:
     documents: Sequence[Document]
     #: The users who can read and write.
     members: Sequence[str] = ()
-    #: The app has no user, neither in the URL nor by `credentials`. Rights are then left as they are, unless `members`
-    #: is given.
+    #: The app has no user that is known. Rights are then left as they are, unless `members` is given.
     anonymous: bool = False
     #: The maximum number of revisions that CouchDB keeps of a document; None leaves the setting as it is.
     revisions: int | None = None
     #: A client for a database whose users may also use this one; `members` and `anonymous` are those of that database.
     users_of: Client | None = None
+    #: The users of the app send tokens, so that they need no documents in `_users`.
+    by_token: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def plan(wanted: Wanted) -> list[Step]:
             *_documents(client, wanted.documents, stored or {}),
             *(_revisions(client, wanted.revisions, exists) if wanted.revisions and native else ()),
             *(_same_users(wanted, wanted.users_of, exists) if wanted.users_of else _rights(wanted, exists)),
-            *(_users(client, wanted.members) if native and not wanted.users_of else ()),
+            *(_users(client, wanted.members) if native and not (wanted.users_of or wanted.by_token) else ()),
         ]
         may_change = not any(step.do for step in steps) or _administers(client, user, exists)
     except AccessDenied as exc:
@@ -140,7 +141,10 @@ def _rights(wanted: Wanted, exists: bool) -> list[Step]:
     if wanted.anonymous:
         steps.append(
             Step(
-                'the URL of the app names no user: CouchDB will refuse its workers, unless everybody may read and '
+                'the token of the app does not name its user: make it a member with --member, or give it its rights '
+                'where the token comes from'
+                if wanted.by_token
+                else 'the URL of the app names no user: CouchDB will refuse its workers, unless everybody may read and '
                 'write the database; put user:password@ before the host',
                 notice=True,
             )
@@ -223,7 +227,7 @@ def _administers(client: Client, user: Document | None, exists: bool) -> bool:
 
 def _denied(client: Client) -> AccessDenied:
     return AccessDenied(
-        f'{client.address.url}: {describe_user(client.user)} may not set up the database; name an administrator of '
+        f'{client.address.url}: {client.who or NOBODY} may not set up the database; name an administrator of '
         f'CouchDB with --admin'
     )
 

@@ -13,17 +13,27 @@ from kombu.utils.url import parse_url
 
 from ..errors import ConfigurationError
 
+#: The ways to authenticate (`Address.auth`), with what each sends in the place of a password.
+SECRETS = {'basic': 'password', 'cookie': 'password', 'jwt': 'token', 'iam': 'API key', 'proxy': 'token'}
+
+#: Those with tokens, for which CouchDB needs no document of the user.
+TOKENS = ('jwt', 'iam', 'proxy')
+
+#: Those with bearer tokens, which may contain the name of the user.
+BEARER = ('jwt', 'iam')
+
 #: What CouchDB accepts as the name of a database (its documentation of `PUT /{db}`).
 _DATABASE = re.compile(r'[a-z][a-z0-9_$()+/-]*\Z')
 
 
-#: The TLS parameters in the query of a URL with their values; None means any value.
+#: The parameters in the query of a URL with their values; None means any value. All but the last are about TLS.
 _PARAMETERS: dict[str, tuple[str, ...] | None] = {
     'ssl': ('true', 'false'),
     'ssl_ca_certs': None,
     'ssl_certfile': None,
     'ssl_keyfile': None,
     'ssl_cert_reqs': ('required', 'optional', 'none', 'CERT_REQUIRED', 'CERT_OPTIONAL', 'CERT_NONE'),
+    'login_method': tuple(SECRETS),
 }
 
 #: Replaces a password; kombu uses the same mask.
@@ -59,8 +69,12 @@ class Address:
     cert: str | tuple[str, str] | None = None
     #: The source of user and password if they are not given here, see the transport option `credentials`.
     credentials: str | None = None
-    #: How user and password are sent: 'basic' or 'cookie', see `couchdb.auth`.
+    #: What the password is and how it is sent, one of `SECRETS`, see `couchdb.auth`.
     auth: str = 'basic'
+    #: With 'iam', the URL of the server that exchanges API keys for tokens; None is that of IBM Cloud.
+    token_url: str | None = None
+    #: With 'proxy', the roles of the user.
+    proxy_roles: tuple[str, ...] = ()
     #: The same database on other nodes of the cluster. The client uses them in turn when this node is unavailable.
     others: tuple[Address, ...] = ()
 
@@ -87,6 +101,8 @@ class Address:
                 f'{self.database!r:.80} is not a CouchDB database name: lower-case letters, digits and _$()+-/ only, '
                 f'starting with a letter'
             )
+        if self.auth not in SECRETS:
+            raise ConfigurationError(f'login_method must be one of {", ".join(SECRETS)}, not {self.auth!r:.80}')
         if self.credentials and (self.user or self.password):
             raise ConfigurationError(
                 'user and password are given twice, in the URL or settings and by the option credentials; '
@@ -122,10 +138,15 @@ class Address:
         user: str | None,
         password: Any,
         tls: Any = None,
+        login_method: str | None = None,
         credentials: str | None = None,
         auth: str | None = None,
+        token_url: str | None = None,
+        proxy_roles: Sequence[str] = (),
     ) -> Address:
         """Return the address that consists of the parts that kombu's URL parser returns.
+
+        The last four arguments are the transport options of these names; `login_method` takes precedence over `auth`.
 
         `tls` is `broker_use_ssl` or the `ssl_*` parameters of the URL: True, or a mapping with `ca_certs`,
         `certfile`, `keyfile` and `cert_reqs`, each with or without the prefix `ssl_`.
@@ -155,7 +176,9 @@ class Address:
             credentials=credentials,
             # If the password changes, each process with `basic` would send the old one once more, and CouchDB locks
             # the user after five wrong passwords.
-            auth=auth or ('cookie' if credentials or callable(password) else 'basic'),
+            auth=login_method or auth or ('cookie' if credentials or callable(password) else 'basic'),
+            token_url=token_url,
+            proxy_roles=tuple(proxy_roles),
         )
 
 
@@ -200,7 +223,7 @@ def check(url: str, setting: str) -> None:
             )
         if known and value not in known and not (name == 'ssl' and value in ('True', 'False', '1', '0')):
             raise ConfigurationError(f'{setting}: the parameter {name} in the URL must be one of {", ".join(known)}')
-    names = {name for name, _ in given}
+    names = {name for name, _ in given} - {'login_method'}
     if 'ssl' in names and len(names) > 1:
         raise ConfigurationError(
             f'{setting}: the URL has the parameter ssl and other TLS parameters; leave ssl out, the others imply TLS'
@@ -228,13 +251,12 @@ def parse(
     default_database: str,
     *,
     tls: Any = None,
-    credentials: str | None = None,
-    auth: str | None = None,
+    **login: Any,
 ) -> Address:
     """Return the address in a `couchdb://` or `couchdbs://` URL.
 
     `setting` is the name of the setting that contains the URL, for error texts. `tls` is the value of TLS settings
-    outside the URL, and `credentials` and `auth` are the options of these names.
+    outside the URL, and `login` has the transport options about the login, see `options.login_options`.
 
     *Raises* `ConfigurationError`, without user and password in its text.
     """
@@ -252,8 +274,8 @@ def parse(
         user=parts['userid'],
         password=parts['password'],
         tls=parts.get('ssl', tls),
-        credentials=credentials,
-        auth=auth,
+        login_method=parts.get('login_method'),
+        **login,
     )
 
 

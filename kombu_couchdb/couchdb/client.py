@@ -98,8 +98,13 @@ class Client:
 
     @property
     def user(self) -> str | None:
-        """The name of the user that sends the requests; None means anonymous."""
+        """The name of the user that sends the requests; None if it is not known, or if there is none."""
         return self.http.current.auth.user
+
+    @property
+    def who(self) -> str | None:
+        """The words for the user that sends the requests; None if they are anonymous."""
+        return self.http.current.auth.who
 
     @property
     def has_other_nodes(self) -> bool:

@@ -9,6 +9,7 @@ import requests
 from requests import exceptions as http
 
 from ..errors import (
+    NOBODY,
     WRITE_USER,
     AccessDenied,
     AnswerTooLarge,
@@ -25,7 +26,6 @@ from ..errors import (
     Unstorable,
     ViewFailed,
     account_locked,
-    describe_user,
 )
 from .address import Address
 
@@ -149,26 +149,27 @@ def _cut(text: str, was_cut: bool) -> ServerUnavailable:
     return error
 
 
-def from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
+def from_status(response: requests.Response, where: str, who: str | None, size: int) -> CouchDBError:
     """Return the error for a response with a status of 400 or more.
 
-    `where` is the URL without user and password; `size` is the size of the request body in bytes.
+    `where` is the URL without user and password, `who` describes the user, see `Client.who`, and `size` is the size of
+    the request body in bytes.
     """
-    error = _from_status(response, where, user, size)
+    error = _from_status(response, where, who, size)
     error.status = response.status_code
     return error
 
 
-def _from_status(response: requests.Response, where: str, user: str | None, size: int) -> CouchDBError:
+def _from_status(response: requests.Response, where: str, who: str | None, size: int) -> CouchDBError:
     status, reason = response.status_code, reason_of(response)
     if status == 403 and is_account_lock(reason):
-        return account_locked(where, user)
+        return account_locked(where, who)
     if status in (401, 403):
         return AccessDenied(
-            f'{where} refused {describe_user(user)}: {reason.rstrip(".") or "access denied"}; '
+            f'{where} refused {who or NOBODY}: {reason.rstrip(".") or "access denied"}; '
             + (
                 WRITE_USER
-                if not user
+                if not who
                 else 'let an administrator run "celery -A your_app couchdb setup", which makes the user a member'
                 if reason == _NO_MEMBER
                 else 'check the user, password and rights'
@@ -189,7 +190,7 @@ def _from_status(response: requests.Response, where: str, user: str | None, size
     if status == 500 and reason == _NO_NUMBER:
         return RequestRefused(f'{where}: a number in the document is larger than CouchDB can hold')
     if status >= 500 or status == 429:
-        kind = ViewFailed if _json(response).get('error') == _VIEW_FAILED else ServerUnavailable
+        kind = ViewFailed if body_of(response).get('error') == _VIEW_FAILED else ServerUnavailable
         return kind(f'{where} responded with status {status}: {reason}')
     if status == 400 and where.startswith('http:') and re.search(b'HTTPS|SSL', response.content):
         return NotCouchDB(f'{where}: {_TLS_WANTED}')
@@ -232,8 +233,8 @@ def _is_administrator(client: _Client) -> bool:
 
 def reason_of(response: requests.Response) -> str:
     """Return the server's reason for a status of 400 or more, in one line of at most 300 characters."""
-    body = _json(response)
-    return _line(body.get('reason') or body.get('error') or response.reason or '')[:300]
+    body = body_of(response)
+    return one_line(body.get('reason') or body.get('error') or response.reason or '')[:300]
 
 
 def is_account_lock(reason: str) -> bool:
@@ -244,14 +245,15 @@ def is_account_lock(reason: str) -> bool:
 def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
     """Return the error for one document in a response to `_bulk_docs`."""
     kind = _DECISIONS.get(str(answer.get('error')), ServerUnavailable)
-    return kind(f'{where}: {_line(answer.get("error"))}: {_line(answer.get("reason"))[:300]}')
+    return kind(f'{where}: {one_line(answer.get("error"))}: {one_line(answer.get("reason"))[:300]}')
 
 
 def _tls(reason: str) -> str:
     return next(meaning for pattern, meaning in _TLS.items() if re.search(pattern, reason))
 
 
-def _json(response: requests.Response) -> dict[str, Any]:
+def body_of(response: requests.Response) -> dict[str, Any]:
+    """Return the members of the JSON object in a response; none if it is something else."""
     try:
         body = response.json()
     except (ValueError, RecursionError):
@@ -259,7 +261,7 @@ def _json(response: requests.Response) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def _line(text: Any) -> str:
+def one_line(text: Any) -> str:
     """Return a server's text as one printable line, safe for a log."""
     return ''.join(char if char.isprintable() else ' ' for char in str(text)).strip()
 
@@ -277,5 +279,5 @@ def _innermost(exc: BaseException) -> BaseException:
 def _short(exc: BaseException) -> str:
     """Return the innermost cause of `exc` in one line of at most 200 characters."""
     seen = _innermost(exc)
-    text = _line(str(seen).split('\n')[0])
+    text = one_line(str(seen).split('\n')[0])
     return re.sub(r'^.*?(>|\)): ', '', text)[:200] or type(seen).__name__  # without urllib3's name of the connection

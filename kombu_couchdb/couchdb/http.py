@@ -25,7 +25,7 @@ from .. import errors
 from ..log import get_logger
 from . import failures
 from .address import Address
-from .auth import Auth, Headers
+from .auth import REFUSED, Auth, Headers
 from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds, seconds_left
 from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
@@ -149,13 +149,13 @@ class Node:
         tracebacks contain the password or the session cookie.
         """
         url = (self.address.server + '/' if path is None else self.address.url + path) + query
-        for _ in range(2):  # CouchDB has not executed a request that it refuses with 401, so that it can be repeated
+        for is_last in (False, True):  # CouchDB has not executed a request that it refuses so, and it can be repeated
             auth_headers = self.auth.headers(self._post_session)
             found = self._exchange(method, url, auth_headers, data, read_timeout, bounds)
             if isinstance(found, errors.CouchDBError):
                 raise found
             response = found
-            if response.status_code not in (401, 403) or not self.auth.renew(auth_headers, response):
+            if response.status_code not in REFUSED or not self.auth.renew(auth_headers, response, is_last=is_last):
                 break
         self.auth.observe(auth_headers, response)
         if (error := self._error(response, len(data or b''))) is not None:
@@ -167,7 +167,7 @@ class Node:
         """Return the error for a response, or None; `size` is the size of the request body in bytes."""
         # If nodes of a cluster are down, the status of _bulk_docs may be 500 with the usual list of results.
         if response.status_code >= 400 and not (response.status_code == 500 and response.content[:1] == b'['):
-            return failures.from_status(response, self.address.url, self.auth.user, size)
+            return failures.from_status(response, self.address.url, self.auth.who, size)
         if 300 <= response.status_code < 400:
             return errors.NotCouchDB(f'{self.address.server} redirects to another address; use that one in the URL')
         return None

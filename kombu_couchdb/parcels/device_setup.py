@@ -13,17 +13,20 @@ from ..errors import ConfigurationError, DatabaseMissing, NotOffered
 from .devices import DEVICE, Device, database_of
 
 
-def device_plan(broker: Client, parcels: str, app_user: str | None, name: str) -> tuple[str, list[Step]]:
+def device_plan(
+    broker: Client, parcels: str, app_user: str | None, name: str, *, by_token: bool = False
+) -> tuple[str, list[Step]]:
     """Return the URL of a device's database, and the steps that set it up for the user `name`. It changes nothing.
 
     `broker` is an administrator's client for the broker's database, and `parcels` the name of the database of parcels.
+    With `by_token` users send tokens, and need no document in `_users`.
     *Raises* `AccessDenied` if the user of `broker` may not do the steps, and `ConfigurationError` if there is no such
     user, or if the database is not this device's.
     """
     database = database_of(parcels, name)
     client = broker.beside(database)
     with suppress(NotOffered):  # the plan below says so
-        if user_exists(client, name) is False:
+        if not by_token and user_exists(client, name) is False:
             raise ConfigurationError(f'there is no user {name!r} yet: create it in CouchDB, as a document in _users')
     members = list(dict.fromkeys([*([app_user] if app_user else []), name]))
     try:

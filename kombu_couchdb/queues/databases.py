@@ -80,7 +80,7 @@ def ensure(client: Client, create: bool, other: str | None = None) -> tuple[list
     except (AccessDenied, DatabaseMissing) as exc:
         raise access_denied(
             client.address.url,
-            client.user,
+            client.who,
             'set up the database',
             'let an administrator run "celery -A your_app couchdb setup" once',
         ) from exc

@@ -49,6 +49,7 @@ from ..documents.body import stub
 from ..documents.ids import JOB_KEY
 from ..documents.types import DatedMessage, Document, Stored
 from ..errors import ConfigurationError
+from ..options import Options, login_options
 from ..parcels import parcel
 from ..parcels.parcel import FROM_REGION, GIVER, REGION_HEADER, REGION_PROPERTY, Parcel
 from ..values import is_number
@@ -186,19 +187,22 @@ def fallback(properties: Mapping[str, Any], name: str | None, regions: Collectio
     return other, float(seconds)
 
 
-def addresses(regions: Mapping[str, str], credentials: str | None, tls: Any = None) -> dict[str, Address]:
+def addresses(options: Options, tls: Any = None) -> dict[str, Address]:
     """Return the addresses of the databases of regions, by region. `tls` is the setting `broker_use_ssl`.
 
-    A URL without a user gets the user of the option `credentials`.
+    A URL without user and password gets those of the option `credentials`, and they are sent as `auth` says, but never
+    in a session. `login_method` in the URL takes precedence.
     """
-    found = {}
-    for name, url in regions.items():
+    found, shared = {}, {**login_options(options), 'credentials': None, 'auth': 'basic'}
+    kind = options.auth if options.auth not in (None, 'cookie') else 'basic'
+    for name, url in (options.regions or {}).items():
         setting = f'transport option regions, region {name}'
         given = {'tls': tls} if url.lower().startswith('couchdbs:') else {}
-        address = parse_list(url.split(';'), setting, 'celery', auth='basic', **given)
-        if credentials and not address.user:
-            others = tuple(replace(other, credentials=credentials) for other in address.others)
-            address = replace(address, credentials=credentials, others=others)
+        address = parse_list(url.split(';'), setting, 'celery', **shared, **given)
+        if options.credentials and not (address.user or address.password):
+            given = {'credentials': options.credentials, 'auth': kind if address.auth == 'basic' else address.auth}
+            others = tuple(replace(other, **given) for other in address.others)
+            address = replace(address, **given, others=others)
         found[name] = address
     return found
 

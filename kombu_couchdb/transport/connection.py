@@ -33,7 +33,7 @@ from ..errors import CouchDBError
 from ..leases.housekeeping import Lifetimes
 from ..leases.lease import queues_of
 from ..log import get_logger
-from ..options import Options
+from ..options import Options, login_options
 from ..queues.databases import MAX_SEEN_ROWS, BroadcastsDatabase, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
@@ -83,10 +83,10 @@ class Transport(virtual.Transport):
             user=client.userid,
             password=client.password,
             tls=client.ssl,
-            credentials=self.options.credentials,
-            auth=self.options.auth,
+            login_method=client.login_method,
+            **login_options(self.options),
         )
-        self.address = joined(self.address, _failover_nodes(self.address, client), 'broker_url')
+        self.address = joined(self.address, _failover_nodes(self.options, self.address, client), 'broker_url')
         _hide_passwords(client)
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
@@ -139,7 +139,7 @@ class Transport(virtual.Transport):
         if node is not self._named and client is not None:
             self._named = node
             client.hostname, client.port, client.virtual_host = node.host, node.port, node.database
-            client.userid, client.password = node.user, node.password
+            client.userid, client.password, client.login_method = node.user, node.password, node.auth
             client.transport_cls = 'couchdbs' if node.tls else 'couchdb'
 
     def close_connection(self, connection: Any) -> None:
@@ -319,12 +319,10 @@ class Transport(virtual.Transport):
         )
 
 
-def _failover_nodes(address: Address, client: Any) -> tuple[Address, ...]:
+def _failover_nodes(options: Options, address: Address, client: Any) -> tuple[Address, ...]:
     """Return the other addresses in kombu's failover list, starting with those after `address`."""
-    given = [
-        parse(url, 'broker_url', 'celery', tls=client.ssl, credentials=address.credentials, auth=address.auth)
-        for url in client.alt
-    ]
+    login = login_options(options)
+    given = [parse(url, 'broker_url', 'celery', tls=client.ssl, **login) for url in client.alt]
     given = [other for other in given if other.password != MASK]  # the URLs of a pickled connection have no passwords
     at = given.index(address) if address in given else -1
     return tuple(dict.fromkeys(other for other in given[at + 1 :] + given[: at + 1] if other != address))

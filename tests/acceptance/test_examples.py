@@ -11,6 +11,7 @@ from pytest_celery import CeleryTestWorker
 
 from tests.conftest import PATIENCE, wait_for
 from tests.support import ROOT, items
+from tests.tokens import Gateway, TokenServer
 
 from .conftest import Site
 
@@ -69,6 +70,34 @@ def test_guide(site: Site) -> None:
         'the first was enqueued, the second moved',
     ]
     wait_for(lambda: not items(site.client), 'the queue to be empty')
+
+
+def test_oidc(site: Site) -> None:
+    site.set_up()
+    with Gateway(site.server) as gateway, TokenServer('a secret', seconds=4) as provider:
+        site.use(gateway.couchdb_url(site.database), gateway.couchdb_url(site.results))
+        example = Example(site, 'oidc')
+        example.environment |= {
+            'OIDC_TOKEN_URL': provider.url,
+            'OIDC_CLIENT_ID': 'shop',
+            'OIDC_CLIENT_SECRET': 'a secret',
+        }
+        example.worker()
+        code = 'import shop; print(*[shop.add.delay(1, n).get(timeout=60) for n in range(5)])'
+        while len(provider.given) < 5:
+            assert example.run('-c', code) == '1 2 3 4 5\n'
+        provider.keys.clear()
+        done = subprocess.run(
+            [sys.executable, '-c', code],
+            cwd=example.folder,
+            env={**os.environ, **example.environment},
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            check=False,
+        )
+        assert 'the source of the token failed: HTTPError: 400 Client Error: Bad Request for url' in done.stderr
+        assert 'a secret' not in done.stderr
 
 
 @pytest.mark.slow  # a test suite of its own

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
-from kombu_couchdb.couchdb import auth, bounds
+from kombu_couchdb.couchdb import auth, bounds, credentials, tokens
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
@@ -96,6 +97,8 @@ ANSWERS: dict[str, Any] = {
     '401': told(401),
     '403': told(403),
     'wrong': told(401, WRONG),
+    'wrong token': told(400, 'Bad HMAC'),
+    'ignored': told(401, 'You are not authorized to access this db.'),
     'locked': told(403, LOCKED),
     'no database': told(404, 'no_db_file', PROLONGED),
     'cut': b'',
@@ -139,7 +142,7 @@ def client_of(port: int, auth: str = 'basic', **more: Any) -> Client:
     return Client(Address(host='127.0.0.1', port=port, user='me', password=PASSWORD, auth=auth, **more), **PATIENT)
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+@pytest.mark.parametrize('auth', ['basic', 'cookie', 'jwt', 'proxy'])
 @pytest.mark.parametrize('call', CALLS)
 def test_error_responses(wires: Callable[[], Wire], call: str, auth: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
@@ -157,7 +160,7 @@ def test_error_responses(wires: Callable[[], Wire], call: str, auth: str, caplog
         except CouchDBError as exc:
             check(exc)
         else:  # errors of single documents are part of the response
-            assert (call, kind) in [('bulk', status) for status in ('400', '409', '413')]
+            assert (call, kind) in [('bulk', status) for status in ('400', '409', '413', 'wrong token')]
         client.close()
     assert not any(secret in caplog.text for secret in SECRETS)
 
@@ -175,6 +178,31 @@ def test_session_that_cannot_be_opened(wires: Callable[[], Wire], monkeypatch: p
         wire.answer = answer
         client = client_of(wire.server_address[1], 'cookie')
         limit(client, kind)
+        check(failure(lambda client=client: client.get('x')))  # type: ignore[misc]
+        client.close()
+
+
+def test_api_key_that_cannot_be_exchanged(wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, '_TIMEOUTS', (0.3, 0.3))
+    for answer in (*ANSWERS.values(), told(400, f'The key {PASSWORD} is unknown.')):
+        monkeypatch.setattr(tokens, '_shared', Shared({}))
+        monkeypatch.setattr(auth, '_shared', Shared({}))
+        wire = wires()
+        wire.answer = answer
+        client = client_of(1, 'iam', token_url=f'http://127.0.0.1:{wire.server_address[1]}/token')
+        check(failure(lambda client=client: client.get('x')))  # type: ignore[misc]
+
+
+def test_token_from_a_key_that_is_refused(wires: Callable[[], Wire]) -> None:
+    body = b'{"access_token": "%s", "expires_in": 60}' % SESSION.encode()
+    exchange = wires()
+    exchange.answer = head(200, f'Content-Length: {len(body)}') + body
+    for answer in ANSWERS.values():
+        wire = wires()
+        wire.answer = answer
+        url = f'http://127.0.0.1:{exchange.server_address[1]}/token'
+        client = client_of(wire.server_address[1], 'iam', token_url=url)
+        client.http.nodes[0].timeouts = (0.3, 0.3)
         check(failure(lambda client=client: client.get('x')))  # type: ignore[misc]
         client.close()
 
@@ -210,7 +238,18 @@ def test_source_with_an_invalid_return_value(pair: Any) -> None:
     check(failure(lambda: Client(Address(port=1, credentials=f'{__name__}:source')).get('x')))
 
 
+def asking() -> str:
+    """Ask a server that does not respond."""
+    return requests.get('http://127.0.0.1:1', auth=('me', PASSWORD), timeout=1).text
+
+
+@pytest.mark.parametrize('auth', ['basic', 'jwt'])
+def test_source_that_asks_a_server(auth: str) -> None:
+    client = Client(Address(port=1, credentials=f'{__name__}:asking', auth=auth))
+    check(failure(lambda: client.get('x')))
+
+
 def test_environment_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('COUCHDB_USER', raising=False)
     monkeypatch.setenv('COUCHDB_PASSWORD', PASSWORD)
-    check(failure(auth.environment))
+    check(failure(credentials.environment))

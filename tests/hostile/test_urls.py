@@ -110,7 +110,7 @@ def test_unquoted_password_is_one_sentence(place: str, setting: str, read: Any) 
 TLS = 'some of the URLs ask for TLS and some do not; write couchdbs://'
 SCHEME = 'unknown scheme; write couchdb://, or couchdbs:// for TLS'
 UNKNOWN = (
-    "unknown parameter '{} in the URL; known are ssl, .*ssl_cert_reqs; options belong in "
+    "unknown parameter '{} in the URL; known are ssl, .*login_method; options belong in "
     'broker_transport_options or result_backend_transport_options$'
 )
 

@@ -6,7 +6,8 @@ import gc
 import logging
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -18,6 +19,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 from tests.conftest import PATIENCE
 from tests.support import Inbox, publish
+from tests.tokens import Gateway, TokenServer, token
 
 
 @pytest.mark.parametrize('nodes', [1, 2])
@@ -82,19 +84,33 @@ def secrets_of(login: Auth) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize('auth', ['basic', 'cookie'])
+#: The URL of a database, and options.
+Login = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture
+def login(server: Server, url: str, database: str, request: pytest.FixtureRequest) -> Iterator[Login]:
+    """The URL of the test's database with a secret of this kind, and the options for it."""
+    auth, key = request.param, f'key-{uuid.uuid4().hex}'
+    if auth in ('basic', 'cookie'):
+        yield url, {'auth': auth}
+        return
+    with Gateway(server) as gateway, TokenServer(key) as tokens:
+        secret, options = {'jwt': (token(), {}), 'iam': (key, {'token_url': tokens.url})}[auth]
+        yield gateway.couchdb_url(database, secret), {'auth': auth, **options}
+
+
+@pytest.mark.parametrize('login', ['basic', 'cookie', 'jwt', 'iam'], indirect=True)
 def test_no_object_of_these_packages_shows_the_password(
-    server: Server,
-    database: str,
-    url: str,
     client: Client,
-    auth: str,
+    login: Login,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    url, options = login
     app = Celery('secrets', set_as_current=False, broker=url, backend=url)
-    app.conf.update(broker_transport_options={'auth': auth}, result_backend_transport_options={'auth': auth})
+    app.conf.update(broker_transport_options=options, result_backend_transport_options=options)
     with app.connection_for_read() as connection:
         inbox = Inbox(connection, 'celery')
         sent = app.send_task('add', (1, 2))

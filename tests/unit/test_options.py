@@ -29,7 +29,8 @@ def test_seconds_may_be_integers_or_floats(name: str) -> None:
 @pytest.mark.parametrize('value', [('user', 'secret-word'), {'user': 'secret-word'}, ''])
 def test_credentials_themselves_are_refused_without_being_shown(value: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match='credentials must be "environment" or the dotted path of a function'
+        ConfigurationError,
+        match='credentials must be "environment", "file:" with a path, or the dotted path of a function',
     ) as caught:
         Options.of({'credentials': value})
     assert 'secret-word' not in str(caught.value)

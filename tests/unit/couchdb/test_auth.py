@@ -18,7 +18,8 @@ import requests
 
 from kombu_couchdb.couchdb import auth as module
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.auth import Auth, Headers, environment
+from kombu_couchdb.couchdb.auth import Auth, Headers
+from kombu_couchdb.couchdb.credentials import Credentials, environment
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 
@@ -268,9 +269,8 @@ def test_a_source_must_return_two_strings(source: str, wrong: Any) -> None:
 def test_a_failed_source_is_asked_again(source: str) -> None:
     given[:] = [OSError('no vault'), ('me', 'new')]
     auth = Auth(Address(credentials=source))
-    with pytest.raises(ServerUnavailable, match='the source of user and password failed') as caught:
+    with pytest.raises(ServerUnavailable, match=r'the source of user and password failed: OSError: no vault$'):
         auth.headers(never)
-    assert isinstance(caught.value.__cause__, OSError)
     assert decoded(auth.headers(never)) == 'me:new'
 
 
@@ -299,7 +299,7 @@ def test_a_password_file_may_change(env: pytest.MonkeyPatch, tmp_path: Path) -> 
     env.setenv('COUCHDB_PASSWORD_FILE', str(tmp_path / 'password'))
     for password in ('old', ' new ß '):
         (tmp_path / 'password').write_text(f'{password}\n', 'utf-8')
-        assert environment() == ('me', password)
+        assert environment() == Credentials('me', password)
 
 
 @pytest.mark.parametrize('names', [(), ('COUCHDB_USER',), ('COUCHDB_PASSWORD',), ('COUCHDB_PASSWORD_FILE',)])
