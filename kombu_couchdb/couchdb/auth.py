@@ -271,9 +271,10 @@ class Auth:
         if response.status_code in (401, 403):
             self._note_refusal(login, failures.reason_of(response))
             return self._refusal()
-        if response.status_code >= 400:
+        is_offered = response.status_code not in (404, 405, 501)
+        if is_offered and response.status_code >= 400:
             return failures.from_status(response, self._address.server, f'user {login.user!r:.80}', 0)
-        if not self._take_cookie(response):
+        if not (is_offered and self._take_cookie(response)):
             return errors.NotCouchDB(f'{self._address.server} did not begin a session; use the option auth="basic"')
         return None
 
