@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeGuard
 
@@ -44,3 +44,8 @@ def revision_parts(rev: Any) -> tuple[int, str]:
 def enumerated(names: Sequence[str], most: int) -> str:
     """Return the first `most` names, and how many more there are: `a, b and 1,200 more`."""
     return ', '.join(names[:most]) + (f' and {len(names) - most:,} more' if len(names) > most else '')
+
+
+def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    """Yield `items` in slices of at most `size`."""
+    return (items[i : i + size] for i in range(0, len(items), size))

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from ..couchdb.client import Client, Document
+from ..couchdb.pacing import Kind
 from ..couchdb.write_result import WriteResult
 from ..documents import dead_letter, validation, workitem
 from ..documents.body import stub
@@ -78,11 +79,14 @@ class CandidateReader:
         return taken
 
     def refill(self, candidates: list[QueueCandidates]) -> None:
-        """Read the view for these queues in one request, and again for the queues that need a second page."""
+        """Read the view for these queues in one request, and again for the queues that need a second page.
+
+        Nothing is read if the request would have to wait for others, see `couchdb.pacing`: the next cycle reads it.
+        """
         for _ in range(2):
-            candidates = self._read_pages(candidates)
-            if not candidates:
+            if not candidates or not self._client.pace.spare(Kind.QUERY):
                 return
+            candidates = self._read_pages(candidates)
 
     def _read_pages(self, candidates: list[QueueCandidates]) -> list[QueueCandidates]:
         """Read a page of each queue and return the queues that need another one."""
@@ -218,12 +222,20 @@ class Claims:
         self.reader, self._rotation = CandidateReader(store.client), itertools.count()
 
     def claim_for_credit(
-        self, credit: Mapping[str, int], candidates: Mapping[str, QueueCandidates], writes: list[PendingWrite]
+        self,
+        credit: Mapping[str, int],
+        candidates: Mapping[str, QueueCandidates],
+        writes: list[PendingWrite],
+        pending: int,
     ) -> int:
         """Add claims to `writes`, for as many messages as there is credit for, including what may be claimed ahead.
 
-        Return how many there are.
+        Return how many there are: no more than can be written at once, with `pending` other writes, see
+        `couchdb.pacing`. Claims that wait would let acknowledgements and the heartbeat wait.
         """
+        most = self._store.client.pace.spare(Kind.WRITE) - len(writes) - pending
+        if most <= 0:
+            return 0
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         for doc in self._gate.ready(self._unacked.credit()):
@@ -232,15 +244,15 @@ class Claims:
         claimable = [queue for queue in served if candidates[queue].has_claimable]
         # Each queue gets an equal share of the claims, and another queue is served first each time: a long queue does
         # not starve a short one.
-        share = max(1, self._options.claim_batch // max(1, len(claimable)))
+        share = max(1, int(min(self._options.claim_batch, most)) // max(1, len(claimable)))
         first = next(self._rotation) % max(1, len(claimable))
         reserved: dict[str, list[Subscription]] = {}
         in_turn = claimable[first:] + claimable[:first]
-        for queue, most, ahead in [
+        for queue, count, ahead in [
             *((each, share, False) for each in in_turn),
             *((each, candidates[each].most_ahead(share), True) for each in in_turn),
         ]:
-            while len(reserved.get(queue, ())) < most and (s := self._unacked.reserve(queue, ahead=ahead)):
+            while len(reserved.get(queue, ())) < count and (s := self._unacked.reserve(queue, ahead=ahead)):
                 reserved.setdefault(queue, []).append(s)
         docs: dict[str, list[Document]] = {}
         try:

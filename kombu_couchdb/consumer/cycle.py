@@ -12,6 +12,7 @@ import time
 from math import inf
 
 from ..couchdb.client import Client, Document
+from ..couchdb.pacing import Kind
 from ..documents import workitem
 from ..documents.concurrency import is_parked, parked_key
 from ..errors import CouchDBError
@@ -102,7 +103,8 @@ class Cycle:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
         if self.unacked.awaiting_bodies() or self._wanted_by_others():
             return -inf
-        times = [self._poll_at, self.notifier.attention.bell.due_at, self.unacked.overdue_at]
+        readable_at = self._client.pace.next_at(Kind.QUERY)
+        times = [max(self._poll_at, readable_at), self.notifier.attention.bell.due_at, self.unacked.overdue_at]
         if self.lease.written:
             times += [self._heartbeat.due_at, self.sweeper.due, self.notifier.due_at()]
             times += self.unacked.may_run().values()
@@ -111,12 +113,13 @@ class Cycle:
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) <= 0:
                 if queue in self.notifier.attention.followed:
-                    times.append(candidates.due_at())
+                    times.append(max(candidates.due_at(), readable_at))
             else:
                 at = candidates.wake_at()
                 if candidates.is_stale and at is None:
                     at = -inf
-                times += [] if at is None else [at if queue in low else max(at, self.unacked.pace.next_at)]
+                at = at if at is None or queue in low else max(at, self.unacked.pace.next_at)
+                times += [] if at is None else [max(at, readable_at, self._client.pace.next_at(Kind.WRITE))]
         return min(times)
 
     def on_outage(self) -> None:
@@ -163,7 +166,7 @@ class Cycle:
                 self._store.delete_without_queue(released)
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, writes)
-            self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, writes))
+            self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, writes, len(pending)))
             self._gate.wake(writes)
             self._gate.free(writes)
             if writes or pending:
@@ -236,7 +239,7 @@ class Cycle:
 
     def _read_candidates(self, credit: dict[str, int]) -> None:
         """Add what the changes feed reported and what became due; start, stop or change the feed as needed."""
-        poll = time.monotonic() >= self._poll_at
+        poll = time.monotonic() >= self._poll_at and self._client.pace.spare(Kind.QUERY) > 0
         if poll:
             self._polled = time.monotonic()
         with_credit = {queue for queue in self._candidates if credit.get(queue, 0) > 0}

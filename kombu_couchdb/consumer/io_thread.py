@@ -18,6 +18,7 @@ from collections.abc import Callable
 from kombu.utils.compat import detect_environment
 
 from ..couchdb.client import Client
+from ..couchdb.pacing import urgent
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
 from ..leases.lease import GRACE_SECONDS
 from ..log import get_logger
@@ -141,9 +142,10 @@ class IOThread:
 
     def _run(self) -> None:
         try:
-            while not (self._closing.is_set() or self._abandoned or self.unacked.retired):
-                self._guard(self._work)
-            self._guard(self._finish)
+            with urgent():
+                while not (self._closing.is_set() or self._abandoned or self.unacked.retired):
+                    self._guard(self._work)
+                self._guard(self._finish)
         finally:
             self._cycle.notifier.close()
             self.announced.close()

@@ -1,18 +1,19 @@
-"""Bulk writes: many documents in requests of bounded size, with a `WriteResult` for each document.
+"""Many documents in requests of bounded size: bulk writes, with a `WriteResult` for each document, and reads.
 
 `Unusable` has the documents that CouchDB refuses for ever, so that nobody tries to write them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from .. import errors
 from ..log import get_logger
 from .address import Address
 from .http import encoded
+from .pacing import Kind, Pace, TooManyUnits
 from .shapes import Document, Shape, equal, exactly, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
@@ -35,6 +36,8 @@ _REFUSALS: dict[type[errors.CouchDBError], str] = {
     errors.Conflict: MISSING_STUB,
 }
 
+_Found = TypeVar('_Found')
+
 
 class _Client(Protocol):
     """What a bulk write needs of a client."""
@@ -42,7 +45,11 @@ class _Client(Protocol):
     address: Address
     replicas: int
 
-    def request(self, method: str, path: str | None, *, body: Any, shape: Shape) -> Any:
+    @property
+    def pace(self) -> Pace:
+        """The pace of this process's requests."""
+
+    def request(self, method: str, path: str | None, *, body: Any, size: int, shape: Shape) -> Any:
         """Send a request and return the JSON of the response."""
 
     def leaves(self, doc_id: str) -> list[Document]:
@@ -97,10 +104,13 @@ class BulkWrite:
         results: list[WriteResult] = []
         while (start := len(results)) < len(docs):
             end, size = start + 1, len(texts[start])
-            while end < len(docs) and size + len(texts[end]) <= self._size.bytes:
+            most = min(len(docs), start + self._client.pace.most(Kind.WRITE))
+            while end < most and size + len(texts[end]) <= self._size.bytes:
                 size, end = size + len(texts[end]), end + 1
             try:
                 results += self._write_part(docs[start:end], texts[start:end])
+            except TooManyUnits:
+                pass  # the next part is smaller
             except errors.CouchDBError as exc:
                 exc.answered = results
                 raise
@@ -126,12 +136,14 @@ class BulkWrite:
         body = b'{"docs":[' + b','.join(texts) + b']}'
         shape = exactly(*(_shape_of_result(doc['_id']) for doc in docs))
         return [
-            WriteResult.of(element) for element in self._client.request('POST', '/_bulk_docs', body=body, shape=shape)
+            WriteResult.of(element)
+            for element in self._client.request('POST', '/_bulk_docs', body=body, size=len(docs), shape=shape)
         ]
 
     def _create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         body = b'{"new_edits":false,"docs":[' + b','.join(texts) + b']}'
-        refused = self._client.request('POST', '/_bulk_docs', body=body, shape=items(members(id=text, error=text)))
+        shape = items(members(id=text, error=text))
+        refused = self._client.request('POST', '/_bulk_docs', body=body, size=len(docs), shape=shape)
         # CouchDB does not list stored documents in this response.
         results = {element['id']: WriteResult.of(element) for element in refused}
         return [results.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
@@ -144,8 +156,8 @@ class BulkWrite:
             error = next(name for kind, name in _REFUSALS.items() if isinstance(exc, kind))
             return [WriteResult.refused(docs[0]['_id'], error, str(exc).removeprefix(f'{self._client.address.url}: '))]
         half = len(docs) // 2
-        results = self._write_part(docs[:half], texts[:half])
-        results += self._write_part(docs[half:], texts[half:])
+        results = self._in_parts(docs[:half], texts[:half])
+        results += self._in_parts(docs[half:], texts[half:])
         if not isinstance(exc, errors.Conflict):
             return results
         # One shard, or a lagging node, does not have the attachment that a stub refers to. Other shards have stored
@@ -196,6 +208,20 @@ class Unusable:
         """Return the ids and reasons that were recorded since the last call."""
         new, self._new = self._new, []
         return new
+
+
+def read_in_parts(read: Callable[[Sequence[str]], list[_Found]], ids: Sequence[str]) -> list[_Found]:
+    """Return what `read` returns for these ids, in several requests if the documents are too large for one.
+
+    *Raises* `AnswerTooLarge` if a single one is.
+    """
+    try:
+        return read(ids)
+    except errors.AnswerTooLarge:
+        if len(ids) == 1:
+            raise
+    half = len(ids) // 2
+    return [*read_in_parts(read, ids[:half]), *read_in_parts(read, ids[half:])]
 
 
 def deletion(doc: Mapping[str, Any]) -> Document:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -12,13 +12,15 @@ from typing import Any, TypeVar, cast
 import requests
 
 from .. import errors
+from ..values import chunks
 from . import shapes
 from .address import Address
 from .bounds import Bounds
-from .bulk import BulkWrite, RequestSize, Unusable
+from .bulk import BulkWrite, RequestSize, Unusable, read_in_parts
 from .clock import ServerClock
 from .failures import from_answer, not_offered
 from .http import Http, decoded, path_of
+from .pacing import Pace
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
 from .write_result import WriteResult
 
@@ -44,7 +46,6 @@ _FEW_CHANGES, _START = 10_000, {'limit': 0, 'reduce': False, 'update': 'lazy'}
 _PAUSE_SECONDS = 0.5
 
 _Doc = TypeVar('_Doc', bound=Mapping[str, Any])
-_Found = TypeVar('_Found')
 
 
 class Client:
@@ -107,6 +108,11 @@ class Client:
         return self.http.current.auth.who
 
     @property
+    def pace(self) -> Pace:
+        """The pace of this process's requests to the current node."""
+        return self.http.current.pace
+
+    @property
     def has_other_nodes(self) -> bool:
         """Whether the address names several nodes, so that the request after a failed one goes to another node."""
         return len(self.http.nodes) > 1
@@ -151,18 +157,20 @@ class Client:
         body: Any = None,
         *,
         repeat: bool = False,
+        size: int = 1,
         shape: Shape = anything,
     ) -> Any:
         """Send a request and return the JSON of the response.
 
         `path` is relative to the URL of the database; None means the root of the server. With `repeat`, for reads, the
-        request is sent again if the connection was cut before the response, see `Http.send`.
+        request is sent again if the connection was cut before the response, see `Http.send`. `size` is the number of
+        documents in the body.
 
         *Raises* `BrokenAnswer` if the response does not have the `shape`, and `NotOffered` if `path` is an endpoint for
         administrators that the service does not offer.
         """
         try:
-            text, status = self.http.exchange(method, path, params, body, repeat=repeat)
+            text, status = self.http.exchange(method, path, params, body, repeat=repeat, size=size)
         except errors.CouchDBError as exc:
             if error := not_offered(exc, path, self):
                 raise error from exc
@@ -221,9 +229,11 @@ class Client:
 
         Use `find` for ids that may never have existed. `params` are CouchDB's query parameters.
         """
-        return self._in_parts(lambda part: self._fetch(part, **params), ids)
+        return read_in_parts(lambda part: self._fetch(part, **params), ids)
 
     def _fetch(self, ids: Sequence[str], **params: Any) -> list[Document | None]:
+        if not params and len(ids) <= self.pace.reads_for_query:
+            return [self.get_or_none(doc_id) for doc_id in ids]
         by_id = dict(zip(ids, self._bulk_get(ids, **params), strict=True))
         found = {name: docs[0] if docs and not docs[0].get('_deleted') else None for name, docs in by_id.items()}
         conflicted = [name for name, docs in by_id.items() if len(docs) > 1]
@@ -237,25 +247,12 @@ class Client:
         to be down: while one node does not respond, that takes a minute (measured with CouchDB 3.5). `find` needs
         responses of a majority of nodes at most.
         """
-        return self._in_parts(self._find, ids)
+        return read_in_parts(self._find, ids)
 
     def _find(self, ids: Sequence[str]) -> list[Document | None]:
         if len(ids) == 1:
             return [self.get_or_none(ids[0])]
         return self._winners(ids) if ids and self.is_cluster() else self._fetch(ids)
-
-    def _in_parts(self, read: Callable[[Sequence[str]], list[_Found]], ids: Sequence[str]) -> list[_Found]:
-        """Return what `read` returns for these ids, in several requests if they cannot be read in one.
-
-        That is so if the documents are too large together: *raises* `AnswerTooLarge` if a single one is.
-        """
-        try:
-            return read(ids)
-        except errors.AnswerTooLarge:
-            if len(ids) == 1:
-                raise
-        half = len(ids) // 2
-        return [*self._in_parts(read, ids[:half]), *self._in_parts(read, ids[half:])]
 
     def leaves(self, doc_id: str, **params: Any) -> list[Document]:
         """Return all leaf revisions of a document, deleted ones included; an empty list if it never existed."""
@@ -269,7 +266,7 @@ class Client:
 
     def fetch_leaves(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
         """Return a list of `leaves` for each of these ids, in this order; one request."""
-        return self._in_parts(lambda part: self._bulk_get(part, **params), ids)
+        return read_in_parts(lambda part: self._bulk_get(part, **params), ids)
 
     def _bulk_get(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
         if not ids:
@@ -585,11 +582,6 @@ class Client:
     def delete(self) -> None:
         """Delete the database with all its documents."""
         self.request('DELETE', '')
-
-
-def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-    """Yield `items` in slices of at most `size`."""
-    return (items[i : i + size] for i in range(0, len(items), size))
 
 
 def _feed(since: Any, body: Document, limit: int, docs: bool) -> dict[str, Any]:

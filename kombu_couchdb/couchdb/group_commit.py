@@ -18,6 +18,7 @@ from .address import Address
 from .client import Client
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
+from .pacing import Kind
 from .write_result import WriteResult, WriteStatus
 
 #: The maximum number of documents in a shared request. A larger write is sent alone, while others go on.
@@ -109,9 +110,10 @@ class GroupCommit:
     def _next_batch(self, own: _Entry) -> list[_Entry]:
         """Return the entries for one request. Two entries with the same document are written in different requests."""
         batch, ids, size, max_size = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_size.bytes
+        most = min(_MAX_DOCS, self._client.pace.most(Kind.WRITE))
         for entry in self._pending:
             new = {doc['_id'] for doc in entry.docs}
-            fits = len(ids) + len(new) <= _MAX_DOCS and size + entry.size <= max_size
+            fits = len(ids) + len(new) <= most and size + entry.size <= max_size
             if entry is not own and fits and not ids & new:
                 batch, ids, size = [*batch, entry], ids | new, size + entry.size
         return batch

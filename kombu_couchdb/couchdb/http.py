@@ -29,6 +29,7 @@ from .auth import REFUSED, Auth, Headers
 from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds, seconds_left
 from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
+from .pacing import Pace, Turn, units_of
 
 logger = get_logger(__name__)
 
@@ -119,6 +120,7 @@ class Node:
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self.address, self.timeouts, self.auth = address, timeouts, Auth.of(address)
+        self.pace = Pace.of(address.server)
         self._clock, self._has_responded = clock, False
         self.reset()
         reset_in_child(self)
@@ -139,19 +141,21 @@ class Node:
         read_timeout: float | None = None,
         *,
         bounds: Bounds = ORDINARY,
+        size: int = 1,
     ) -> requests.Response:
         """Send a request and return the response. The body of a longpoll response (see `bounds`) is not read.
 
-        `path` is relative to the URL of the database; None means the root of the server. `data` is the request body.
-        `read_timeout` replaces the time limit for the response, in seconds.
+        `path` is relative to the URL of the database; None means the root of the server. `data` is the request body,
+        and `size` the number of documents to write or of queries in it. `read_timeout` replaces the time limit for the
+        response, in seconds. It does not include the time for which the request waits, see `couchdb.pacing`.
 
         *Raises* the errors of `kombu_couchdb.errors`. Neither the errors nor their causes nor the frames of their
         tracebacks contain the password or the session cookie.
         """
         url = (self.address.server + '/' if path is None else self.address.url + path) + query
+        turn = Turn(*units_of(method, path, size))
         for is_last in (False, True):  # CouchDB has not executed a request that it refuses so, and it can be repeated
-            auth_headers = self.auth.headers(self._post_session)
-            found = self._exchange(method, url, auth_headers, data, read_timeout, bounds)
+            auth_headers, found = self._exchange_in_turn(turn, method, url, data, read_timeout, bounds)
             if isinstance(found, errors.CouchDBError):
                 raise found
             response = found
@@ -182,6 +186,30 @@ class Node:
     def _post_session(self, data: bytes) -> requests.Response | errors.CouchDBError:
         return self._exchange('POST', f'{self.address.server}/_session', Headers(), data)
 
+    def _exchange_in_turn(
+        self, turn: Turn, method: str, url: str, data: bytes | None, read_timeout: float | None, bounds: Bounds
+    ) -> tuple[Headers, requests.Response | errors.CouchDBError]:
+        """Send a request at its turn, and again while the service refuses it for its limits.
+
+        Return the authentication headers and what `_exchange` returned last.
+        """
+        found: requests.Response | errors.CouchDBError | None = None
+        auth_headers = Headers()
+        while self.pace.wait(turn, seconds_left()):
+            auth_headers = self.auth.headers(self._post_session)  # after the wait: a token may end meanwhile
+            found = self._exchange(method, url, auth_headers, data, read_timeout, bounds)
+            if isinstance(found, errors.CouchDBError):
+                break
+            if found.status_code != 429:
+                self.pace.accepted(turn)
+                break
+            pause = _retry_after_seconds(found.headers.get('Retry-After'), self._clock.now())
+            self.pace.refused(turn, min(pause, self.timeouts[1]))
+        return auth_headers, self._out_of_time() if found is None else found
+
+    def _out_of_time(self) -> errors.CouchDBError:
+        return errors.ServerUnavailable(f'{self.address.url}: no response within the time limit of the caller')
+
     def _exchange(
         self,
         method: str,
@@ -201,7 +229,7 @@ class Node:
         size = len(data or b'')
         transfer_seconds = size // MIN_BYTES_PER_SECOND
         if (left := seconds_left()) <= 0:
-            return errors.ServerUnavailable(f'{self.address.url}: no response within the time limit of the caller')
+            return self._out_of_time()
         timeout = (min(left, self.timeouts[0]), min(left, (read_timeout or self.timeouts[1]) + transfer_seconds))
         prepared = requests.PreparedRequest()
         prepared.method, prepared.url = method, url
@@ -239,7 +267,7 @@ class Node:
         self._has_responded = True
         response.request = None  # type: ignore[assignment]  # it contains the authentication headers
         self._clock.observe(response.headers.get('Date'), begun, time.monotonic())
-        if response.status_code in (429, 503):
+        if response.status_code == 503:
             # All threads pause as long as the server asks, but not longer than the time limit for a response.
             pause = _retry_after_seconds(response.headers.get('Retry-After'), self._clock.now())
             self._not_before = time.monotonic() + min(pause, self.timeouts[1])
@@ -297,20 +325,25 @@ class Http:
         read_timeout: float | None = None,
         repeat: bool = False,
         bounds: Bounds = ORDINARY,
+        size: int = 1,
     ) -> requests.Response:
         """Send a request, as `Node.send` does, and return the response; `body` is JSON or an object.
+
+        `size` is the number of documents in JSON.
 
         With `repeat`, for reads, the request is sent again if the connection was cut before the response: once, or once
         to each other node. A server or proxy may close an idle connection at the moment at which the client uses it
         again.
         """
+        if isinstance(body, dict) and 'queries' in body:
+            size = len(body['queries'])
         data = body if body is None or isinstance(body, bytes) else encoded(body)
         attempts = max(2, len(self.nodes)) if repeat else 1
         while True:
             attempts -= 1
             node = self.current
             try:
-                return node.send(method, path, _query(params), data, read_timeout, bounds=bounds)
+                return node.send(method, path, _query(params), data, read_timeout, bounds=bounds, size=size)
             except errors.ServerUnavailable as exc:
                 self.switch_from(node)
                 if not attempts or not exc.was_cut:

@@ -1,11 +1,68 @@
 """The pace of requests to a CouchDB that limits how many it serves in a second, as IBM Cloudant does.
 
-Such a service counts units of three kinds: reads, writes and queries.
+Such a service counts the units of each kind of request (reads, writes, queries) of all clients together, in a sliding
+window of one second. Over the limit it refuses a request with status 429, and has not executed it. That is no outage:
+the request is sent again by the same call, and the process sends fewer of its kind.
+
+Nobody tells a client its share of the limit, so each process finds it out: its rate falls with a refusal, and grows
+while requests wait for it (AIMD, as TCP does). Before the first refusal nothing is delayed.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
+from math import inf
+from random import random
+
+from ..errors import CouchDBError
+from ..log import get_logger
+from .fork_safety import Shared, reset_in_child
+
+logger = get_logger(__name__)
+
+#: The window of the service in seconds, and a little more: requests do not take equally long to the server, and what
+#: the processes leave is room for a request that was refused.
+_WINDOW_SECONDS = 1.1
+
+#: After a refusal, nothing of its kind is sent for so long, in seconds, and for a random part of the second number: so
+#: several processes do not go on at the same moment. After each further refusal in a row the pause is twice as long, up
+#: to the third number.
+_PAUSE_SECONDS, _JITTER_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 0.4, 8.0
+
+#: The part of what was used before the first refusal that is taken as the process's share of the limit.
+_FIRST_SHARE = 0.9
+
+#: After a refusal the rate is less than that share by this part. It returns to it after so many seconds in which
+#: requests waited, and grows faster from then on. It also grows by so many units a second in each second, so that the
+#: process with the smallest rate catches up.
+_DECREASE, _RETURN_SECONDS, _GROWTH = 0.25, 20.0, 0.1
+
+#: The least rate.
+_MIN_RATE = 1.0
+
+#: A request has at most the units of this time, in seconds: large ones leave no room for those of other processes, and
+#: a lease may depend on the next one.
+_REQUEST_SECONDS = 0.25
+
+#: The most reads that replace a query while queries are limited: a service offers more reads.
+_MAX_READS = 8
+
+#: A rate is forgotten this long after the last refusal, in seconds.
+_FORGET_SECONDS = 600.0
+
+#: How long a request waits in all, in seconds.
+_MAX_WAIT_SECONDS = 300.0
+
+#: The shortest time for which refusals are counted before a warning, in seconds, and the fewest that deserve one.
+_WARN_SECONDS, _WARN_REFUSALS = 60.0, 3
 
 
 class Kind(Enum):
@@ -53,3 +110,244 @@ def units_of(method: str, path: str | None, size: int = 1) -> tuple[Kind, int]:
     if names[0].startswith('_'):
         return Kind.OTHER, 1
     return (Kind.READ if method in ('GET', 'HEAD') else Kind.WRITE), 1
+
+
+class TooManyUnits(CouchDBError):
+    """The service refused a request of more units than the pace allows in one: it must be cut."""
+
+
+_urgent: ContextVar[bool] = ContextVar('urgent', default=False)
+
+
+@contextmanager
+def urgent() -> Iterator[None]:
+    """Send requests of the current thread before those of others that wait: a lease or a message depends on them."""
+    token = _urgent.set(True)
+    try:
+        yield
+    finally:
+        _urgent.reset(token)
+
+
+class Turn:
+    """One request: it waits, is sent, and, if the service refuses it, waits and is sent again."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, kind: Kind, units: int = 1) -> None:
+        self.kind, self.units, self.is_urgent, self.was_refused = kind, units, _urgent.get(), False
+        self._number = next(self._numbers)
+        #: Whether it had to wait before it was sent last; and when that was, by the monotonic clock.
+        self.has_waited, self.sent = False, -inf
+
+    @property
+    def order(self) -> tuple[bool, bool, int]:
+        """The key by which turns are sorted."""
+        return not self.is_urgent, not self.was_refused, self._number
+
+
+class Lane:
+    """The requests of one kind from this process to one server. Times are monotonic. Not thread-safe, and no I/O."""
+
+    def __init__(self) -> None:
+        #: This process's part of the limit, in units a second; infinite before the first refusal. And for how many
+        #: seconds requests have waited since the last refusal.
+        self._share, self._waited = inf, 0.0
+        #: The units that were sent in the window, with their times.
+        self._sent: deque[tuple[float, int]] = deque()
+        #: When the next request may be sent, when the last one was refused, and how many were refused in a row.
+        self._free_at = self._refused_at = -inf
+        self._in_a_row = 0
+        self._counted_from, self._refusals, self._units = -inf, 0, 0
+        self.forget_waiting()
+
+    def forget_waiting(self) -> None:
+        """Forget the requests that wait: they belong to threads of the parent."""
+        self._waiting: list[Turn] = []  # sorted
+
+    @property
+    def rate(self) -> float:
+        """The units a second that this process may send; infinite before the first refusal."""
+        if self._share == inf:
+            return inf
+        curve = _DECREASE * ((self._waited / _RETURN_SECONDS) ** 3 - 1)
+        return max(_MIN_RATE, self._share * (1 + curve) + _GROWTH * self._waited)
+
+    @property
+    def most(self) -> float:
+        """The most units that one request should have; infinite before the first refusal."""
+        return inf if self._share == inf else max(1, int(self.rate * _REQUEST_SECONDS))
+
+    def free_at(self, units: int, now: float) -> float:
+        """Return when a request of so many units may be sent, if no other one is sent before."""
+        while self._sent and self._sent[0][0] <= now - _WINDOW_SECONDS:
+            self._sent.popleft()
+        if self._share == inf:
+            return now
+        at, excess = self._free_at, sum(sent for _, sent in self._sent) + units - max(units, int(self.rate))
+        for sent_at, sent in self._sent:
+            if excess <= 0:
+                break
+            at, excess = max(at, sent_at + _WINDOW_SECONDS), excess - sent
+        return at
+
+    def next_at(self, now: float) -> float:
+        """Return when a request may be sent at the earliest, if those that wait are sent before."""
+        return self.free_at(1, now) + sum(turn.units for turn in self._waiting) / self.rate
+
+    def spare(self, now: float) -> float:
+        """Return the most units that one request may have now; 0 if it would have to wait."""
+        return 0 if self._waiting or now < self.free_at(1, now) else self.most
+
+    def take(self, turn: Turn, now: float) -> float:
+        """Let a request be sent and return 0.0; or return the seconds until it may, infinite if others go first."""
+        if now - self._refused_at > _FORGET_SECONDS:
+            self._share = inf
+        seconds = self.free_at(turn.units, now) - now
+        if self._share < inf:
+            if turn not in self._waiting:
+                turn.has_waited = False
+                insort(self._waiting, turn, key=lambda other: other.order)
+            if self._waiting[0] is not turn or seconds > 0:
+                turn.has_waited = True
+                return seconds if self._waiting[0] is turn else inf
+            self._free_at = now + turn.units / self.rate
+            if turn.has_waited:
+                self._waited += turn.units / self.rate
+        self.leave(turn)
+        turn.sent = now
+        self._sent.append((now, turn.units))
+        self._units += turn.units
+        return 0.0
+
+    def leave(self, turn: Turn) -> None:
+        """Let a request wait no more, if it does."""
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+
+    def accepted(self, turn: Turn) -> None:
+        """Note that the service did not refuse a request."""
+        if turn.sent > self._refused_at:
+            self._in_a_row = 0
+
+    def refused(self, turn: Turn, now: float, pause: float = 0.0) -> None:
+        """Note that the service refused a request, and asked for a `pause` of so many seconds, if it did."""
+        turn.was_refused = True
+        if (unit := (turn.sent, turn.units)) in self._sent:
+            self._sent.remove(unit)
+        if now - self._refused_at > _WARN_SECONDS:
+            self._counted_from, self._refusals, self._units = now, 0, 0
+        self._refusals += 1
+        if turn.sent <= self._refused_at and self._share < inf:
+            return  # it was sent before the last refusal was known
+        if not self._in_a_row:
+            used = sum(units for sent, units in self._sent if sent > turn.sent - _WINDOW_SECONDS)
+            if self._share == inf:
+                self._share = _FIRST_SHARE * used
+            else:
+                self._share = self.rate if turn.has_waited else min(self.rate, used + 1)
+            self._waited = 0.0
+        pause = max(pause, min(_PAUSE_SECONDS * 2**self._in_a_row, _MAX_PAUSE_SECONDS))
+        self._free_at, self._refused_at = now + pause + _JITTER_SECONDS * random(), now
+        self._in_a_row += 1
+
+    def complaint(self, now: float) -> tuple[int, float, float] | None:
+        """Return what to warn of, and count anew; None if it is not time to, or nothing to speak of.
+
+        These are how many requests were refused, and the units a second that were wanted, and that were sent.
+        """
+        seconds = now - self._counted_from
+        if seconds < _WARN_SECONDS or self._refusals < _WARN_REFUSALS:
+            return None
+        waiting = sum(turn.units for turn in self._waiting)
+        found = self._refusals, (self._units + waiting) / seconds, self._units / seconds
+        self._counted_from, self._refusals, self._units = now, 0, 0
+        return found
+
+
+class Pace:
+    """The pace of this process's requests to one server. Thread-safe; a forked child keeps the rates."""
+
+    def __init__(self, server: str) -> None:
+        self._server, self._lanes = server, {kind: Lane() for kind in Kind}
+        self.reset()
+        reset_in_child(self)
+
+    @classmethod
+    def of(cls, server: str) -> Pace:
+        """Return this process's pace for a server, given by its URL."""
+        return _shared.of(server, lambda: cls(server))
+
+    def reset(self) -> None:
+        """Forget what waits: in a forked child, it belongs to threads of the parent."""
+        self._changed = threading.Condition()
+        for lane in self._lanes.values():
+            lane.forget_waiting()
+
+    def spare(self, kind: Kind) -> float:
+        """Return the most units that a request of this kind may have now; 0 if it would have to wait."""
+        with self._changed:
+            return self._lanes[kind].spare(time.monotonic())
+
+    def most(self, kind: Kind) -> float:
+        """Return the most units that a request of this kind should have; infinite if no limit is known."""
+        return self._lanes[kind].most
+
+    def next_at(self, kind: Kind) -> float:
+        """Return the monotonic time at which `spare` may be more than 0; infinitely long ago without a limit."""
+        with self._changed:
+            return self._lanes[kind].next_at(time.monotonic()) if self.is_limited(kind) else -inf
+
+    def is_limited(self, kind: Kind) -> bool:
+        """Tell whether requests of this kind were refused not long ago: they should be few."""
+        return self._lanes[kind].most < inf
+
+    @property
+    def reads_for_query(self) -> float:
+        """How many documents should be read by so many reads instead of a query, because queries are short."""
+        return min(_MAX_READS, self.spare(Kind.READ)) if self.is_limited(Kind.QUERY) else 0
+
+    def wait(self, turn: Turn, seconds: float) -> bool:
+        """Wait until a request may be sent, for at most so many seconds; return False if that time was too short."""
+        lane, until = self._lanes[turn.kind], time.monotonic() + min(seconds, _MAX_WAIT_SECONDS)
+        with self._changed:
+            try:
+                while (pause := lane.take(turn, now := time.monotonic())) > 0:
+                    if now >= until:
+                        return False
+                    self._changed.wait(min(pause, until - now))
+            finally:
+                lane.leave(turn)
+                self._changed.notify_all()
+        return True
+
+    def accepted(self, turn: Turn) -> None:
+        """Note that the service did not refuse a request."""
+        with self._changed:
+            self._lanes[turn.kind].accepted(turn)
+
+    def refused(self, turn: Turn, pause: float) -> None:
+        """Note that the service refused a request, and asked for a `pause` of so many seconds, if it did.
+
+        The request can be sent again after another `wait`. *Raises* `TooManyUnits` if it has too many for that.
+        """
+        with self._changed:
+            lane = self._lanes[turn.kind]
+            lane.refused(turn, time.monotonic(), pause)
+            complaint = lane.complaint(time.monotonic())
+            self._changed.notify_all()
+        if complaint is not None:
+            logger.warning(
+                '%s has refused %d %s requests within a minute, because they exceed its limit: this process needs %.1f '
+                'a second and gets %.1f; choose a larger plan, see "celery -A your_app couchdb plan"',
+                self._server,
+                complaint[0],
+                turn.kind.value,
+                *complaint[1:],
+            )
+        if turn.units > lane.most:
+            raise TooManyUnits(f'{self._server} refused {turn.units} units in one {turn.kind.value} request')
+
+
+#: By the URL of a server.
+_shared: Shared[str, Pace] = Shared({})

@@ -28,6 +28,7 @@ from math import inf
 from typing import Any, ClassVar
 
 from ..couchdb.client import Client
+from ..couchdb.pacing import urgent
 from ..documents import shared_documents
 from ..documents.ids import LEADER
 from ..errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
@@ -96,9 +97,10 @@ class LeaderLease:
         asked = time.monotonic()
         if asked < self._until - self._lease + self.renewal:
             return self.term
-        rev = self._rev if self.leads else self._replaceable(asked)
-        if rev is not None:
-            self._write(rev, asked)
+        with urgent():
+            rev = self._rev if self.leads else self._replaceable(asked)
+            if rev is not None:
+                self._write(rev, asked)
         return self.term
 
     def release(self) -> None:

@@ -8,10 +8,12 @@ clock was wrong when it was published.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import Client, Document
+from ..couchdb.pacing import Kind, TooManyUnits
 from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.task_message import HIGHEST
@@ -120,13 +122,22 @@ def query(
     params: Mapping[str, Any] | None = None,
     view: str = 'waiting',
 ) -> list[list[Document]]:
-    """Return the rows for each of several queries of a view, in one request.
+    """Return the rows for each of several queries of a view, in one request, or in several to a service with limits.
 
     `row` is the shape of a row, or has one for each query.
     """
-    if not queries:
-        return []
-    each = [members(rows=items(shape)) for shape in ([row] * len(queries) if callable(row) else row)]
+    found, each = list[list[Document]](), [row] * len(queries) if callable(row) else row
+    while (start := len(found)) < len(queries):
+        end = int(min(len(queries), start + client.pace.most(Kind.QUERY)))
+        with suppress(TooManyUnits):  # the next part is smaller
+            found += _query(client, queries[start:end], each[start:end], params, view)
+    return found
+
+
+def _query(
+    client: Client, queries: Sequence[Document], rows: Sequence[Shape], params: Mapping[str, Any] | None, view: str
+) -> list[list[Document]]:
+    each = [members(rows=items(row)) for row in rows]
     if len(queries) == 1:
         response = client.query(design.NAME, 'POST', view, params, queries[0], shape=each[0])
         return [response['rows']]

@@ -20,7 +20,7 @@ from kombu import Connection
 
 from chaos.proxy import Answer, Proxy
 from kombu_couchdb.consumer import io_thread
-from kombu_couchdb.couchdb import auth, bounds
+from kombu_couchdb.couchdb import auth, bounds, pacing
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
@@ -93,7 +93,8 @@ def head(status: int, *lines: str) -> bytes:
 
 
 @pytest.mark.parametrize('body', [DOC, b'', b'<html>', b'null'], ids=['document', 'empty', 'page', 'null'])
-def test_every_status_code(wires: Callable[[], Wire], body: bytes) -> None:
+def test_every_status_code(wires: Callable[[], Wire], body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, '_MAX_WAIT_SECONDS', 0.1)
     wire = wires()
     for status in [*range(101, 600, 7), 200, 201, 202, 204, 400, 401, 404, 409, 412, 413, 429, 500, 503, 0, 1000]:
         wire.answer = head(status, f'Content-Length: {len(body)}') + body
@@ -351,6 +352,7 @@ def test_consumer_survives_wrong_responses(
 ) -> None:
     monkeypatch.setattr(io_thread, '_LAST_RETRY_SECONDS', 0.05)
     monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.05)
+    monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 0.05)
     publisher = connect()
     publisher.connect()
     address = client.address

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from kombu_couchdb.couchdb import auth, bounds, credentials, tokens
+from kombu_couchdb.couchdb import auth, bounds, credentials, pacing, tokens
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
@@ -136,6 +136,7 @@ def check(exc: CouchDBError) -> None:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, '_shared', Shared({}))
     monkeypatch.setattr(bounds, 'MAX_RESPONSE_BYTES', 1_000_000)
+    monkeypatch.setattr(pacing, '_MAX_WAIT_SECONDS', 0.1)
 
 
 def client_of(port: int, auth: str = 'basic', **more: Any) -> Client:

@@ -352,6 +352,7 @@ class ModelClient(Client):
         body: Any = None,
         *,
         repeat: bool = False,
+        size: int = 1,
         shape: Shape = anything,
     ) -> Any:
         body = json.loads(body) if isinstance(body, bytes) else body

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from kombu_couchdb import errors
-from kombu_couchdb.couchdb import auth, clock, http
+from kombu_couchdb.couchdb import auth, clock, http, pacing
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.bounds import time_limit
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
@@ -239,13 +240,12 @@ def test_response_without_complete_json(
 @pytest.mark.parametrize(
     ('status', 'retry_after', 'seconds'),
     [
-        (429, '60', 60),
         (503, '60', 60),
-        (429, '{in_60_s}', 60),
-        (429, '3600', 100),
-        (429, 'inf', 100),
-        (429, 'soon', 0),
-        (429, '-5', 0),
+        (503, '{in_60_s}', 60),
+        (503, '3600', 100),
+        (503, 'inf', 100),
+        (503, 'soon', 0),
+        (503, '-5', 0),
         (500, '60', 0),
     ],
 )
@@ -317,3 +317,56 @@ def test_the_server_is_asked_for_its_time_before_the_first_use(peer: Peer, clien
     assert [(request.method, request.path) for request in peer.seen] == [('HEAD', '/')]
     client.clock.now()
     assert len(peer.seen) == 1
+
+
+# -- limits of the service
+
+
+@pytest.fixture
+def paced(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A client with short pauses, which has a pace of its own."""
+    for name, number in {
+        '_PAUSE_SECONDS': 0.01,
+        '_JITTER_SECONDS': 0.0,
+        '_WINDOW_SECONDS': 0.01,
+        '_MIN_RATE': 100.0,
+    }.items():
+        monkeypatch.setattr(pacing, name, number)
+    for node in client.http.nodes:
+        node.pace = pacing.Pace(node.address.server)
+    return client
+
+
+REFUSAL = respond({'error': 'too_many_requests', 'reason': 'rate limit'}, 429)
+
+
+def test_refused_request_is_sent_again_by_the_same_call(peer: Peer, paced: Client) -> None:
+    peer.responses = [REFUSAL, REFUSAL, respond(DOC)]
+    assert paced.get('x')['_id'] == 'x'
+    assert len(peer.seen) == 3
+
+
+def test_time_limit_of_the_caller_ends_the_wait(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 60.0)
+    peer.responses = [REFUSAL, respond(DOC)]
+    with time_limit(0.2), pytest.raises(errors.ServerUnavailable, match='429') as caught:
+        paced.get('x')
+    assert caught.value.status == 429
+    with time_limit(0.2), pytest.raises(errors.ServerUnavailable, match='time limit of the caller'):
+        paced.get('x')
+
+
+def test_other_kinds_do_not_wait(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 600.0)
+    paced.pace.refused(pacing.Turn(pacing.Kind.WRITE), 0.0)
+    peer.responses = [respond(DOC)]
+    assert paced.get('x')
+
+
+def test_bulk_write_is_cut(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, '_MIN_RATE', 40.0)  # ten in a request
+    docs = [{'_id': f'doc-{number}'} for number in range(35)]
+    stored = [{'ok': True, 'id': doc['_id'], 'rev': '1-a'} for doc in docs]
+    peer.responses = [REFUSAL, *(respond(stored[start : start + 10], 201) for start in range(0, 35, 10))]
+    assert [result.id for result in paced.bulk(docs)] == [doc['_id'] for doc in docs]
+    assert [len(json.loads(request.text)['docs']) for request in peer.seen] == [35, 10, 10, 10, 5]

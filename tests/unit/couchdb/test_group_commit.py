@@ -15,6 +15,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.bulk import RequestSize
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.group_commit import GroupCommit
+from kombu_couchdb.couchdb.pacing import Pace
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DocumentTooLarge, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
@@ -27,7 +28,7 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
-        self.request_size = RequestSize()
+        self.request_size, self.pace = RequestSize(), Pace('a server')
         self.open = threading.Event()
         self.refused: dict[str, BaseException] = {}
 

@@ -12,6 +12,7 @@ import pytest
 from kombu_couchdb import design
 from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.bulk import Unusable
+from kombu_couchdb.couchdb.pacing import Pace
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.fleet import candidates
 from kombu_couchdb.fleet.candidates import QueueCandidates
@@ -32,7 +33,9 @@ class FakeStore:
         self.fetched: list[str] = []
         self.reads: list[tuple[int, str, str | None]] = []
         clock = SimpleNamespace(now=lambda: NOW + self.passed)
-        self.client = SimpleNamespace(clock=clock, fetch=self.fetch, query=self.query, unusable=Unusable())
+        self.client = SimpleNamespace(
+            clock=clock, fetch=self.fetch, query=self.query, unusable=Unusable(), pace=Pace('a server')
+        )
         self.begun = time.monotonic()
 
     def monotonic(self) -> float:
