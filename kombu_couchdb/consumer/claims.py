@@ -84,7 +84,10 @@ class CandidateReader:
         Nothing is read if the request would have to wait for others, see `couchdb.pacing`: the next cycle reads it.
         """
         for _ in range(2):
-            if not candidates or not self._client.pace.spare(Kind.QUERY):
+            if not candidates:
+                return
+            if not self._client.pace.spare(Kind.QUERY):
+                self._client.pace.want(Kind.QUERY)
                 return
             candidates = self._read_pages(candidates)
 
@@ -233,10 +236,13 @@ class Claims:
         Return how many there are: no more than can be written at once, with `pending` other writes, see
         `couchdb.pacing`. Claims that wait would let acknowledgements and the heartbeat wait.
         """
-        most = self._store.client.pace.spare(Kind.WRITE) - len(writes) - pending
-        if most <= 0:
-            return 0
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
+        pace = self._store.client.pace
+        most = pace.spare(Kind.WRITE) - len(writes) - pending
+        if most <= 0:
+            if any(candidates[queue].has_claimable for queue in served):
+                pace.want(Kind.WRITE)
+            return 0
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         for doc in self._gate.ready(self._unacked.credit()):
             if doc['queue'] in served:

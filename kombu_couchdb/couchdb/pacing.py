@@ -137,7 +137,7 @@ class Turn:
     def __init__(self, kind: Kind, units: int = 1) -> None:
         self.kind, self.units, self.is_urgent, self.was_refused = kind, units, _urgent.get(), False
         self._number = next(self._numbers)
-        #: Whether it had to wait before it was sent last; and when that was, by the monotonic clock.
+        #: Whether it had to wait before it was sent last, or another one, and when that was by the monotonic clock.
         self.has_waited, self.sent = False, -inf
 
     @property
@@ -158,6 +158,8 @@ class Lane:
         #: When the next request may be sent, when the last one was refused, and how many were refused in a row.
         self._free_at = self._refused_at = -inf
         self._in_a_row = 0
+        #: Whether somebody has not even made a request, because it would have to wait.
+        self.is_wanted = False
         self._counted_from, self._refusals, self._units = -inf, 0, 0
         self.forget_waiting()
 
@@ -212,6 +214,8 @@ class Lane:
                 turn.has_waited = True
                 return seconds if self._waiting[0] is turn else inf
             self._free_at = now + turn.units / self.rate
+            turn.has_waited |= self.is_wanted
+            self.is_wanted = False
             if turn.has_waited:
                 self._waited += turn.units / self.rate
         self.leave(turn)
@@ -288,6 +292,10 @@ class Pace:
         """Return the most units that a request of this kind may have now; 0 if it would have to wait."""
         with self._changed:
             return self._lanes[kind].spare(time.monotonic())
+
+    def want(self, kind: Kind) -> None:
+        """Note that the caller would make a request if `spare` was more: the rate can grow."""
+        self._lanes[kind].is_wanted = True
 
     def most(self, kind: Kind) -> float:
         """Return the most units that a request of this kind should have; infinite if no limit is known."""
