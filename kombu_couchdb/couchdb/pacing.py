@@ -255,16 +255,15 @@ class Lane:
         self._free_at, self._refused_at = now + pause + _JITTER_SECONDS * random(), now
         self._in_a_row += 1
 
-    def complaint(self, now: float) -> tuple[int, float, float] | None:
+    def complaint(self, now: float) -> tuple[int, float] | None:
         """Return what to warn of, and count anew; None if it is not time to, or nothing to speak of.
 
-        These are how many requests were refused, and the units a second that were wanted, and that were sent.
+        These are how many requests were refused, and how many units a second were sent.
         """
         seconds = now - self._counted_from
         if seconds < _WARN_SECONDS or self._refusals < _WARN_REFUSALS:
             return None
-        waiting = sum(turn.units for turn in self._waiting)
-        found = self._refusals, (self._units + waiting) / seconds, self._units / seconds
+        found = self._refusals, self._units / seconds
         self._counted_from, self._refusals, self._units = now, 0, 0
         return found
 
@@ -346,12 +345,12 @@ class Pace:
             self._changed.notify_all()
         if complaint is not None:
             logger.warning(
-                '%s has refused %d %s requests within a minute, because they exceed its limit: this process needs %.1f '
-                'a second and gets %.1f; choose a larger plan, see "celery -A your_app couchdb plan"',
+                '%s has refused %d %s requests of this process within a minute, because the limit is reached: it gets '
+                '%.1f a second, less than it could use; choose a larger plan, see "celery -A your_app couchdb plan"',
                 self._server,
                 complaint[0],
                 turn.kind.value,
-                *complaint[1:],
+                complaint[1],
             )
         if turn.units > lane.most:
             raise TooManyUnits(f'{self._server} refused {turn.units} units in one {turn.kind.value} request')
