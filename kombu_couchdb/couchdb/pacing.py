@@ -55,6 +55,9 @@ _REQUEST_SECONDS = 0.25
 #: The most reads that replace a query while queries are limited: a service offers more reads.
 _MAX_READS = 8
 
+#: How many times longer pauses between queries are meanwhile.
+_POLLING_FACTOR = 6.0
+
 #: A rate is forgotten this long after the last refusal, in seconds.
 _FORGET_SECONDS = 600.0
 
@@ -311,8 +314,13 @@ class Pace:
 
     @property
     def reads_for_query(self) -> float:
-        """How many documents should be read by so many reads instead of a query, because queries are short."""
-        return min(_MAX_READS, self.spare(Kind.READ)) if self.is_limited(Kind.QUERY) else 0
+        """Up to how many documents should be read one at a time instead of by a query."""
+        return min(_MAX_READS, self.spare(Kind.READ)) if self.is_limited(Kind.QUERY) else 1
+
+    @property
+    def polling_factor(self) -> float:
+        """How many times longer than usual the pauses between queries that only look for changes should be."""
+        return _POLLING_FACTOR if self.is_limited(Kind.QUERY) else 1.0
 
     def wait(self, turn: Turn, seconds: float) -> bool:
         """Wait until a request may be sent, for at most so many seconds; return False if that time was too short."""

@@ -242,6 +242,8 @@ class Attention:
         self.rank: int | None = 0
         #: The queues that it follows if it listens, and reads if it does not.
         self.followed: set[str] = set()
+        #: How many times longer than usual the pauses between looks are.
+        self.pause_factor = 1.0
         #: When to wake the others.
         self.bell = BellRinger()
         self._active_until = -inf
@@ -334,5 +336,5 @@ class Attention:
             self._active_until = -inf
 
     def _pause(self) -> float:
-        seconds = min(max(_MIN_SECONDS, _FLEET_SECONDS * len(self._peers)), _MAX_SECONDS)
+        seconds = min(max(_MIN_SECONDS, _FLEET_SECONDS * len(self._peers)) * self.pause_factor, _MAX_SECONDS)
         return random.uniform(0.75, 1.0) * seconds

@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Iterable
 
 from ..couchdb.client import Client, Document
-from ..couchdb.pacing import Kind
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, PAUSE, QUEUE
 from ..queues.fanout import Listener
 from ..queues.routing import exchange_in, exchange_prefix
@@ -26,9 +25,6 @@ _ALONE_SECONDS = 0.3
 #: How often they are read otherwise: the ids of other consumers, and everything. The least number of seconds, and, if
 #: that is more, the seconds for each consumer of the database: all together read ten times a second, and once in two.
 _PEERS_SECONDS, _ALL_SECONDS = (1.0, 0.1), (10.0, 2.0)
-
-#: How much longer these times are while the service has refused queries.
-_LIMITED_FACTOR = 6.0
 
 #: In a cluster, everything is read again after this time, in seconds: the node that was asked may have learned of the
 #: notice before it learned of the change.
@@ -141,5 +137,4 @@ class Coordination:
             self._topology.limits.seen({'name': doc['_id'].removeprefix(QUEUE), 'arguments': doc.get('arguments')})
 
     def _pause(self, least: float, for_each: float) -> float:
-        factor = _LIMITED_FACTOR if self._client.pace.is_limited(Kind.QUERY) else 1.0
-        return max(least, for_each * len(self.peers)) * factor
+        return max(least, for_each * len(self.peers)) * self._client.pace.polling_factor

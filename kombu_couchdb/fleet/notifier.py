@@ -269,6 +269,7 @@ class Notifier:
         # The messages of a paused queue wait in any case. A long one would keep the consumer from following the feed.
         queues = candidates.keys() - self._topology.paused
         quiet = set(filter(self._is_quiet, queues))
+        self.attention.pause_factor = self._client.pace.polling_factor
         unread = self.attention.update(own, queues, with_credit, quiet=quiet, may_rest=self.broadcasts.is_followed)
         if self.attention.listens:
             if unread:

@@ -220,7 +220,8 @@ class Sweeper:
         dropped = 0
         if any(stats['min'] <= now for stats in leases['expiry'].values()):
             dropped += self._store.drop_expired(until)
-        for doc in self._topology.queues(sorted(leases['limit'])):
+        used = self._store.queues_in_use() if leases['limit'] else frozenset()
+        for doc in self._topology.queues(sorted(leases['limit'].keys() & used)):
             limit = limit_in(doc)
             if limit.ttl is not None:
                 dropped += self._store.drop_older(doc['name'], limit.ttl, until)

@@ -41,6 +41,7 @@ _IDS = members(id=text)
 _REVS = members(
     id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
 )
+_QUEUE = members(key=exactly(lambda queue: True), value=number)
 _RANK = members(key=exactly(text, number), value=number)
 _CLAIMED = members(key=exactly(text, text, anything), value=members(count=number))
 
@@ -315,6 +316,11 @@ class Store:
             )
             for row in map(QueueCount.of, rows)
         )
+
+    def queues_in_use(self) -> frozenset[str]:
+        """Return the queues with messages that no consumer has claimed; one request."""
+        rows = map(QueueCount.of, self.client.view(design.NAME, 'waiting', _QUEUE, group_level=1))
+        return frozenset(row.queue for row in rows if row.queue is not None)
 
     def exceeds(self, queue: str, length: int) -> bool:
         """Tell whether a queue has more than `length` messages, ready or planned; one request."""
