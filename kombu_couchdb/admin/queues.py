@@ -11,11 +11,9 @@ from collections.abc import Iterable
 from contextlib import closing
 from typing import TypedDict
 
-from .. import design
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
-from ..couchdb.shapes import exactly, members, number
-from ..design.rows import QueueCount
+from ..couchdb.shapes import number
 from ..documents.ids import CONSUMER, PAUSE, QUEUE
 from ..documents.shared_documents import Pause
 from ..documents.validation import check_names
@@ -24,9 +22,6 @@ from ..leases.lease import queues_of
 from ..queues.databases import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
-
-#: The shape of a row of `waiting`, grouped by queue. The key of a malformed item can be anything.
-_BY_QUEUE = members(key=exactly(lambda name: True), value=number)
 
 
 class Paused(TypedDict):
@@ -43,10 +38,9 @@ def names(client: Client) -> dict[str, bool]:
     The value tells whether the queue is temporary: declared with `auto_delete`, as those for replies, events and remote
     control are. Three requests.
     """
-    rows = client.view(design.NAME, 'waiting', _BY_QUEUE, group_level=1)
     docs = [row['doc'] for row in client.id_range(QUEUE, docs=True)]
     return {
-        **dict.fromkeys([name for row in rows if (name := QueueCount.of(row).queue) is not None], False),
+        **dict.fromkeys(sorted(Store(client).queues_in_use()), False),
         **dict.fromkeys(paused(client), False),
         **{doc['_id'].removeprefix(QUEUE): bool(doc.get('auto_delete')) for doc in docs},
     }

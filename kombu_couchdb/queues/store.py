@@ -41,7 +41,7 @@ _IDS = members(id=text)
 _REVS = members(
     id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
 )
-_QUEUE = members(key=exactly(lambda queue: True), value=number)
+_QUEUE = members(key=exactly(lambda queue: True), value=number)  # the key of a malformed item can be anything
 _RANK = members(key=exactly(text, number), value=number)
 _CLAIMED = members(key=exactly(text, text, anything), value=members(count=number))
 
