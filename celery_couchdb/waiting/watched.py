@@ -51,7 +51,7 @@ class ResultMailbox:
         """
         docs: list[Document] = []
         try:
-            item = self._items.get(timeout=timeout)
+            item = self._items.get(timeout != 0, timeout)  # Python 3.10 may block for ever in get(True, 0)
             while True:
                 if isinstance(item, CouchDBError):
                     if not docs:

@@ -251,13 +251,13 @@ def test_outcomes_are_those_of_get(app: Celery, worker: CouchDBBackend, propagat
         lambda: app.ResultSet([of(good)]),
         lambda: app.GroupResult('g', [of(good), of(bad), of(fine)]),
         lambda: app.GroupResult('g', [of(good), app.GroupResult('h', [of(fine), of(good)])]),
-        lambda: app.GroupResult('g', [of(good), app.GroupResult('h', [of(good), of(bad)])]),
         lambda: never_sent(app, bad, *others[:2]),
         lambda: never_sent(app, revoked, *others[:2], around=True),
         lambda: never_sent(app, bad, others[0], good),
         lambda: app.ResultSet([]),
     ]
-    if propagate:  # without, `get` does not look at the tasks before, and waits for ever
+    if propagate:  # without, `get` may wait for ever, or raise the error of a nested result before Celery 5.7
+        made.append(lambda: app.GroupResult('g', [of(good), app.GroupResult('h', [of(good), of(bad)])]))
         made.append(lambda: chained(app, revoked, next(given), next(given)))
         group = never_sent(app, bad, others[0])  # results know their group as long as it is referenced
         made.append(lambda: group.results[0])
