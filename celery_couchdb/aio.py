@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from math import inf
 from typing import Any
 
 import celery
@@ -195,16 +196,17 @@ async def _wait(
     After a failure all results are read that are stored: an earlier task may have caused it, and others may have ended.
     """
     loop = _process.running_loop()
-    deadline = None if timeout is None else loop.loop.time() + timeout
-    found: list[Document] = []
-    if timeout is not None and timeout < MIN_TIMEOUT_SECONDS:
-        found = await _read(backend.read_first, awaited, timeout)
+    deadline = inf if timeout is None else loop.loop.time() + timeout
+    # Before a short timeout, the subscriber might not deliver what is there.
+    found = await _read(backend, awaited) if timeout is not None and timeout < MIN_TIMEOUT_SECONDS else []
     mailbox = _Mailbox(loop, backend.subscriber)
     try:
         while True:
             taken = [take(*result) for result in awaited.take(found)]
             if awaited.is_over or any(taken):
                 break
+            if loop.loop.time() >= deadline:
+                raise TimeoutError('The operation timed out.')
             if not mailbox.revs:
                 backend.subscriber.watch(mailbox, awaited.ids)
             found = await mailbox.next(deadline)
@@ -212,17 +214,17 @@ async def _wait(
         mailbox.close()
     if any(taken) and awaited.ids:
         with suppress(TimeoutError, *RETRIED):
-            for result in awaited.take(await _read(backend.store.read_many, list(awaited.ids))):
+            for result in awaited.take(await _read(backend, awaited)):
                 take(*result)
 
 
-async def _read(read: Callable[..., Iterable[Document | None]], *args: Any) -> list[Document]:
+async def _read(backend: CouchDBBackend, awaited: Awaited) -> list[Document]:
     """Return the documents that exist, read in a thread; *raises* `TimeoutError` after `MIN_TIMEOUT_SECONDS`."""
     try:
-        found = await asyncio.wait_for(_in_thread(read, *args), MIN_TIMEOUT_SECONDS)
+        # Not all threads may be free.
+        return await asyncio.wait_for(_in_thread(backend.read_now, list(awaited.ids)), MIN_TIMEOUT_SECONDS)
     except asyncio.TimeoutError:
         raise TimeoutError('The operation timed out.') from None
-    return [doc for doc in found if doc is not None]
 
 
 class _Mailbox(ResultMailbox):
@@ -234,24 +236,20 @@ class _Mailbox(ResultMailbox):
         self._arrival: asyncio.Future[None] | None = None
         loop.mailboxes.add(self)
 
-    async def next(self, deadline: float | None) -> list[Document]:
-        """Return the delivered documents, waiting for the first; *raises* an error that was delivered instead.
+    async def next(self, deadline: float) -> list[Document]:
+        """Return the delivered documents, waiting for the first until `deadline` by the clock of the loop.
 
-        *Raises* `TimeoutError` if there is none at `deadline` by the clock of the loop.
+        *Raises* an error that was delivered instead.
         """
-        loop = self._loop.loop
         if self._items.empty():
-            self._arrival = loop.create_future()
-            timer = None if deadline is None else loop.call_at(deadline, self.wake)
+            self._arrival = self._loop.loop.create_future()
+            timer = self._loop.loop.call_at(deadline, self.wake) if deadline < inf else None
             try:
                 await self._arrival
             finally:
                 if timer is not None:
                     timer.cancel()
-        docs = self.receive(0)
-        if not docs and deadline is not None and loop.time() >= deadline:
-            raise TimeoutError('The operation timed out.')
-        return docs
+        return self.receive(0)
 
     def wake(self) -> None:
         """Let `next` continue."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -155,7 +155,9 @@ class PushMixin(BaseKeyValueStoreBackend):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         awaited = self.awaited(task_ids, before, on_message)
-        found = self.read_first(awaited, timeout)
+        found: list[Document] = []
+        with _time_limit(timeout), self._outages():
+            found = self._read_first(awaited.docs, awaited.ids, timeout)
         mailbox = ResultMailbox()
         try:
             while True:
@@ -189,27 +191,25 @@ class PushMixin(BaseKeyValueStoreBackend):
         """Return what a caller waits for, see `await_results`."""
         return Awaited(self.get_key_for_task, self.decode_document, task_ids, before, on_message)
 
-    def read_first(self, awaited: Awaited, timeout: float | None) -> list[Document]:
-        """Return the documents that exist, unless the subscriber delivers them anyway.
-
-        The parameter `timeout` is the caller's, in seconds.
-        """
-        with _time_limit(timeout), self._outages():
-            return [doc for doc in self._read_first(awaited.docs, awaited.ids, timeout) if doc is not None]
+    def read_now(self, ids: Collection[str]) -> list[Document]:
+        """Return the documents with these ids that exist. This takes up to `MIN_TIMEOUT_SECONDS`."""
+        with time_limit(MIN_TIMEOUT_SECONDS), self._outages():
+            return [doc for doc in self.store.read_many(ids) if doc is not None]
         return []
 
-    def _read_first(self, awaited: set[str], ids: Collection[str], timeout: float | None) -> Sequence[Document | None]:
+    def _read_first(self, awaited: set[str], ids: Collection[str], timeout: float | None) -> list[Document]:
+        """Return the documents with these `ids` that exist, unless the subscriber delivers them anyway."""
         if len(awaited) != 1:
-            return self.store.read_many(ids)
+            return [doc for doc in self.store.read_many(ids) if doc is not None]
         [doc_id] = awaited
         # Before a short timeout, the subscriber might not deliver it in time.
         is_short = timeout is not None and timeout < MIN_TIMEOUT_SECONDS
         if len(ids) == 1 and not is_short and self.subscriber.will_deliver(doc_id, self.read_ahead.sent_ago(doc_id)):
             return []
-        doc = self.read_ahead.read(doc_id)
-        if is_final(doc or {}):  # earlier tasks matter only if this result is not ready
-            return [doc]
-        return [doc, *self.store.read_many(other for other in ids if other != doc_id)]
+        docs = [doc := self.read_ahead.read(doc_id)]
+        if not is_final(doc or {}):  # earlier tasks matter only if this result is not ready
+            docs += self.store.read_many(other for other in ids if other != doc_id)
+        return [doc for doc in docs if doc is not None]
 
     def _check_caller(self) -> None:
         """Raise Celery's error if tasks run eagerly; warn if the caller blocks an event loop."""

@@ -154,6 +154,7 @@ def test_timeout(app: Celery, worker: CouchDBBackend, timeout: float) -> None:
         run(aio.get(app.AsyncResult(task_id), timeout))
     with pytest.raises(TimeoutError):
         run(aio.get(app.GroupResult('g', [app.AsyncResult(name) for name in ids(3)]), timeout))
+    assert timeout or not app.backend.subscriber._running  # it was not woken
 
 
 def test_a_thousand_coroutines_share_one_subscriber(app: Celery, worker: CouchDBBackend) -> None:
