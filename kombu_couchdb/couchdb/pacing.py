@@ -207,7 +207,7 @@ class Lane:
     def take(self, turn: Turn, now: float) -> float:
         """Let a request be sent and return 0.0; or return the seconds until it may, infinite if others go first."""
         if now - self._refused_at > _FORGET_SECONDS:
-            self._share = inf
+            self._share, self._in_a_row = inf, 0
         seconds = self.free_at(turn.units, now) - now
         if self._share < inf:
             if turn not in self._waiting:

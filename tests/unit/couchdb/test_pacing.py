@@ -199,9 +199,14 @@ def test_rate_grows_while_requests_wait_only() -> None:
 
 
 def test_rate_is_forgotten() -> None:
-    lane = slowed()
-    lane.take(Turn(Kind.WRITE), 101.0 + pacing._FORGET_SECONDS)
-    assert lane.rate == inf
+    lane, turn, now = slowed(), Turn(Kind.WRITE), 101.0 + pacing._FORGET_SECONDS
+    for _ in range(2):  # the second time, the last request was refused
+        assert lane.take(turn, now) == 0.0
+        assert lane.rate == inf
+        lane.refused(turn, now)
+        assert lane.rate < inf
+        assert lane.take(turn, now) >= 1.0
+        now += 1.0 + pacing._FORGET_SECONDS
 
 
 def test_complaint_is_made_once_a_minute_and_not_for_a_few_refusals() -> None:
