@@ -20,10 +20,13 @@ unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo test test-all versions model lint docs pictures bench chaos clean
+.PHONY: help demo demo-managed test test-all versions model lint docs pictures bench chaos clean
 
 demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on an embedded server
 	@$(RUN) -m examples.demo
+
+demo-managed: $(VENV)/installed  ## See workers behind the limits of a managed service, on $COUCHDB_URL or else an embedded server
+	@$(RUN) -m examples.managed
 
 test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an embedded server; PYTEST_ARGS="-k lease -x"
 	@$(PYTEST) $(or $(PYTEST_ARGS),-m 'not slow')
@@ -68,7 +71,7 @@ clean:  ## Remove the environment and all that was built
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## Show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 # If the Python that the environment was made with is gone, so is all that was installed.
 $(shell $(RUN) -c '' 2>/dev/null || rm -f $(VENV)/installed*)

@@ -27,11 +27,12 @@ class DemoError(Exception):
 
 
 class Databases:
-    """Two fresh databases on one server: for messages and for results."""
+    """Two databases on one server, for messages and for results; fresh ones if their name is not given."""
 
-    def __init__(self, server: SplitResult) -> None:
-        self._server = server
-        self.name = f'demo-{uuid.uuid4().hex[:8]}'
+    def __init__(self, server: SplitResult, name: str = '') -> None:
+        #: The URL of the server, with user and password.
+        self.server = server
+        self.name = name or f'demo-{uuid.uuid4().hex[:8]}'
         self.results = f'{self.name}-results'
         #: What could not be deleted, in sentences.
         self.left: list[str] = []
@@ -76,31 +77,31 @@ class Databases:
 
     def _client(self, database: str) -> Client:
         address: dict[str, Any] = {
-            'host': self._server.hostname,
+            'host': self.server.hostname,
             'port': self._port,
             'database': database,
             'tls': self._tls,
         }
-        if self._server.username:
-            address |= {'user': unquote(self._server.username), 'password': unquote(self._server.password or '')}
+        if self.server.username:
+            address |= {'user': unquote(self.server.username), 'password': unquote(self.server.password or '')}
         return Client(Address(**address), _TIMEOUT, _TIMEOUT)
 
     def _url(self, database: str) -> str:
-        login, at, _ = self._server.netloc.rpartition('@')
+        login, at, _ = self.server.netloc.rpartition('@')
         user, _, password = login.partition(':')
         # Quoted again: Celery accepts fewer unquoted characters in a URL than other programs.
         login = ':'.join(quote(unquote(part), safe='') for part in (user, password)) if at else ''
-        host = self._server.hostname or ''
+        host = self.server.hostname or ''
         host = f'[{host}]' if ':' in host else host
         return f'couchdb{"s" if self._tls else ""}://{login}{at}{host}:{self._port}/{database}'
 
     @property
     def _tls(self) -> bool:
-        return self._server.scheme == 'https'
+        return self.server.scheme == 'https'
 
     @property
     def _port(self) -> int:
-        return self._server.port or (443 if self._tls else 5984)
+        return self.server.port or (443 if self._tls else 5984)
 
 
 @contextmanager

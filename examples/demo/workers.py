@@ -12,9 +12,9 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Worker:
-    """One `celery worker` with two pool processes."""
+    """One `celery worker` of an app, with two pool processes."""
 
-    def __init__(self, name: str, host: str, folder: Path) -> None:
+    def __init__(self, name: str, host: str, folder: Path, app: str = 'examples.tasks') -> None:
         self.name, self.killed, self._over = name, False, False
         self._log = folder / f'{name}.log'
         with self._log.open('wb') as log:
@@ -24,7 +24,7 @@ class Worker:
                     '-m',
                     'celery',
                     '-A',
-                    'examples.tasks',
+                    app,
                     'worker',
                     '-n',
                     f'{name}@{host}',
