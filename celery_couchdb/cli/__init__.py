@@ -29,6 +29,7 @@ _COMMANDS = {
     'remove': 'jobs',
     'failures': 'failures',
     'vacuum': 'vacuum',
+    'plan': 'plan',
 }
 
 

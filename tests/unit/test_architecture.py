@@ -63,6 +63,7 @@ OPERATORS = (
     'kombu_couchdb.parcels.device_setup',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
     'celery_couchdb.remote_control',
+    'celery_couchdb.plans',
     *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'parcels.page', 'regions.cli', 'regions.page')),
     *(f'celery_couchdb.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
     *(f'celery_couchdb.metrics.{name}' for name in ('cli', 'exporter', 'page')),
