@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -26,10 +27,13 @@ from kombu_couchdb.couchdb.pacing import Kind
 from kombu_couchdb.embedded import EmbeddedServerError
 from kombu_couchdb.errors import CouchDBError
 
-from .service import PLANS, Service
+from .service import PLANS, TOKENS, Service
 
 #: The plan, how many tasks are sent, and after how many of them a worker is killed.
 _PLAN, _TASKS, _KILL_AFTER = 'lite', 100, 30
+
+#: For how many seconds a token is valid.
+_TOKEN = 60.0
 
 #: Time limits in seconds: for the tasks, for reading their results, for the end of a worker.
 _LIMIT, _RESULTS, _END = 150.0, 30.0, 20.0
@@ -80,12 +84,15 @@ class Demo:
                 self._journal = Journal(folder / 'journal')
                 stack.callback(self._journal.close)
                 own = stack.enter_context(databases(self._screen, self._interrupts))
-                self._service = stack.enter_context(Service(own.server.geturl(), PLANS[_PLAN]))
-                os.environ.update(Databases(urlsplit(self._service.url), own.name).environment)
+                key = secrets.token_urlsafe()
+                self._service = Service(own.server.geturl(), PLANS[_PLAN], api_key=key, token_seconds=_TOKEN)
+                stack.enter_context(self._service)
+                through = urlsplit(self._service.url.replace('//', f'//:{key}@'))
+                os.environ.update(Databases(through, own.name).environment, TOKEN_URL=self._service.url + TOKENS)
                 os.environ[journals.VARIABLE] = str(folder / 'journal')
                 stack.callback(self._kill_workers)
                 limits = ', '.join(f'{limit} {_NAMES[kind]}' for kind, limit in PLANS[_PLAN].items())
-                self._screen.say(f'Service:   at most {limits} in a second, for all together')
+                self._screen.say(f'Service:   at most {limits} in a second; tokens end after {_TOKEN:.0f} s')
                 self._perform(folder, own.name)
                 logs = self._logs() if self._troubles else []
             finally:
@@ -194,6 +201,8 @@ class Demo:
         for kind, limit in PLANS[_PLAN].items():
             units, busiest, refused = (counts[name].get(kind.value, 0) for name in ('units', 'busiest', 'refused'))
             self._screen.say(_ROW.format(_NAMES[kind], limit, busiest, f'{units / counts["seconds"]:.1f}', refused))
+        if self._service.tokens is not None:
+            self._screen.say(f'\n{self._service.tokens.count} tokens were handed out')
         self._screen.say('')
         if self._troubles:
             self._screen.say('\n'.join(['Something failed:', *(f'- {trouble}' for trouble in self._troubles), *logs]))

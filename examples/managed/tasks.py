@@ -12,8 +12,13 @@ app.conf.update(
     # A task whose worker is killed runs again.
     task_acks_late=True,
     task_reject_on_worker_lost=True,
-    # A worker that writes no heartbeat for 10 s loses its tasks to other workers; the default is 60 s.
-    broker_transport_options={'visibility_timeout': 10},
+    broker_transport_options={
+        # The password in the URLs is an API key. IBM Cloud's token server is the default.
+        'auth': 'iam',
+        'token_url': os.environ['TOKEN_URL'],
+        # A worker that writes no heartbeat for 10 s loses its tasks to other workers; the default is 60 s.
+        'visibility_timeout': 10,
+    },
     result_backend_always_retry=True,
     broker_connection_retry_on_startup=True,
 )
