@@ -40,8 +40,8 @@ LITE, STANDARD = Units(20, 10, 5), Units(100, 50, 5)
 #: The share of a limit that may be used on average, so that some seconds may need more.
 USABLE = 0.8
 
-#: A task: it is published, claimed and acknowledged. The queries are those of several workers, which ask for the same.
-TASK = Units(0, 3, 1.1)
+#: A task: it is published, claimed and acknowledged. Of several workers, one reads it again before it claims it.
+TASK = Units(1, 3, 0.2)
 
 #: A result that is stored, and read by a program.
 RESULT = Units(1, 1, 0)
@@ -50,16 +50,16 @@ RESULT = Units(1, 1, 0)
 STARTED, KEPT = Units(0, 1, 0), Units(0, 1, 0)
 
 #: The retry of a task with a result: one more message, and the state RETRY.
-RETRY = Units(0, 4, 1.1)
+RETRY = Units(1, 4, 0.2)
 
 #: A member of a chord: a task with a result, and the document that counts it, which is deleted at the end.
-CHORD_MEMBER = Units(0, 6, 1.5)
+CHORD_MEMBER = Units(1, 6, 0.5)
 
 #: The events of a task, and of a worker in a minute, while a monitor such as Flower receives them.
 TASK_EVENTS, WORKER_EVENTS = Units(2, 9.4, 0.1), Units(31, 95, 8)
 
-#: A worker in a minute, without any task: if there are one or two, and if there are more, some of which rest.
-WORKER, WORKER_OF_MANY = Units(1, 1.5, 14), Units(1, 1.5, 60)
+#: A worker in a minute, without any task.
+WORKER = Units(7, 4, 14)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ class Load:
 
     def parts(self) -> dict[str, Units]:
         """Return the units in a second, by what they are for."""
-        worker = WORKER if self.workers <= 2 else WORKER_OF_MANY
         found = {'tasks': TASK.times(self.tasks)}
         if self.results:
             found['results'] = RESULT.times(self.tasks)
@@ -89,7 +88,7 @@ class Load:
             found['completed jobs'] = KEPT.times(self.tasks)
         if self.events:
             found['events'] = TASK_EVENTS.times(self.tasks).plus(WORKER_EVENTS.times(self.workers / 60))
-        return {**found, 'idle workers': worker.times(self.workers / 60)}
+        return {**found, 'idle workers': WORKER.times(self.workers / 60)}
 
     def total(self) -> Units:
         """Return the units in a second."""
@@ -114,8 +113,6 @@ class Load:
             yield 'Set task_track_started=False', replace(self, started=False)
         if self.kept:
             yield 'Set the transport option keep_done to 0', replace(self, kept=False)
-        if self.workers > 2:
-            yield 'Run two workers with more processes each', replace(self, workers=2)
 
 
 def suffices(units: Units, plan: Units) -> bool:
