@@ -52,6 +52,10 @@ _MIN_RATE = 1.0
 #: a lease may depend on the next one.
 _REQUEST_SECONDS = 0.25
 
+#: The most units of a request of a kind without a refusal, if requests of another kind were refused: the service will
+#: limit this one, too, and what is above the limit is a burden for the other processes.
+_CAREFUL_UNITS = 4
+
 #: The most reads that replace a query while queries are limited: a service offers more reads.
 _MAX_READS = 8
 
@@ -293,7 +297,7 @@ class Pace:
     def spare(self, kind: Kind) -> float:
         """Return the most units that a request of this kind may have now; 0 if it would have to wait."""
         with self._changed:
-            return self._lanes[kind].spare(time.monotonic())
+            return min(self._lanes[kind].spare(time.monotonic()), self.most(kind))
 
     def want(self, kind: Kind) -> None:
         """Note that the caller would make a request if `spare` was more: the rate can grow."""
@@ -301,7 +305,8 @@ class Pace:
 
     def most(self, kind: Kind) -> float:
         """Return the most units that a request of this kind should have; infinite if no limit is known."""
-        return self._lanes[kind].most
+        is_careful = not self.is_limited(kind) and any(map(self.is_limited, Kind))
+        return _CAREFUL_UNITS if is_careful else self._lanes[kind].most
 
     def next_at(self, kind: Kind) -> float:
         """Return the monotonic time at which `spare` may be more than 0; infinitely long ago without a limit."""

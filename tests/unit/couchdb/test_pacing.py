@@ -245,7 +245,7 @@ def test_pace_says_what_is_spare(quick: None) -> None:
     with pytest.raises(TooManyUnits):
         pace.refused(Turn(Kind.QUERY, 200), 0.0)
     assert pace.most(Kind.QUERY) < 200
-    assert pace.most(Kind.WRITE) == inf
+    assert 1 < pace.most(Kind.WRITE) < 10  # it is probably limited, too
 
 
 def test_waiting_threads_all_get_their_turn(quick: None) -> None:
