@@ -328,15 +328,18 @@ async def _in_thread(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
     def run() -> Any:
         _set_current_app(app)
-        if task is None:
-            return call(*args, **kwargs)
-        push_current_task(task)
-        task.request_stack.push(request)
         try:
-            return call(*args, **kwargs)
+            if task is None:
+                return call(*args, **kwargs)
+            push_current_task(task)
+            task.request_stack.push(request)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                task.request_stack.pop()
+                pop_current_task()
         finally:
-            task.request_stack.pop()
-            pop_current_task()
+            _set_current_app(None)  # the thread must not keep the app
 
     return await asyncio.get_running_loop().run_in_executor(_process.threads, partial(copy_context().run, run))
 
