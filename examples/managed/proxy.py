@@ -13,7 +13,7 @@ from email.message import Message
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, unquote
 
 __all__ = ['Proxy', 'Request', 'Response', 'refusal']
 
@@ -75,8 +75,13 @@ class Request(NamedTuple):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What is the same if the request is sent again. Requests without a body are told apart by their connection."""
-        return (self.method, self.path, hashlib.sha256(self.body).hexdigest() if self.body else self.port)
+        """What is the same if the request is sent again.
+
+        Several programs send equal requests without a body, and equal declarations: these are told apart by their
+        connections.
+        """
+        is_common = not self.body or unquote(self.path).partition('/broker:')[1]
+        return self.method, self.path, hashlib.sha256(self.body).hexdigest(), self.port if is_common else None
 
 
 @dataclass
@@ -231,6 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
                 piece = response.read1(65536)
                 self.wfile.write(b'%x\r\n%b\r\n' % (len(piece), piece))
                 self.wfile.flush()
+            response.close()  # `read1` does not if the response has a length, as those of the embedded server may
             return
         content = response.read()
         length = response.getheader('Content-Length') if self.command == 'HEAD' else None
