@@ -59,7 +59,7 @@ CHORD_MEMBER = Units(1, 6, 0.5)
 TASK_EVENTS, WORKER_EVENTS = Units(2, 9.4, 0.1), Units(31, 95, 8)
 
 #: A worker in a minute, without any task.
-WORKER = Units(7, 4, 14)
+WORKER = Units(9, 4, 14)
 
 
 @dataclass(frozen=True)

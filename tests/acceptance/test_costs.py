@@ -57,12 +57,12 @@ class Meter:
         return Units(*(counted.get(kind, 0) for kind in ('read', 'write', 'query')))
 
     def settle(self) -> None:
-        """Wait until all work has ended."""
+        """Wait until all work has ended, and what workers ask when they start."""
         last, since = self.units(), time.monotonic()
 
         def is_quiet() -> bool:
             nonlocal last, since
-            if (now := self.units()).writes != last.writes:
+            if (now := self.units()) != last:
                 last, since = now, time.monotonic()
             return time.monotonic() - since > QUIET
 
