@@ -123,13 +123,17 @@ class TooManyUnits(CouchDBError):
     """The service refused a request of more units than the pace allows in one: it must be cut."""
 
 
-_urgent: ContextVar[bool] = ContextVar('urgent', default=False)
+#: For how long the urgent requests of the current thread wait at most, in seconds; None: they are not urgent.
+_urgent: ContextVar[float | None] = ContextVar('urgent', default=None)
 
 
 @contextmanager
-def urgent() -> Iterator[None]:
-    """Send requests of the current thread before those of others that wait: a lease or a message depends on them."""
-    token = _urgent.set(True)
+def urgent(seconds: float = _MAX_WAIT_SECONDS) -> Iterator[None]:
+    """Send requests of the current thread before those of others that wait: a lease or a message depends on them.
+
+    They wait for `seconds` at most, and *raise* `ServerUnavailable` after that.
+    """
+    token = _urgent.set(seconds)
     try:
         yield
     finally:
@@ -142,10 +146,17 @@ class Turn:
     _numbers = itertools.count()
 
     def __init__(self, kind: Kind, units: int = 1) -> None:
-        self.kind, self.units, self.is_urgent, self.was_refused = kind, units, _urgent.get(), False
+        self.kind, self.units, self.was_refused = kind, units, False
+        self.is_urgent, self._patience = _urgent.get() is not None, _urgent.get() or _MAX_WAIT_SECONDS
+        self._began = time.monotonic()
         self._number = next(self._numbers)
         #: Whether it had to wait before it was sent last, or another one, and when that was by the monotonic clock.
         self.has_waited, self.sent = False, -inf
+
+    @property
+    def until(self) -> float:
+        """The monotonic time until which it waits, once or again and again."""
+        return self._began + self._patience
 
     @property
     def order(self) -> tuple[bool, bool, int]:
@@ -329,7 +340,7 @@ class Pace:
 
     def wait(self, turn: Turn, seconds: float) -> bool:
         """Wait until a request may be sent, for at most so many seconds; return False if that time was too short."""
-        lane, until = self._lanes[turn.kind], time.monotonic() + min(seconds, _MAX_WAIT_SECONDS)
+        lane, until = self._lanes[turn.kind], min(turn.until, time.monotonic() + seconds)
         with self._changed:
             try:
                 while (pause := lane.take(turn, now := time.monotonic())) > 0:

@@ -19,7 +19,9 @@ from .. import design
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC, ConflictResolver
+from ..couchdb.pacing import urgent
 from ..documents import concurrency, conflict_rules, rates
+from ..errors import ServerUnavailable
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE
 from ..queues.routing import limit_in
@@ -191,7 +193,16 @@ class Sweeper:
                 docs.append(doc)
         if not docs:
             return []
-        results = self._store.client.bulk([deletion(doc) for doc in docs])
+        asked = time.monotonic()
+        try:
+            with urgent(self._timeout / HEARTBEATS_PER_LEASE):
+                results = client.bulk([deletion(doc) for doc in docs])
+        except ServerUnavailable as exc:
+            if exc.status != 429:
+                raise
+            # The service refuses all writes, heartbeats too: the silence proves nothing.
+            self.interrupted(time.monotonic() - asked)
+            return []
         return [doc for doc, result in zip(docs, results, strict=True) if result.is_proven]
 
     def _release_messages(self, leases: LeaseStats, own: str, expired: list[Document]) -> None:

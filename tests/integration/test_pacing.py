@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from kombu import Connection
@@ -13,8 +14,14 @@ from examples.managed.service import Service
 from kombu_couchdb.couchdb import pacing
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.pacing import Kind, Pace, Turn
+from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents.ids import CONSUMER
+from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.leases.lease import Lease
+from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.queues import waiting
+from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.topology import Topology
 from tests.conftest import wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, eta, items, publish, publish_many
@@ -68,6 +75,34 @@ def test_messages_arrive_and_are_acknowledged(client: Client, service: str, capl
         assert sorted(inbox.bodies) == list(range(120))
         wait_for(lambda: not items(client), 'the acknowledgements')
     assert not [record for record in caplog.records if 'trying again' in record.getMessage()]
+
+
+def test_no_lease_ends_while_all_writes_are_refused(
+    connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeats of others are refused, too."""
+    connection.connect()
+    lease = Lease(3.0)
+    client.put(lease.heartbeat_document(client.clock.now() - 60.0, ['q'], {}))
+    sweeper = Sweeper(Store(client), Topology(client), 3.0)
+    refusals = []
+
+    def bulk(docs: Sequence[Any]) -> list[WriteResult]:
+        refusals.append(docs)
+        error = ServerUnavailable('refused')
+        error.status = 429
+        raise error
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(client, 'bulk', bulk)
+
+        def swept() -> bool:
+            assert lease.id in sweeper.sweep('broker:consumer:own', set(), lambda: None)
+            return bool(refusals)
+
+        wait_for(swept, 'the lease to have expired')
+    wait_for(lambda: lease.id not in sweeper.sweep('broker:consumer:own', set(), lambda: None), 'the end of the lease')
+    assert client.get_or_none(lease.id) is None
 
 
 def test_heartbeats_do_not_wait_for_publishers(client: Client, service: str) -> None:

@@ -356,6 +356,13 @@ def test_time_limit_of_the_caller_ends_the_wait(peer: Peer, paced: Client, monke
         paced.get('x')
 
 
+def test_urgent_request_waits_for_a_limited_time(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 60.0)
+    peer.responses = [REFUSAL]
+    with pacing.urgent(0.1), pytest.raises(errors.ServerUnavailable, match='429'):
+        paced.get('x')
+
+
 def test_other_kinds_do_not_wait(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 600.0)
     paced.pace.refused(pacing.Turn(pacing.Kind.WRITE), 0.0)
