@@ -90,6 +90,7 @@ class BulkWrite:
 
     def __init__(self, client: _Client, size: RequestSize, only: str | None = None) -> None:
         self._client, self._size, self._only = client, size, only
+        self._pursuit: Pursuit | None = None
         self._write = self._update
 
     def update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
@@ -133,14 +134,12 @@ class BulkWrite:
     def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         database = self._client.present
         results = self._write_once(docs, texts)
-        pursuit = None
-        while closed := [index for index, result in enumerate(results) if result.is_closed]:
-            pursuit = pursuit or Pursuit(self._client.http.location)
+        if closed := [index for index, result in enumerate(results) if result.is_closed]:
+            self._pursuit = self._pursuit or Pursuit(self._client.http.location)
             error = results[closed[0]].exception(self._client.address.url)
-            if not pursuit.follows(database, error, self._client.http.locate) or self._only:
+            if not self._pursuit.follows(database, error, self._client.http.locate) or self._only:
                 raise error
-            database = self._client.present
-            again = self._write_once([docs[index] for index in closed], [texts[index] for index in closed])
+            again = self._in_parts([docs[index] for index in closed], [texts[index] for index in closed])
             for index, result in zip(closed, again, strict=True):
                 results[index] = result
         return results

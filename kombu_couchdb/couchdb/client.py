@@ -163,7 +163,7 @@ class Client:
         administrators that the service does not offer.
         """
         try:
-            text, status = self.http.exchange(method, path, params, body, repeat=repeat, only=only)
+            text, status = self.http.exchange(method, path, params, body, repeat=repeat, size=size, only=only)
         except errors.CouchDBError as exc:
             if error := not_offered(exc, path, self):
                 raise error from exc

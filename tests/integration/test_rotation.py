@@ -272,9 +272,10 @@ def test_long_closing_ends_no_lease(
     """Nobody can write a heartbeat in a closed database, and those who only read do not take that for silence."""
     monkeypatch.setattr(rotation, '_SETTLE_SECONDS', 8.0)
     lease = {'visibility_timeout': 2.0}
-    inbox, other = Inbox(connect(**lease), 'q', ack=False), Inbox(connect(**lease), 'q', 'other')
+    inbox = Inbox(connect(**lease), 'q', ack=False)
     publish(connect(), 1)
     inbox.wait(1)
+    other = Inbox(connect(**lease), 'q')
     mover = threading.Thread(target=move, args=[couch])
     mover.start()
     other.drain_until(lambda: not mover.is_alive())
