@@ -355,7 +355,9 @@ class Http:
                     f'{self.current.address.url}: the database was moved; what was read has to be read again'
                 )
             try:
-                return self._send(method, path, _query(params), data, read_timeout, repeat, bounds, size, present)
+                return self._send(
+                    method, path, _query(params), data, read_timeout, repeat, bounds, size, database=present
+                )
             except (errors.DatabaseMissing, errors.DatabaseMoved) as exc:
                 pursuit = pursuit or Pursuit(self.location)
                 if path is None or not pursuit.follows(present, exc, self.locate):

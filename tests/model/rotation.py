@@ -225,7 +225,7 @@ class MovingHttp(Http):
     def _send(
         self, method: str, path: str | None, query: str = '', data: bytes | None = None, *args: Any, **more: Any
     ) -> Any:
-        name = more.get('database') or args[3]
+        name = more['database']
         params = {key: _typed(value) for key, value in parse_qsl(query.lstrip('?'), keep_blank_values=True)}
         body = json.loads(data) if data else None
         answer = self._client.respond(Addressed(method, name), '/' if path is None else path, params, body)
