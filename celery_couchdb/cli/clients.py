@@ -22,6 +22,7 @@ import click
 
 from kombu_couchdb.couchdb.address import TOKENS, Address
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.shapes import rows
 from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.options import Options
 
@@ -36,6 +37,13 @@ T = TypeVar('T')
 
 #: How long a request of a command may take. Bringing an index up to date may take longer than a worker would wait.
 _REQUEST_SECONDS = 120.0
+
+#: An index that lacks more changes than this is built before a command reads it: the request for rows waits for at most
+#: 60 seconds. A request with these parameters starts that, and returns at once.
+_FEW_CHANGES, _START = 10_000, {'limit': 0, 'reduce': False, 'update': 'lazy'}
+
+#: The pause between two questions how far the index is, in seconds.
+_PAUSE_SECONDS = 0.5
 
 #: The pause between two reports of an index that CouchDB builds.
 _REPORT_SECONDS = 10.0
@@ -146,12 +154,22 @@ def _client(client: Client, admin: Login | None, seconds: float = _REQUEST_SECON
 class _PatientClient(Client):
     """A client that waits while CouchDB builds an index, and reports how far it is."""
 
-    waits_for_indexes = True
     _reported = -inf
     #: The index that CouchDB builds, the number of changes that it lacks, and since when it lacks no fewer.
     _progress = ('', 0, -inf)
+    #: The indexes that were found to be built.
+    _built: frozenset[str] = frozenset()
 
-    def building_index(self, design: str, changes: int) -> None:
+    def prepare_index(self, design: str, view: str) -> None:
+        while design not in self._built:
+            if (changes := self.pending_changes(design)) <= _FEW_CHANGES:
+                self._built |= {design}
+                return
+            self._report_index(design, changes)
+            self.request('GET', f'/_design/{design}/_view/{view}', _START, repeat=True, shape=rows())
+            time.sleep(_PAUSE_SECONDS)
+
+    def _report_index(self, design: str, changes: int) -> None:
         now = time.monotonic()
         known, least, since = self._progress
         if design != known or changes < least:

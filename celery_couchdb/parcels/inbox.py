@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower
+from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower, read
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, DatabaseMissing
+from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, DatabaseMissing, DatabaseMoved
 
 #: The ids in one request for all documents.
 _PAGE_IDS = 1000
@@ -103,7 +103,8 @@ class Inbox:
         if changes is not None:
             if isinstance(changes.error, (AccessDenied, DatabaseMissing)):
                 raise changes.error
-            if isinstance(changes.error, AnswerTooLarge):  # documents that are too large together are read in parts
+            # Documents that are too large together are read in parts. A database that was moved has other sequences.
+            if isinstance(changes.error, (AnswerTooLarge, DatabaseMoved)):
                 self._since = self.client.sequence()
                 self._begin_scan()
             elif changes.error is not None:
@@ -120,9 +121,11 @@ class Inbox:
     def _polled(self) -> Changes | None:
         if time.monotonic() < self._poll_at:
             return None
-        found = self.client.changes(
-            self._since, {'selector': self._selector} if self._selector else {}, LIMIT, docs=False
-        )
+        body = {'selector': self._selector} if self._selector else {}
+        try:
+            found = read(self.client, self._since, body, LIMIT, docs=False)
+        except DatabaseMoved as exc:
+            return Changes((), None, exc)
         self._poll_at = time.monotonic() + (self._poll if len(found['results']) < LIMIT else 0.0)
         return Changes(found['results'], found['last_seq'])
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
+from kombu_couchdb.couchdb import changes
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.bounds import time_limit
 from kombu_couchdb.couchdb.changes import Longpoll
@@ -30,6 +31,7 @@ from kombu_couchdb.errors import (
     RETRIED,
     AnswerTooLarge,
     CouchDBError,
+    DatabaseMoved,
 )
 from kombu_couchdb.log import get_logger
 
@@ -175,7 +177,8 @@ class Subscriber:
                 if not self._asks and (isinstance(exc, AnswerTooLarge) or not is_outage):
                     self._stop_following()
                 elif is_outage:
-                    level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one for each outage
+                    is_new = retry == _MIN_RETRY_SECONDS and not isinstance(exc, DatabaseMoved)
+                    level = logging.WARNING if is_new else logging.DEBUG  # one for each outage
                     logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
                     time.sleep(retry)
                     pause, retry = 0.0, min(retry * 2, _MAX_RETRY_SECONDS)
@@ -235,7 +238,7 @@ class Subscriber:
         limit = _MAX_CHANGES if many else len(watched)
         if unread and self._polls:
             # New ids cannot interrupt this request, so threads that began to wait earlier receive what exists for them.
-            self._process(self.store.client.changes(since, body, limit, docs=True), watched)
+            self._process(changes.read(self.store.client, since, body, limit), watched)
             time.sleep(_POLL_SECONDS)
             return 0.0
         began = time.monotonic()

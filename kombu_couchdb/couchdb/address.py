@@ -77,6 +77,8 @@ class Address:
     proxy_roles: tuple[str, ...] = ()
     #: The same database on other nodes of the cluster. The client uses them in turn when this node is unavailable.
     others: tuple[Address, ...] = ()
+    #: Whether the database may be in another place than `database` says, see `couchdb.location`.
+    moves: bool = True
 
     def __post_init__(self) -> None:
         try:
@@ -118,13 +120,22 @@ class Address:
     @property
     def url(self) -> str:
         """The URL of the database, without user and password, so that logs may contain it."""
-        return f'{self.server}/{quote(self.database, safe="")}'
+        return self.url_of(self.database)
+
+    def url_of(self, database: str | None) -> str:
+        """Return the URL of another database on the same server, without user and password; None: of this one."""
+        return f'{self.server}/{quote(database or self.database, safe="")}'
 
     @property
     def root(self) -> Address:
         """The address of the server itself, for requests that do not concern one database."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return _Root(**{**given, 'others': tuple(other.root for other in self.others)})
+        return _Root(**{**given, 'others': tuple(other.root for other in self.others), 'moves': False})
+
+    def beside(self, database: str, *, moves: bool = True) -> Address:
+        """Return the address of another database on the same server, with the same user."""
+        others = tuple(other.beside(database, moves=moves) for other in self.others)
+        return replace(self, database=database, others=others, moves=moves)
 
     @classmethod
     def of(
@@ -185,8 +196,7 @@ class Address:
 class _Root(Address):
     """The address of a server, without a database."""
 
-    @property
-    def url(self) -> str:
+    def url_of(self, database: str | None) -> str:
         return self.server
 
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 from .. import errors
 from ..log import get_logger
 from .address import Address
-from .http import encoded
+from .http import Http, encoded
+from .location import Pursuit
 from .pacing import Kind, Pace, TooManyUnits
 from .shapes import Document, Shape, equal, exactly, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
@@ -43,13 +44,20 @@ class _Client(Protocol):
     """What a bulk write needs of a client."""
 
     address: Address
+    http: Http
     replicas: int
 
     @property
     def pace(self) -> Pace:
         """The pace of this process's requests."""
 
-    def request(self, method: str, path: str | None, *, body: Any, size: int, shape: Shape) -> Any:
+    @property
+    def present(self) -> str:
+        """The name of the database to which requests go now."""
+
+    def request(
+        self, method: str, path: str | None, *, body: Any, size: int, only: str | None = None, shape: Shape
+    ) -> Any:
         """Send a request and return the JSON of the response."""
 
     def leaves(self, doc_id: str) -> list[Document]:
@@ -80,8 +88,9 @@ class RequestSize:
 class BulkWrite:
     """One write of many documents: `update` or `create`."""
 
-    def __init__(self, client: _Client, size: RequestSize) -> None:
-        self._client, self._size = client, size
+    def __init__(self, client: _Client, size: RequestSize, only: str | None = None) -> None:
+        self._client, self._size, self._only = client, size, only
+        self._pursuit: Pursuit | None = None
         self._write = self._update
 
     def update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
@@ -96,8 +105,14 @@ class BulkWrite:
     def create(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
         """Write documents whose ids were never used, see `Client.create_once`."""
         self._write = self._create
-        docs = [{**doc, '_rev': f'1-{md5(doc["_id"].encode(), usedforsecurity=False).hexdigest()}'} for doc in docs]
-        return self._in_parts(docs, [encoded(doc) for doc in docs])
+        return self.copy(
+            [{**doc, '_rev': f'1-{md5(doc["_id"].encode(), usedforsecurity=False).hexdigest()}'} for doc in docs]
+        )
+
+    def copy(self, revisions: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
+        """Write revisions as they are, see `Client.copy_revisions`."""
+        self._write = self._create
+        return self._in_parts(revisions, [encoded(doc) for doc in revisions])
 
     def _in_parts(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         """Write documents in requests of bounded size."""
@@ -117,6 +132,20 @@ class BulkWrite:
         return results
 
     def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
+        database = self._client.present
+        results = self._write_once(docs, texts)
+        if closed := [index for index, result in enumerate(results) if result.is_closed]:
+            self._pursuit = self._pursuit or Pursuit(self._client.http.location)
+            error = results[closed[0]].exception(self._client.address.url)
+            if not self._pursuit.follows(database, error, self._client.http.locate) or self._only:
+                raise error
+            again = self._in_parts([docs[index] for index in closed], [texts[index] for index in closed])
+            for index, result in zip(closed, again, strict=True):
+                results[index] = result
+        return results
+
+    def _write_once(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
+        """Write documents; those that a closed database refuses are in the result."""
         size = sum(map(len, texts))
         try:
             results = self._write(docs, texts)
@@ -128,7 +157,11 @@ class BulkWrite:
         self._size.learn(size, answered=True)
         for result in results:
             # The server has a problem, instead of a reason to refuse this document.
-            if result.is_refused and isinstance(error := result.exception(self._client.address.url), errors.RETRIED):
+            if (
+                result.is_refused
+                and not result.is_closed
+                and isinstance(error := result.exception(self._client.address.url), errors.RETRIED)
+            ):
                 raise error
         return results
 
@@ -137,7 +170,9 @@ class BulkWrite:
         shape = exactly(*(_shape_of_result(doc['_id']) for doc in docs))
         return [
             WriteResult.of(element)
-            for element in self._client.request('POST', '/_bulk_docs', body=body, size=len(docs), shape=shape)
+            for element in self._client.request(
+                'POST', '/_bulk_docs', body=body, size=len(docs), only=self._only, shape=shape
+            )
         ]
 
     def _create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from typing import Any, TypeVar, cast
-
-import requests
 
 from .. import errors
 from ..values import chunks
@@ -20,6 +16,7 @@ from .bulk import BulkWrite, RequestSize, Unusable, read_in_parts
 from .clock import ServerClock
 from .failures import from_answer, not_offered
 from .http import Http, decoded, path_of
+from .location import UpdateSequence
 from .pacing import Pace
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
 from .write_result import WriteResult
@@ -38,13 +35,6 @@ _ANY = members()
 #: How long to wait for CouchDB's information about an index, in seconds.
 _INFO_SECONDS = 2.0
 
-#: An index that lacks more changes than this is built before a command reads it: the request for rows waits for at most
-#: 60 seconds. A request with these parameters starts that, and returns at once.
-_FEW_CHANGES, _START = 10_000, {'limit': 0, 'reduce': False, 'update': 'lazy'}
-
-#: The pause between two questions how far the index is, in seconds.
-_PAUSE_SECONDS = 0.5
-
 _Doc = TypeVar('_Doc', bound=Mapping[str, Any])
 
 
@@ -53,9 +43,6 @@ class Client:
 
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
-
-    #: Whether requests to views wait while CouchDB builds an index. Subclasses for people set it.
-    waits_for_indexes = False
 
     def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
         self.address = address
@@ -73,8 +60,6 @@ class Client:
         self._knows_replicas = False
         #: How often requests to views have failed, see `query`.
         self.failed_views = 0
-        #: The indexes that `building_index` need not report any more.
-        self._built_indexes = set[str]()
 
     # -- the server
 
@@ -113,6 +98,11 @@ class Client:
         return self.http.current.pace
 
     @property
+    def present(self) -> str:
+        """The name of the database to which requests go now, see `couchdb.location`."""
+        return self.http.location.database
+
+    @property
     def has_other_nodes(self) -> bool:
         """Whether the address names several nodes, so that the request after a failed one goes to another node."""
         return len(self.http.nodes) > 1
@@ -125,10 +115,12 @@ class Client:
         """Close idle connections. Later requests open new ones."""
         self.http.close()
 
-    def beside(self, database: str) -> Client:
-        """Return a client for another database on the same server, with the same user and time limits."""
-        others = tuple(replace(other, database=database) for other in self.address.others)
-        return Client(replace(self.address, database=database, others=others), *reversed(self.timeouts))
+    def beside(self, database: str, *, moves: bool = True) -> Client:
+        """Return a client for another database on the same server, with the same user and time limits.
+
+        With `moves` false it is the one of this name, wherever its documents have been moved, see `couchdb.location`.
+        """
+        return type(self)(self.address.beside(database, moves=moves), self.timeouts[1], self.timeouts[0])
 
     def welcome(self) -> Document:
         """Return CouchDB's response to `GET /`; *raises* `NotCouchDB` if another service responds."""
@@ -158,6 +150,7 @@ class Client:
         *,
         repeat: bool = False,
         size: int = 1,
+        only: str | None = None,
         shape: Shape = anything,
     ) -> Any:
         """Send a request and return the JSON of the response.
@@ -170,7 +163,7 @@ class Client:
         administrators that the service does not offer.
         """
         try:
-            text, status = self.http.exchange(method, path, params, body, repeat=repeat, size=size)
+            text, status = self.http.exchange(method, path, params, body, repeat=repeat, size=size, only=only)
         except errors.CouchDBError as exc:
             if error := not_offered(exc, path, self):
                 raise error from exc
@@ -402,8 +395,7 @@ class Client:
         view server has failed twice. `failed_views` then counts it, see `queues.quarantine`.
         """
         path = f'/_design/{design}/_view/{view}'
-        if self.waits_for_indexes and design not in self._built_indexes:
-            self._wait_for_index(design, view.partition('/')[0])
+        self.prepare_index(design, view.partition('/')[0])
         try:
             try:
                 return self.request(method, path, params, body, repeat=True, shape=shape)
@@ -415,24 +407,20 @@ class Client:
                 f'{exc}; one of the documents may be the reason: the workers look for it and set it aside'
             ) from None
         except errors.ServerUnavailable as exc:
-            if exc.was_cut or exc.status not in (None, 500) or not (pending := self._pending(design, if_running=True)):
+            if (
+                exc.was_cut
+                or exc.status not in (None, 500)
+                or not (pending := self.pending_changes(design, if_running=True))
+            ):
                 raise
             raise errors.IndexNotReady(
                 f'{self.address.url}: CouchDB builds the index {design}, and {pending:,} changes remain'
             ) from None
 
-    def building_index(self, design: str, changes: int) -> None:
-        """Report that CouchDB builds an index, which lacks so many changes; called again and again meanwhile."""
+    def prepare_index(self, design: str, view: str) -> None:
+        """Called before requests to a view: a subclass may wait here until CouchDB has built the index."""
 
-    def _wait_for_index(self, design: str, view: str) -> None:
-        """Let CouchDB build an index that lacks many changes, and wait until it has."""
-        while (pending := self._pending(design)) > _FEW_CHANGES:
-            self.building_index(design, pending)
-            self.request('GET', f'/_design/{design}/_view/{view}', _START, repeat=True, shape=shapes.rows())
-            time.sleep(_PAUSE_SECONDS)
-        self._built_indexes.add(design)
-
-    def _pending(self, design: str, *, if_running: bool = False) -> int:
+    def pending_changes(self, design: str, *, if_running: bool = False) -> int:
         """Return how many changes an index lacks; with `if_running`, 0 if CouchDB does not work on it just now."""
         try:
             info = self.get_within(f'/_design/{design}/_info', _INFO_SECONDS, shape=shapes.INDEX)['view_index']
@@ -462,11 +450,14 @@ class Client:
         except errors.Conflict:
             return None
 
-    def bulk(self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
+    def bulk(
+        self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None, only: str | None = None
+    ) -> list[WriteResult]:
         """Write many documents and return the result for each, in the same order; some may be stored and others not.
 
         `texts` are the documents as JSON, if the caller has encoded them. Documents that exceed the size of one request
-        are written in several requests.
+        are written in several requests. If the present database (see `present`) is not `only`, or is being moved, it
+        *raises* `DatabaseMoved` at once: for a write that makes no sense after a move.
 
         If CouchDB refuses a request because of one document (status 413, 400 or 412), the result of that document is
         refused with the error `document_too_large`, `refused` or `missing_stub`, and the others are written. A document
@@ -475,7 +466,7 @@ class Client:
         *Raises* `ServerUnavailable` if CouchDB did not decide about each document; the attribute `answered` of the
         error contains the results of earlier requests.
         """
-        return BulkWrite(self, self.request_size).update(docs, texts)
+        return BulkWrite(self, self.request_size, only).update(docs, texts)
 
     def create_once(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
         """Create the documents whose ids were never used, and return a result for each, as `bulk` does.
@@ -486,6 +477,13 @@ class Client:
         the document is purged (measured on CouchDB 3.5 and PouchDB 9). The result is "stored" in either case.
         """
         return BulkWrite(self, self.request_size).create(docs)
+
+    def copy_revisions(self, revisions: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
+        """Write revisions of documents of another database, as replication does, and return a result for each.
+
+        Each has `_revisions` (the parameter `revs` of reads). Those that the database has are stored already.
+        """
+        return BulkWrite(self, self.request_size).copy(revisions)
 
     # -- after a write without a response
     #
@@ -525,35 +523,14 @@ class Client:
     # -- changes
 
     def sequence(self) -> Any:
-        """Return the database's current update sequence, the argument `since` of `changes`; one request.
+        """Return the database's current update sequence, the argument `since` of `changes.read`; one request.
 
         The response also contains the number of copies: update `replicas`.
         """
+        database = self.present  # if it is moved meanwhile, the first use of the sequence raises `DatabaseMoved`
         info = self.info(members(update_seq=shapes.sequence))
         self._learn_replicas(info)
-        return info['update_seq']
-
-    def changes(self, since: Any, body: Document, limit: int, *, docs: bool = True) -> Document:
-        """Return the changes after `since` as `{'results', 'last_seq'}`, without waiting.
-
-        `body`, `limit` and `docs` are those of `open_changes`.
-        """
-        params = _feed(since, body, limit, docs)
-        return cast(Document, self.request('POST', '/_changes', params, body, repeat=True, shape=shapes.CHANGES))
-
-    def open_changes(
-        self, since: Any, body: Document, limit: int, heartbeat: float, *, docs: bool = True
-    ) -> requests.Response:
-        """Send a longpoll request to `_changes` and return its response without reading the body.
-
-        The response ends with the first change after `since` that matches the filter in `body`: `{'selector': …}` or
-        `{'doc_ids': […]}`, both native in the server and cheap, or empty for any change. It contains at most `limit`
-        changes, with their documents if `docs` is true. CouchDB sends an empty line every `heartbeat` seconds.
-        """
-        params = {'feed': 'longpoll', 'heartbeat': int(heartbeat * 1000), **_feed(since, body, limit, docs)}
-        return self.http.send(
-            'POST', '/_changes', params, body, read_timeout=heartbeat * 2 + 2, bounds=Bounds(longpoll=True)
-        )
+        return UpdateSequence.of(info['update_seq'], database)
 
     # -- the database
 
@@ -574,6 +551,7 @@ class Client:
 
     def create(self) -> None:
         """Create the database if it does not exist; *raises* `AccessDenied`."""
+        self.http.locate()  # else a database that was moved would be created anew at its former place
         try:
             self.request('PUT', '')
         except errors.Conflict:

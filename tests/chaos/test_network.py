@@ -12,6 +12,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from chaos.proxy import Proxy
+from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
@@ -213,7 +214,7 @@ def test_idle_connections_that_a_network_has_forgotten_delay_one_request_only(pr
     proxy.forget()
     with pytest.raises(ServerUnavailable):
         through.info()
-    feed = through.open_changes('now', {}, 1, 60.0)  # it takes the connection that replaces the broken one
+    feed = open_feed(through, 'now', {}, 1, 60.0)  # it takes the connection that replaces the broken one
     assert through.info()['doc_count'] == client.info()['doc_count']
     feed.close()
     through.close()

@@ -22,7 +22,7 @@ from chaos.proxy import Answer, Proxy
 from kombu_couchdb.consumer import io_thread
 from kombu_couchdb.couchdb import auth, bounds, pacing
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.changes import Longpoll
+from kombu_couchdb.couchdb.changes import Longpoll, open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import RETRIED, AnswerTooLarge, BrokenAnswer, CouchDBError, NotCouchDB, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT
@@ -240,7 +240,7 @@ def test_slow_response_is_given_up(wires: Callable[[], Wire], what: str) -> None
 def test_time_limit_of_a_longpoll_covers_headers_and_errors(wires: Callable[[], Wire], what: str) -> None:
     wire = wires()
     wire.answer = DRIPS[what]
-    answer = ask(wire, lambda client: client.open_changes(0, {}, 10, -0.85).content)  # a time limit of 0.3 s
+    answer = ask(wire, lambda client: open_feed(client, 0, {}, 10, -0.85).content)  # a time limit of 0.3 s
     assert type(answer) is ServerUnavailable
 
 

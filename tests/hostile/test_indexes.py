@@ -9,7 +9,6 @@ import pytest
 
 from celery_couchdb.cli import clients
 from kombu_couchdb import design
-from kombu_couchdb.couchdb import client as client_module
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import Node
@@ -79,7 +78,7 @@ def test_error_is_that_of_the_server_if_no_index_is_built(
 def test_commands_report_the_index_and_wait(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(client_module, '_PAUSE_SECONDS', 0.0)
+    monkeypatch.setattr(clients, '_PAUSE_SECONDS', 0.0)
     client = fake(monkeypatch, [260_000, 150_000, 20_000, 0])(clients._PatientClient)
     assert client.view(design.NAME, 'dead', reduce=False)
     assert client.view(design.NAME, 'dead', reduce=False)
@@ -87,7 +86,7 @@ def test_commands_report_the_index_and_wait(
 
 
 def test_commands_give_up_an_index_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, '_PAUSE_SECONDS', 0.0)
+    monkeypatch.setattr(clients, '_PAUSE_SECONDS', 0.0)
     monkeypatch.setattr(clients, '_STUCK_SECONDS', 0.0)
     client = fake(monkeypatch, [260_000, 150_000, 150_000])(clients._PatientClient)
     with pytest.raises(IndexNotReady, match='CouchDB makes no progress with the index celery-v6'):

@@ -21,7 +21,7 @@ from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.changes import Longpoll
+from kombu_couchdb.couchdb.changes import Longpoll, read
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import Node
 from kombu_couchdb.errors import CouchDBError
@@ -74,7 +74,7 @@ CLIENT: dict[str, tuple[Callable[[Client], Any], Callable[[Any], bool]]] = {
     ),
     'sequence': (lambda c: c.sequence(), lambda seq: kinds(seq, str, int)),
     'changes': (
-        lambda c: c.changes(0, {}, 10),
+        lambda c: read(c, 0, {}, 10),
         lambda answer: listing(answer['results'], dict) and answer['last_seq'] is not None,
     ),
     'longpoll': (lambda c: Longpoll(c).wait(0, 0, {}), lambda answer: listing(answer['results'], dict)),

@@ -13,6 +13,7 @@ from kombu import Connection
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb import auth
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.couchdb.http import Node
@@ -88,7 +89,7 @@ def test_many_processes_switch_to_a_new_password_without_locking_the_user(
 ) -> None:
     def use(each: Client) -> None:
         if feed:
-            each.open_changes(0, {}, 10, 4.0).close()
+            open_feed(each, 0, {}, 10, 4.0).close()
         else:
             each.put({'_id': uuid.uuid4().hex})
 

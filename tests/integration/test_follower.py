@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from kombu_couchdb.couchdb import changes as changes_module
 from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
@@ -21,7 +22,7 @@ def test_outage_is_reported_and_attempts_become_rare(client: Client, monkeypatch
 
     with closing(Follower(client, 'follower', lambda: wakes.append(time.monotonic()))) as follower:
         with monkeypatch.context() as patched:
-            patched.setattr(client, 'open_changes', away)
+            patched.setattr(changes_module, 'open_feed', away)
             for _ in range(3):
                 follower.follow(since)
                 changes = follower.take(PATIENCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kombu_couchdb.admin.rotation import _Rotation
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
 from kombu_couchdb.consumer.pending_writes import PendingWrites
@@ -18,6 +19,7 @@ from .exploring import Fault, assert_found, finds_faults
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Single
 from .removing import RemovingSingle
+from .rotation import Rotating
 
 FAULTS = [
     Fault(
@@ -25,7 +27,7 @@ FAULTS = [
         Single,
         Sweeper,
         '_delete_heartbeats',
-        'self._store.client.bulk([deletion(doc) for doc in docs])',
+        'client.bulk([deletion(doc) for doc in docs], only=database)',
         "[type('', (), {'is_proven': True}) for doc in docs]",
     ),
     Fault(
@@ -131,6 +133,38 @@ FAULTS = [
         'check',
         "leaf.get('removed')",
         'False',
+    ),
+    Fault(
+        'a database that is moved is not closed',
+        Rotating,
+        _Rotation,
+        '_put_closing',
+        'self._former.put(',
+        '(lambda doc: None)(',
+    ),
+    Fault(
+        'a rotation does not notice that the database had opened',
+        Rotating,
+        _Rotation,
+        '_close',
+        'while self._catch_up():',
+        'while False:',
+    ),
+    Fault(
+        'a rotation opens a database that another one has closed',
+        Rotating,
+        _Rotation,
+        '_put_closing',
+        "self._location.get(DOCUMENT)['_rev'] != self._place['_rev']",
+        'False',
+    ),
+    Fault(
+        'a rotation that was overtaken switches',
+        Rotating,
+        _Rotation,
+        '_put_location',
+        "doc['_rev'] = self._place['_rev']",
+        "doc['_rev'] = self._location.get(DOCUMENT)['_rev']",
     ),
 ]
 

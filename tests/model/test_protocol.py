@@ -8,6 +8,7 @@ from .exploring import explore
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Protocol, Single
 from .removing import RemovingCluster, RemovingSingle
+from .rotation import Rotating
 
 
 @pytest.mark.slow
@@ -20,6 +21,7 @@ from .removing import RemovingCluster, RemovingSingle
         (LimitedCluster, 15),
         (RemovingSingle, 20),
         (RemovingCluster, 15),
+        (Rotating, 40),
     ],
 )
 def test_promises_hold_in_any_order_of_events(machine: type[Protocol], examples: int) -> None:

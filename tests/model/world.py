@@ -33,6 +33,7 @@ from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscript
 from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.failures import from_answer
 from kombu_couchdb.couchdb.shapes import Shape
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.fleet.attention import Attention, Peers
@@ -126,6 +127,14 @@ class World:
         message = {'body': '', 'headers': {'id': name, **headers}, 'properties': properties}
         self.couchdb.store([{**workitem.new(name, QUEUE, message, self.now + self.wrong)}])
 
+    def client(self, skew: float) -> _ModelClient:
+        """Return the client of a process whose clock is `skew` seconds ahead."""
+        return _ModelClient(self, skew)
+
+    def read(self, request: Request, at: int) -> Any:
+        """Return the response of node `at` to a request that writes nothing; raise the error that it causes."""
+        return self.couchdb.read(*request[:3], at % len(self.couchdb.nodes))
+
     def set_server_clock(self, wrong: float) -> None:
         """Make the server's clock wrong by this number of seconds."""
         self.wrong, self.set_at = wrong, self.now
@@ -166,7 +175,9 @@ class World:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Patch the clocks, threads and identities in the modules of the product with those of this world."""
-        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - START)
+        clock = SimpleNamespace(
+            time=lambda: self.now, monotonic=lambda: self.now - START, sleep=lambda seconds: wait(Sleep(seconds))
+        )
         fakes: list[tuple[Any, str, Any]] = [
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'atexit', mock.Mock()),
@@ -207,14 +218,16 @@ class Actor:
             return self._resume(None)
         if self.waiting.write is None:
             try:
-                answer = self._world.couchdb.read(*self.waiting[:3], at % len(self._world.couchdb.nodes))
+                answer = self._world.read(self.waiting, at)
             except errors.CouchDBError as exc:
                 return self._resume(exc)
             return self._resume(answer)
         write = self.waiting.write
         for more in range(len(self._world.couchdb.nodes)):
             if write.answers is None:
-                self._world.couchdb.land(write, (at + more) % len(self._world.couchdb.nodes))
+                write.couchdb.land(write, (at + more) % len(self._world.couchdb.nodes))
+        if write.error is not None:
+            return self._resume(write.error)
         for doc, answer in zip(write.docs, write.answers or [], strict=True):
             self._on_response(doc, answer)
         return self._resume(self._shape(write.answers))
@@ -227,7 +240,7 @@ class Actor:
         if self.waiting.path == '/_bulk_docs':
             return answers
         answer = answers[0]
-        return errors.Conflict(answer['id']) if answer.get('error') == 'conflict' else answer
+        return from_answer(answer, 'model') if answer.get('error') else answer
 
     def cut(self) -> None:
         """Break the connection: the thread gets no response, whether or not its request was carried out."""
@@ -264,7 +277,7 @@ class Process(Actor):
         super().__init__(world)
         self.skew, self.credit = skew, credit
         self._mailbox = Mailbox()
-        client = _ModelClient(world, skew)
+        client = world.client(skew)
         self.clock: ModelClock = client.clock
         #: What the process knows of the queues; it learns of a pause in its next pass.
         self.topology = client.topology = Topology(client)

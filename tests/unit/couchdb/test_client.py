@@ -23,6 +23,7 @@ from kombu_couchdb import errors
 from kombu_couchdb.couchdb import auth, clock, http, pacing
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.bounds import time_limit
+from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
@@ -206,11 +207,11 @@ def test_a_read_is_repeated_once(peer: Peer, client: Client, read: Callable[[Cli
     [
         lambda client: client.put({'_id': 'x'}),
         lambda client: client.bulk([{'_id': 'x'}]),
-        lambda client: client.create(),
+        lambda client: client.request('PUT', ''),
         lambda client: client.delete(),
-        lambda client: client.open_changes(0, {}, 10, 4.0),
+        lambda client: open_feed(client, 0, {}, 10, 4.0),
     ],
-    ids=['put', 'bulk', 'create', 'delete', 'open_changes'],
+    ids=['put', 'bulk', 'create', 'delete', 'open_feed'],
 )
 def test_a_write_is_never_repeated(peer: Peer, client: Client, write: Callable[[Client], Any]) -> None:
     peer.responses = [CUT, respond({'rev': '1-a'})]
