@@ -121,7 +121,7 @@ class Node:
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self.address, self.timeouts, self.auth = address, timeouts, Auth.of(address)
-        self.pace = Pace.of(address.server)
+        self.pace = Pace.of(address.server, has_limits=address.auth == 'iam')
         self._clock, self._has_responded = clock, False
         self.reset()
         reset_in_child(self)

@@ -37,13 +37,15 @@ _WINDOW_SECONDS = 1.1
 #: to the third number.
 _PAUSE_SECONDS, _JITTER_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 0.4, 8.0
 
-#: The part of what was used before the first refusal that is taken as the process's share of the limit.
-_FIRST_SHARE = 0.9
-
-#: After a refusal the rate is less than that share by this part. It returns to it after so many seconds in which
-#: requests waited, and grows faster from then on. It also grows by so many units a second in each second, so that the
-#: process with the smallest rate catches up.
+#: If requests had waited before one was refused, the rate was the process's share of the limit. After the refusal it is
+#: less than that share by this part. It returns to it after so many seconds in which requests waited, and grows faster
+#: from then on. It also grows by so many units a second in each second, so that the process with the smallest rate
+#: catches up.
 _DECREASE, _RETURN_SECONDS, _GROWTH = 0.25, 20.0, 0.1
+
+#: If none had waited, the share is not known, or may be larger by now than what is used. The rate begins with this part
+#: of what was used, and grows by this factor in each second in which requests wait, up to the former share.
+_FIRST_PART, _START_GROWTH = 0.7, 1.4
 
 #: The least rate.
 _MIN_RATE = 1.0
@@ -55,6 +57,9 @@ _REQUEST_SECONDS = 0.25
 #: The most units of a request of a kind without a refusal, if requests of another kind were refused: the service will
 #: limit this one, too, and what is above the limit is a burden for the other processes.
 _CAREFUL_UNITS = 4
+
+#: The most units of a request before the first refusal, if the service is known to have limits.
+_FIRST_UNITS = 20
 
 #: The most reads that replace a query while queries are limited: a service offers more reads.
 _MAX_READS = 8
@@ -168,9 +173,11 @@ class Lane:
     """The requests of one kind from this process to one server. Times are monotonic. Not thread-safe, and no I/O."""
 
     def __init__(self) -> None:
-        #: This process's part of the limit, in units a second; infinite before the first refusal. And for how many
-        #: seconds requests have waited since the last refusal.
-        self._share, self._waited = inf, 0.0
+        #: This process's share of the limit, and the rate with which it begins to look for it, in units a second. Both
+        #: are infinite before the first refusal.
+        self._share = self._start = inf
+        #: For how many seconds requests have waited since the last refusal.
+        self._waited = 0.0
         #: The units that were sent in the window, with their times.
         self._sent: deque[tuple[float, int]] = deque()
         #: When the next request may be sent, when the last one was refused, and how many were refused in a row.
@@ -188,21 +195,25 @@ class Lane:
     @property
     def rate(self) -> float:
         """The units a second that this process may send; infinite before the first refusal."""
-        if self._share == inf:
-            return inf
         curve = _DECREASE * ((self._waited / _RETURN_SECONDS) ** 3 - 1)
-        return max(_MIN_RATE, self._share * (1 + curve) + _GROWTH * self._waited)
+        growing: float = self._start * _START_GROWTH ** min(self._waited, _RETURN_SECONDS)
+        return max(_MIN_RATE, min(growing, self._share * (1 + curve) + _GROWTH * self._waited))
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a request was refused not long ago."""
+        return self._start < inf or self._share < inf
 
     @property
     def most(self) -> float:
         """The most units that one request should have; infinite before the first refusal."""
-        return inf if self._share == inf else max(1, int(self.rate * _REQUEST_SECONDS))
+        return max(1, int(self.rate * _REQUEST_SECONDS)) if self.is_limited else inf
 
     def free_at(self, units: int, now: float) -> float:
         """Return when a request of so many units may be sent, if no other one is sent before."""
         while self._sent and self._sent[0][0] <= now - _WINDOW_SECONDS:
             self._sent.popleft()
-        if self._share == inf:
+        if not self.is_limited:
             return now
         at, excess = self._free_at, sum(sent for _, sent in self._sent) + units - max(units, int(self.rate))
         for sent_at, sent in self._sent:
@@ -222,9 +233,9 @@ class Lane:
     def take(self, turn: Turn, now: float) -> float:
         """Let a request be sent and return 0.0; or return the seconds until it may, infinite if others go first."""
         if now - self._refused_at > _FORGET_SECONDS:
-            self._share, self._in_a_row = inf, 0
+            self._share, self._start, self._in_a_row = inf, inf, 0
         seconds = self.free_at(turn.units, now) - now
-        if self._share < inf:
+        if self.is_limited:
             if turn not in self._waiting:
                 turn.has_waited = False
                 insort(self._waiting, turn, key=lambda other: other.order)
@@ -260,14 +271,14 @@ class Lane:
         if now - self._refused_at > _WARN_SECONDS:
             self._counted_from, self._refusals, self._units = now, 0, 0
         self._refusals += 1
-        if turn.sent <= self._refused_at and self._share < inf:
+        if turn.sent <= self._refused_at and self.is_limited:
             return  # it was sent before the last refusal was known
         if not self._in_a_row:
             used = sum(units for sent, units in self._sent if sent > turn.sent - _WINDOW_SECONDS)
-            if self._share == inf:
-                self._share = _FIRST_SHARE * used
+            if self.is_limited and turn.has_waited:
+                self._share, self._start = self.rate, inf
             else:
-                self._share = self.rate if turn.has_waited else min(self.rate, used + 1)
+                self._share, self._start = self.rate, max(_MIN_RATE, _FIRST_PART * used)
             self._waited = 0.0
         pause = max(pause, min(_PAUSE_SECONDS * 2**self._in_a_row, _MAX_PAUSE_SECONDS))
         self._free_at, self._refused_at = now + pause + _JITTER_SECONDS * random(), now
@@ -289,15 +300,16 @@ class Lane:
 class Pace:
     """The pace of this process's requests to one server. Thread-safe; a forked child keeps the rates."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, has_limits: bool = False) -> None:
         self._server, self._lanes = server, {kind: Lane() for kind in Kind}
+        self._first_units = _FIRST_UNITS if has_limits else inf
         self.reset()
         reset_in_child(self)
 
     @classmethod
-    def of(cls, server: str) -> Pace:
-        """Return this process's pace for a server, given by its URL."""
-        return _shared.of(server, lambda: cls(server))
+    def of(cls, server: str, *, has_limits: bool = False) -> Pace:
+        """Return this process's pace for a server, given by its URL; with `has_limits`, large requests are cut."""
+        return _shared.of((server, has_limits), lambda: cls(server, has_limits))
 
     def reset(self) -> None:
         """Forget what waits: in a forked child, it belongs to threads of the parent."""
@@ -316,8 +328,9 @@ class Pace:
 
     def most(self, kind: Kind) -> float:
         """Return the most units that a request of this kind should have; infinite if no limit is known."""
-        is_careful = not self.is_limited(kind) and any(map(self.is_limited, Kind))
-        return _CAREFUL_UNITS if is_careful else self._lanes[kind].most
+        if self.is_limited(kind):
+            return self._lanes[kind].most
+        return _CAREFUL_UNITS if any(map(self.is_limited, Kind)) else self._first_units
 
     def next_at(self, kind: Kind) -> float:
         """Return the monotonic time at which `spare` may be more than 0; infinitely long ago without a limit."""
@@ -326,7 +339,7 @@ class Pace:
 
     def is_limited(self, kind: Kind) -> bool:
         """Tell whether requests of this kind were refused not long ago: they should be few."""
-        return self._lanes[kind].most < inf
+        return self._lanes[kind].is_limited
 
     @property
     def reads_for_query(self) -> float:
@@ -380,5 +393,5 @@ class Pace:
             raise TooManyUnits(f'{self._server} refused {turn.units} units in one {turn.kind.value} request')
 
 
-#: By the URL of a server.
-_shared: Shared[str, Pace] = Shared({})
+#: By the URL of a server, and whether it is known to have limits.
+_shared: Shared[tuple[str, bool], Pace] = Shared({})

@@ -373,6 +373,7 @@ def test_other_kinds_do_not_wait(peer: Peer, paced: Client, monkeypatch: pytest.
 
 def test_bulk_write_is_cut(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, '_MIN_RATE', 40.0)  # ten in a request
+    monkeypatch.setattr(pacing, '_START_GROWTH', 1.0)
     docs = [{'_id': f'doc-{number}'} for number in range(35)]
     stored = [{'ok': True, 'id': doc['_id'], 'rev': '1-a'} for doc in docs]
     peer.responses = [REFUSAL, *(respond(stored[start : start + 10], 201) for start in range(0, 35, 10))]
