@@ -24,13 +24,16 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import Any, cast
+from zlib import crc32
 
 from ..couchdb.bounds import Bounds
 from ..couchdb.client import Client, Document, chunks, path_of
 from ..couchdb.conflicts import SYNC
 from ..couchdb.failures import CLOSED, is_closed
 from ..couchdb.location import DOCUMENT, location_name, moved_name, number_of
+from ..couchdb.pacing import Kind
 from ..couchdb.shapes import DONE, items, maybe, members, number, text
 from ..errors import NOBODY, AccessDenied, Conflict, CouchDBError, DatabaseMissing, NotOffered
 from . import vacuum
@@ -61,14 +64,16 @@ _SETTLE_SECONDS = 1.0
 #: How long the former database stays, so that most processes learn of the move from a refused write, in seconds.
 _LINGER_SECONDS = 1.0
 
-#: A pass over the changes that has copied at most so many documents is short; and the most passes before the closing.
-_SHORT_PASS, _MAX_PASSES = 200, 20
+#: A pass over the changes that has copied at most so many documents is short, or as many as a service with limits takes
+#: in so many requests; and the most passes before the closing.
+_SHORT_PASS, _SHORT_REQUESTS, _MAX_PASSES = 200, 8, 20
 
 #: How often a closing is tried.
 _MAX_CLOSINGS = 3
 
-#: The number of documents that are copied in one request, and of probes for each shard.
-_COPY_DOCS, _PROBES = 200, 32
+#: The number of documents that are copied in one request, and of probes for each shard. CouchDB finds the shard of a
+#: document by the CRC-32 of its id, as `mem3_hash` in its source does.
+_COPY_DOCS, _PROBES = 200, 2
 
 #: The beginning of the ids of probes. A probe is a tombstone, and is not copied.
 _PROBE = 'celery-probe:'
@@ -241,7 +246,7 @@ class _Rotation:
             self._progress('index', 0, 1)
             Indexes(Cluster(self._new)).process_latest()
             self._progress('index', 1, 1)
-            if self._catch_up() <= _SHORT_PASS:
+            if self._catch_up() <= min(_SHORT_PASS, _SHORT_REQUESTS * self._new.pace.most(Kind.WRITE)):
                 break
 
     def _catch_up(self) -> int:
@@ -335,17 +340,18 @@ class _Rotation:
         """Wait until a probe was refused by each shard."""
         shards = int((self._former.info(_CREATED).get('cluster') or {}).get('q', 1))
         deadline = time.monotonic() + _CLOSED_SECONDS
-        while not self._is_refused(shards * _PROBES):
+        while not self._is_refused(_probes(shards)):
             if time.monotonic() > deadline:
                 raise Refused(
                     f'{self._client.address.url}: CouchDB does not enforce validate_doc_update; nothing was moved'
                 )
             time.sleep(0.05)
 
-    def _is_refused(self, probes: int) -> bool:
-        docs = [{'_id': f'{_PROBE}{uuid.uuid4().hex}', '_deleted': True} for _ in range(probes)]
+    def _is_refused(self, ids: Sequence[str]) -> bool:
+        body = {'docs': [{'_id': doc_id, '_deleted': True} for doc_id in ids]}
         found = cast(
-            'list[Document]', self._former.request('POST', '/_bulk_docs', body={'docs': docs}, shape=_REFUSALS)
+            'list[Document]',
+            self._former.request('POST', '/_bulk_docs', body=body, size=len(ids), shape=_REFUSALS),
         )
         return all(is_closed(result.get('error'), result.get('reason')) for result in found)
 
@@ -365,6 +371,15 @@ class _Rotation:
             self._put_location(database=self._place['database'])
             Marks(self._new).add(self._age)
         self._progress('delete', 1, 1)
+
+
+def _probes(shards: int) -> list[str]:
+    """Return new ids of probes, the same number for each shard."""
+    found = list[str]()
+    for shard in range(shards):
+        fitting = (f'{_PROBE}{uuid.uuid4().hex}' for _ in repeat(None))
+        found += islice((name for name in fitting if crc32(name.encode()) * shards >> 32 == shard), _PROBES)
+    return found
 
 
 def _copy_security(source: Client, target: Client) -> None:

@@ -355,8 +355,9 @@ class Http:
                     f'{self.current.address.url}: the database was moved; what was read has to be read again'
                 )
             try:
+                moved = present if present != self.location.given else None  # URLs may name different databases
                 return self._send(
-                    method, path, _query(params), data, read_timeout, repeat, bounds, size, database=present
+                    method, path, _query(params), data, read_timeout, repeat, bounds, size, database=moved
                 )
             except (errors.DatabaseMissing, errors.DatabaseMoved) as exc:
                 pursuit = pursuit or Pursuit(self.location)
