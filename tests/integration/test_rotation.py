@@ -14,12 +14,14 @@ from click.testing import Result
 from kombu import Connection
 
 from celery_couchdb.testing import Server
+from examples.managed.service import PLANS, Service
 from kombu_couchdb.admin import dead, rotation
 from kombu_couchdb.admin.rotation import Report, rotate
 from kombu_couchdb.admin.vacuum import Progress
 from kombu_couchdb.couchdb.changes import read
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.location import DOCUMENT
+from kombu_couchdb.couchdb.pacing import Kind
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing, DatabaseMoved
 from kombu_couchdb.queues.databases import ensure
@@ -99,6 +101,22 @@ def test_everything_moves_with_its_revisions(couch: Client, quick: None, connect
     with pytest.raises(DatabaseMissing):
         former(couch).info()
     assert sorted(Inbox(connect(), 'q').wait(2)) == ['now', 'x' * 200_000]
+
+
+def test_a_service_with_limits_that_does_not_offer_a_purge(couch: Client, server: Server, quick: None) -> None:
+    with (
+        Service(server.url, PLANS['lite']) as service,
+        Connection(Server(service.url).couchdb_url(couch.address.database)) as c,
+    ):
+        with c.Producer() as producer, producer.batch():
+            for number in range(30):
+                producer.publish(number, routing_key='q')
+        report = move(c.transport.couchdb)
+        # Probes and the last documents may not use up the writes of seconds: a database is closed for 20 s at the most.
+        assert report.copied >= 30
+        assert service.counts.units[Kind.WRITE] < 30 + 30 + 60
+        assert sorted(Inbox(c, 'q').wait(30)) == list(range(30))
+    assert couch.info()['db_name'] == report.present == f'{couch.address.database}-r1'
 
 
 def test_old_tombstones_stay_behind_and_young_ones_move(couch: Client, quick: None) -> None:
