@@ -67,7 +67,7 @@ _UNREACHABLE = {
     'Failed to resolve|Name or service not known|nodename nor servname|getaddrinfo': (
         'the host name cannot be resolved; correct it, or check the name server'
     ),
-    'Connection refused|actively refused': 'no server listens at this port; start CouchDB, or correct host and port',
+    'Connection refused|actively refused': 'no server listens at this port; start it, or correct host and port',
 }
 
 #: CouchDB's reason if the password is right but the user is not a member of the database.

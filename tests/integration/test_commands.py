@@ -140,7 +140,7 @@ def no_redis(monkeypatch: pytest.MonkeyPatch) -> None:
         ({'broker_url': 'nix://'}, 'No such transport: nix; broker_url must be couchdb://'),
         ({'broker_url': 'couchdb+http://me:tell-nobody@a/db'}, 'the host is not valid; write couchdb://'),
         ({'broker_url': 'couchdb://me:tell-nobody@a.invalid/db'}, 'the host name cannot be resolved; correct it'),
-        ({'broker_url': 'couchdb://me:tell-nobody@127.0.0.1:1/db'}, 'no server listens at this port; start CouchDB'),
+        ({'broker_url': 'couchdb://me:tell-nobody@127.0.0.1:1/db'}, 'no server listens at this port; start it'),
     ],
     ids=lambda value: ''.join(value.values()).partition(':')[0] if isinstance(value, dict) else '',
 )

@@ -101,7 +101,7 @@ def nested() -> Exception:
             errors.ServerUnavailable,
             'reset by peer',
         ),
-        (nested(), errors.ServerUnavailable, 'no server listens at this port; start CouchDB, or correct host and port'),
+        (nested(), errors.ServerUnavailable, 'no server listens at this port; start it, or correct host and port'),
         (
             http.ConnectionError("Failed to resolve 'db.test' ([Errno -2] Name or service not known)"),
             errors.ServerUnavailable,
