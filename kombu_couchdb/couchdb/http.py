@@ -373,6 +373,8 @@ class Http:
                 text = self._send('GET', f'/{DOCUMENT}', repeat=True, database=name).content
             except (errors.NotFound, errors.DatabaseMissing):
                 text = b'null'
+            except errors.AccessDenied:
+                return  # the error of the request tells more
             try:
                 self.location.learn(decoded(text))
             except ValueError:
