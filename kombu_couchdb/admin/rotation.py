@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice, repeat
-from typing import Any, cast
+from typing import Any
 from zlib import crc32
 
 from ..couchdb.bounds import Bounds
@@ -33,7 +33,7 @@ from ..couchdb.client import Client, Document, chunks, path_of
 from ..couchdb.conflicts import SYNC
 from ..couchdb.failures import CLOSED, is_closed
 from ..couchdb.location import DOCUMENT, location_name, moved_name, number_of
-from ..couchdb.pacing import Kind
+from ..couchdb.pacing import Kind, TooManyUnits
 from ..couchdb.shapes import DONE, items, maybe, members, number, text
 from ..errors import NOBODY, AccessDenied, Conflict, CouchDBError, DatabaseMissing, NotOffered
 from . import vacuum
@@ -348,12 +348,16 @@ class _Rotation:
             time.sleep(0.05)
 
     def _is_refused(self, ids: Sequence[str]) -> bool:
+        most = self._former.pace.most(Kind.WRITE)
+        return all(self._are_refused(part) for part in chunks(ids, int(min(most, len(ids)))))
+
+    def _are_refused(self, ids: Sequence[str]) -> bool:
         body = {'docs': [{'_id': doc_id, '_deleted': True} for doc_id in ids]}
-        found = cast(
-            'list[Document]',
-            self._former.request('POST', '/_bulk_docs', body=body, size=len(ids), shape=_REFUSALS),
-        )
-        return all(is_closed(result.get('error'), result.get('reason')) for result in found)
+        try:
+            answer = self._former.request('POST', '/_bulk_docs', body=body, size=len(ids), shape=_REFUSALS)
+        except TooManyUnits:  # the service has limits: the next probes are cut
+            return False
+        return all(is_closed(result.get('error'), result.get('reason')) for result in answer)
 
     # -- after
 
