@@ -171,8 +171,6 @@ class Demo:
         for task_id, runs in self._journal.runs.items():
             if len(runs) > 1 and runs[0].worker not in killed:
                 self._troubles.append(f'{task_id} ran {len(runs)} times, although its worker was not killed')
-        if again := self._service.counts.refused_again:
-            self._troubles.append(f'{len(again)} requests were refused when they were sent again: {again[0]}')
 
     def _end_workers(self) -> None:
         for worker in [worker for worker in self._workers if worker.status is None]:
@@ -201,8 +199,9 @@ class Demo:
         for kind, limit in PLANS[_PLAN].items():
             units, busiest, refused = (counts[name].get(kind.value, 0) for name in ('units', 'busiest', 'refused'))
             self._screen.say(_ROW.format(_NAMES[kind], limit, busiest, f'{units / counts["seconds"]:.1f}', refused))
+        self._screen.say(f'\nrefused again when they were sent again: {len(counts["refused_again"])} requests')
         if self._service.tokens is not None:
-            self._screen.say(f'\n{self._service.tokens.count} tokens were handed out')
+            self._screen.say(f'{self._service.tokens.count} tokens were handed out')
         self._screen.say('')
         if self._troubles:
             self._screen.say('\n'.join(['Something failed:', *(f'- {trouble}' for trouble in self._troubles), *logs]))

@@ -355,9 +355,8 @@ class Http:
                     f'{self.current.address.url}: the database was moved; what was read has to be read again'
                 )
             try:
-                moved = present if present != self.location.given else None  # URLs may name different databases
                 return self._send(
-                    method, path, _query(params), data, read_timeout, repeat, bounds, size, database=moved
+                    method, path, _query(params), data, read_timeout, repeat, bounds, size, database=present
                 )
             except (errors.DatabaseMissing, errors.DatabaseMoved) as exc:
                 pursuit = pursuit or Pursuit(self.location)
@@ -393,6 +392,8 @@ class Http:
         database: str | None = None,
     ) -> requests.Response:
         """Send a request to the current node, and again or to other nodes as `send` says."""
+        if database == self.location.given:
+            database = None  # that of each node's own URL
         attempts = max(2, len(self.nodes)) if repeat else 1
         while True:
             attempts -= 1
