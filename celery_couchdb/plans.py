@@ -1,4 +1,4 @@
-"""What a load costs a managed CouchDB service, and which plan of IBM Cloudant suffices for it.
+"""The cost of a load on a managed CouchDB service, in units a second, and the plan of IBM Cloudant that suffices.
 
 Such a service limits three kinds of units in a second: reads, writes and queries. See `kombu_couchdb.couchdb.pacing`.
 The costs are those of docs/production/managed.rst; ``tests/acceptance/test_costs.py`` measures them.

@@ -57,6 +57,15 @@ def due(message: Message) -> float:
     return datetime.fromisoformat(message.headers['eta']).timestamp()
 
 
+def store_all(client: Client, values: dict[str, Any]) -> None:
+    """Store the successes of many tasks in one request."""
+    docs = []
+    for task_id, value in values.items():
+        result = {'status': 'SUCCESS', 'result': value, 'traceback': None, 'children': [], 'task_id': task_id}
+        docs.append({'_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'SUCCESS', 'value': result})
+    client.bulk(docs)
+
+
 def items(client: Client) -> list[dict[str, Any]]:
     """Return all WorkItems of a database, oldest first."""
     rows = client.request('GET', '/_all_docs', {'include_docs': True})['rows']

@@ -1,4 +1,4 @@
-"""What a caller of `get` waits for: the results, and those of the tasks before them. No I/O.
+"""The results that a caller of `get` awaits, and those of the tasks before them. No I/O.
 
 The callers are threads, see `mixin`, and coroutines, see `celery_couchdb.aio`.
 """

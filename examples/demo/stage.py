@@ -21,13 +21,10 @@ from .journal import Journal
 from .scenes import Burst, Chain, Chord, Crash, Retry, Scene, Scheduled, WorkerKilled
 from .screen import Screen
 from .server import DemoError, databases
-from .workers import Worker
+from .workers import Worker, logs_of
 
 #: Time limits in seconds: for the work, for reading the results, for the end of a worker.
 _LIMIT, _JUDGE, _END = 42.0, 5.0, 6.0
-
-#: How many lines of each worker's log are shown on failure.
-_TAIL = 20
 
 
 class Stage:
@@ -70,7 +67,7 @@ class Stage:
                 self._perform(folder)
                 if not self._troubles:
                     self._end_workers()
-                logs = self._logs() if self._failed else []
+                logs = logs_of(self._workers) if self._failed else []
             finally:
                 self._interrupts.hold()
         self._troubles += self._database.left
@@ -161,13 +158,6 @@ class Stage:
             worker.kill()
 
     # -- afterwards
-
-    def _logs(self) -> list[str]:
-        return [
-            line
-            for worker in self._workers
-            for line in ('', f'The end of the log of {worker.name}:', *(f'  {line}' for line in worker.log_tail(_TAIL)))
-        ]
 
     def _report(self, logs: list[str]) -> None:
         if any(scene.sent for scene in self._scenes):

@@ -6,9 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
+
+#: How many lines of each worker's log are shown on failure.
+_TAIL = 20
 
 
 class Worker:
@@ -85,3 +89,12 @@ class Worker:
             pass
         self._process.wait()
         self._over = True
+
+
+def logs_of(workers: Iterable[Worker]) -> list[str]:
+    """Return the lines at the end of the log of each worker, with headings."""
+    return [
+        line
+        for worker in workers
+        for line in ('', f'The end of the log of {worker.name}:', *(f'  {line}' for line in worker.log_tail(_TAIL)))
+    ]

@@ -22,7 +22,7 @@ from examples.demo.interrupts import Interrupts, TimeIsUp
 from examples.demo.journal import Journal
 from examples.demo.screen import Screen
 from examples.demo.server import Databases, DemoError, databases
-from examples.demo.workers import Worker
+from examples.demo.workers import Worker, logs_of
 from kombu_couchdb.couchdb.pacing import Kind
 from kombu_couchdb.embedded import EmbeddedServerError
 from kombu_couchdb.errors import CouchDBError
@@ -42,9 +42,6 @@ _NAMES = {Kind.READ: 'reads', Kind.WRITE: 'writes', Kind.QUERY: 'queries'}
 
 #: A row of the table.
 _ROW = '{:<12} {:>6} {:>19} {:>11} {:>8}'
-
-#: How many lines of each worker's log are shown on failure.
-_TAIL = 20
 
 
 def run(interrupts: Interrupts) -> int:
@@ -94,7 +91,7 @@ class Demo:
                 limits = ', '.join(f'{limit} {_NAMES[kind]}' for kind, limit in PLANS[_PLAN].items())
                 self._screen.say(f'Service:   at most {limits} in a second; tokens end after {_TOKEN:.0f} s')
                 self._perform(folder, own.name)
-                logs = self._logs() if self._troubles else []
+                logs = logs_of(self._workers) if self._troubles else []
             finally:
                 self._interrupts.hold()
         self._troubles += own.left
@@ -184,13 +181,6 @@ class Demo:
             worker.kill()
 
     # -- afterwards
-
-    def _logs(self) -> list[str]:
-        return [
-            line
-            for worker in self._workers
-            for line in ('', f'The end of the log of {worker.name}:', *(f'  {line}' for line in worker.log_tail(_TAIL)))
-        ]
 
     def _report(self, logs: list[str]) -> None:
         counts = self._service.snapshot()

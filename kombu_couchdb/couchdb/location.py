@@ -1,4 +1,4 @@
-"""Where a database is: `celery couchdb vacuum --rotate` moves it to another one, and every process follows.
+"""The location of a database, which `celery couchdb vacuum --rotate` changes, and how requests follow it.
 
 The name of a database in settings stays the same. After a move, the design document `DOCUMENT` of a third database,
 `<name>-location`, names the *present* database, for example `<name>-r1`. Members can read that document and not write

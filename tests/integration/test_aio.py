@@ -30,7 +30,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import Http
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
-from tests.support import end, items
+from tests.support import end, items, store_all
 
 T = TypeVar('T')
 
@@ -71,15 +71,6 @@ def no_request_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def ids(count: int) -> list[str]:
     return [str(uuid.uuid4()) for _ in range(count)]
-
-
-def store_all(client: Client, values: dict[str, Any]) -> None:
-    """Store the successes of many tasks in one request."""
-    docs = []
-    for task_id, value in values.items():
-        result = {'status': 'SUCCESS', 'result': value, 'traceback': None, 'children': [], 'task_id': task_id}
-        docs.append({'_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'SUCCESS', 'value': result})
-    client.bulk(docs)
 
 
 def watched(app: Celery) -> set[str]:

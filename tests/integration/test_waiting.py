@@ -23,7 +23,7 @@ from celery_couchdb.backend import CouchDBBackend
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, RequestRefused, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
-from tests.support import Request
+from tests.support import Request, store_all
 
 READER = 'celery-couchdb-results'
 
@@ -95,15 +95,6 @@ class Waiting(threading.Thread):
 def get(app: Celery, *task_ids: str, **options: Any) -> list[Waiting]:
     """Wait for each result in a thread of its own."""
     return [Waiting(partial(app.AsyncResult(name).get, timeout=PATIENCE, **options)) for name in task_ids]
-
-
-def store_all(client: Client, values: dict[str, Any]) -> None:
-    """Store the successes of many tasks in one request."""
-    docs = []
-    for task_id, value in values.items():
-        result = {'status': 'SUCCESS', 'result': value, 'traceback': None, 'children': [], 'task_id': task_id}
-        docs.append({'_id': f'celery-task-meta-{task_id}', 'type': 'Result', 'status': 'SUCCESS', 'value': result})
-    client.bulk(docs)
 
 
 def is_listening(sent: list[Request], *task_ids: str) -> bool:
