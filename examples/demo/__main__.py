@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from .interrupts import Interrupts, Stopped
 
 
-def main() -> int:
-    """Run the demo and return its exit status: 0 on success, 1 on failure, 128 + signal number if stopped."""
+def main(module: str = 'examples.demo.run') -> int:
+    """Call `run` of a module and return the exit status: 0 on success, 1 on failure, 128 + signal number if stopped."""
     interrupts = Interrupts()
     try:
         # Imported here: it takes a while, and Ctrl-C must work meanwhile.
-        from .run import run
-
-        return run(interrupts)
+        status: int = import_module(module).run(interrupts)
+        return status
     except Stopped:
         print('\nStopped.', flush=True)
         return 128 + interrupts.signal

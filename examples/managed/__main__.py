@@ -4,23 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from examples.demo.interrupts import Interrupts, Stopped
-
-
-def main() -> int:
-    """Run the demo and return its exit status: 0 on success, 1 on failure, 128 + signal number if stopped."""
-    interrupts = Interrupts()
-    try:
-        # Imported here: it takes a while, and Ctrl-C must work meanwhile.
-        from .demo import run
-
-        return run(interrupts)
-    except Stopped:
-        print('\nStopped.', flush=True)
-        return 128 + interrupts.signal
-    finally:
-        interrupts.ignore()
-
+from examples.demo.__main__ import main
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(main('examples.managed.demo'))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,11 +18,11 @@ from kombu.exceptions import KombuError
 from examples.demo import journal as journals
 from examples.demo.interrupts import Interrupts, TimeIsUp
 from examples.demo.journal import Journal
+from examples.demo.run import run_demo
 from examples.demo.screen import Screen
 from examples.demo.server import Databases, DemoError, databases
 from examples.demo.workers import Worker, logs_of
 from kombu_couchdb.couchdb.pacing import Kind
-from kombu_couchdb.embedded import EmbeddedServerError
 from kombu_couchdb.errors import CouchDBError
 
 from .service import PLANS, TOKENS, Service
@@ -46,17 +44,11 @@ _ROW = '{:<12} {:>6} {:>19} {:>11} {:>8}'
 
 def run(interrupts: Interrupts) -> int:
     """Read the command line, run the demo and return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog='python -m examples.managed',
-        description='Run tasks behind the limits of a managed service, on $COUCHDB_URL or else on an embedded server.',
+    return run_demo(
+        lambda patience: Demo(interrupts, patience).play(),
+        'python -m examples.managed',
+        'Run tasks behind the limits of a managed service, on $COUCHDB_URL or else on an embedded server.',
     )
-    parser.add_argument('--patient', action='store_true', help='multiply all time limits by ten, for slow machines')
-    patience = 10.0 if parser.parse_args().patient else 1.0
-    try:
-        return 0 if Demo(interrupts, patience).play() else 1
-    except (DemoError, CouchDBError, EmbeddedServerError, KombuError, CeleryError) as exc:
-        print(f'The demo cannot run: {exc}', file=sys.stderr)
-        return 1
 
 
 class Demo:
