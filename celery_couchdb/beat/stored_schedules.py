@@ -13,7 +13,7 @@ from celery.schedules import BaseSchedule
 from kombu.utils.json import dumps
 
 from kombu_couchdb.couchdb.bulk import deletion
-from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document, winning
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound
 from kombu_couchdb.log import get_logger
@@ -232,8 +232,22 @@ class Schedules:
         entry = self._entry(name, doc)
         if entry.error is not None and doc.get('enabled', True) is not False:
             raise ConfigurationError(f'schedule entry {name!r:.220}: {entry.error}')
-        self.client.put(doc)
+        if '_rev' in doc:
+            self.client.put(doc)
+        else:
+            self._add(name, doc)
         return self.get(name)
+
+    def _add(self, name: str, doc: Document) -> None:
+        """Write a new entry; *raises* `Conflict` if there is one, or if another process adds another one just now."""
+        leaf = winning(self.client.known_leaves(doc['_id']))
+        if leaf is not None and not leaf.get('_deleted'):
+            raise Conflict(doc['_id'])
+        rev = self.client.write_anew(doc, leaf)
+        if self._find(name)[0]['_rev'] != rev:
+            [withdrawn] = self.client.bulk([deletion({**doc, '_rev': rev})])
+            if withdrawn.is_stored:  # otherwise it was changed since, and this is its new revision
+                raise Conflict(doc['_id'])
 
 
 def _schedule(value: Any) -> Any:

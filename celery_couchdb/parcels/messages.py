@@ -42,7 +42,7 @@ class CollectingChannel(Channel):
         if 'task' in message['headers']:
             super().basic_publish(message, exchange, routing_key, **kwargs)
 
-    def send(self, docs: Sequence[Any], *, again: bool = False) -> None:
+    def send(self, docs: Sequence[Any]) -> None:
         """Gather the items of a task."""
         if any(doc['type'] == 'Parcel' for doc in docs):
             raise ParcelRefused('its task belongs to another region, and parcels are for tasks of this one')
@@ -111,7 +111,7 @@ class ParcelMessages:
         parcel_of = {once_id(item): doc_id for doc_id, its_items in items.items() for item in its_items}
         new = [item for its_items in items.values() for item in its_items]
         with collect_outcomes() as outcomes:
-            refused = {result.id: result.reason for result in self._transport.store_items(new, once=True)}
+            refused = {result.id: result.reason for result in self._transport.store_items(new)}
         jobs = [item for item in new if 'key' in item and once_id(item) not in refused]
         self.merged = {
             parcel_of[once_id(item)]: outcome.task_id

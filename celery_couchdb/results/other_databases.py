@@ -25,24 +25,20 @@ logger = get_logger(__name__)
 _MAX_BYTES = 500_000
 
 
-def write_new(client: Client, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
+def write_new(client: Client, batch: Sequence[QueueItem]) -> list[Refusal]:
     """Store new documents in the database of `client`, in one request, and return those that CouchDB refuses.
 
-    With `uncertain`, an earlier attempt got no response. What it stored is not stored again: a worker may have taken
-    and deleted it meanwhile. *Raises* the errors of `kombu_couchdb.errors` for an outage.
+    What an earlier attempt has stored is not stored again: a worker may have taken and deleted it meanwhile. *Raises*
+    the errors of `kombu_couchdb.errors` for an outage.
     """
     by_id = {item.id: item for item in batch}
-    heads = [item.head for item in batch]
     try:
-        if uncertain:
-            heads = client.never_stored(heads)
-        results = client.bulk(heads, texts=[by_id[head['_id']].text for head in heads])
+        results = client.create_once([item.head for item in batch], texts=[item.text for item in batch])
     except (AccessDenied, ConfigurationError) as exc:
         return [(item, exc) for item in batch]
     for result in results:
         if not result.is_refused:
             logger.debug('stored %s in %s', result.id, client.address.database)
-    # A conflict means that an earlier attempt was stored.
     return [(by_id[result.id], result.exception(client.address.url)) for result in results if result.is_refused]
 
 
@@ -53,15 +49,15 @@ class OtherDatabases:
         self._app = app
         self._clients: dict[str, Client] = {}
 
-    def write(self, database: str, batch: Sequence[QueueItem], *, uncertain: bool) -> list[Refusal]:
+    def write(self, database: str, batch: Sequence[QueueItem]) -> list[Refusal]:
         """Store results as `write_new` does. If the database does not exist, all are refused: nobody creates it."""
         groups = {joined.id: (joined, items) for joined, items in _together(batch)}
         try:
             client = self._client(database)
-            refusals = write_new(client, [joined for joined, _ in groups.values()], uncertain=uncertain)
+            refusals = write_new(client, [joined for joined, _ in groups.values()])
             one_by_one = [item for joined, _ in refusals for item in groups[joined.id][1] if item is not joined]
             alone = [(joined, error) for joined, error in refusals if groups[joined.id][1] == [joined]]
-            return alone + (write_new(client, one_by_one, uncertain=uncertain) if one_by_one else [])
+            return alone + (write_new(client, one_by_one) if one_by_one else [])
         except (ConfigurationError, DatabaseMissing) as exc:
             return [(item, exc) for item in batch]
 

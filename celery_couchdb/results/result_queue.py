@@ -386,10 +386,10 @@ class ResultQueue:
         refusals = list[Refusal]()
         if messages:
             assert self.broker is not None
-            refusals += write_new(self.broker, messages, uncertain=uncertain)
+            refusals += write_new(self.broker, messages)
         for database in {item.database: None for item in batch if item.database}:
             items = [item for item in batch if item.database == database]
-            refusals += self._others.write(database, items, uncertain=uncertain)
+            refusals += self._others.write(database, items)
         results = [item for item in batch if not item.is_message and not item.database]
         try:
             return refusals + self._store.write_batch(results, uncertain=uncertain)

@@ -6,7 +6,6 @@ databases in which a result is stored (`results.other_databases`).
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -120,10 +119,7 @@ class HandOver:
 
     def _write_elsewhere(self, item: QueueItem) -> bool:
         """Store a result in another database; return False if it can only be stored here."""
-        attempts = itertools.count()
-        for _, error in self._backend.store.retried(
-            lambda: self._others.write(item.database, [item], uncertain=next(attempts) > 0)
-        ):
+        for _, error in self._backend.store.retried(self._others.write, item.database, [item]):
             if isinstance(error, DocumentTooLarge):
                 raise _result_too_large(item, error) from error
             self._log_kept(item, error)

@@ -183,6 +183,9 @@ def _replay_unique(client: Client, letter: Document, before: Before | None) -> b
     again = dead_letter.replayed(validation.checked(letter), client.clock.now())
     again['_id'] = job
     del again['_rev']
+    # A message of its own: the job's document may say that the one with the former delivery tag is done.
+    tag = workitem.new_id(client.clock.now())
+    again['message'] = {**again['message'], 'properties': {**again['message']['properties'], 'delivery_tag': tag}}
     [found] = client.fetch([job])
     if merge(found, again, client.clock.now())[1].what == MOVED:
         return False

@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import TypedDict
 
 from ..couchdb.bulk import deletion
-from ..couchdb.client import Client, Document
+from ..couchdb.client import Client, Document, winning
 from ..couchdb.shapes import number
 from ..documents.ids import CONSUMER, PAUSE, QUEUE
 from ..documents.shared_documents import Pause
@@ -75,7 +75,8 @@ def pause(client: Client, queue: str, *, by: str | None = None, reason: str | No
     if not queue:
         raise ConfigurationError('the name of the queue is empty')
     doc_id = PAUSE + queue
-    if client.find([doc_id])[0]:
+    leaf = winning(client.known_leaves(doc_id))
+    if leaf is not None and not leaf.get('_deleted'):
         return False
     doc: Pause = {
         '_id': doc_id,
@@ -85,9 +86,9 @@ def pause(client: Client, queue: str, *, by: str | None = None, reason: str | No
         'by': by,
         'reason': reason,
     }
-    stored = client.try_put(doc) is not None
+    client.write_anew(doc, leaf)  # if others pause the queue at this moment, `resume` deletes all leaves
     _notify(client)
-    return stored
+    return True
 
 
 def resume(client: Client, queue: str) -> bool:
@@ -102,7 +103,7 @@ def resume(client: Client, queue: str) -> bool:
     for doc in topology.queues([queue]):
         if number(doc.get('lifetime')) and doc['lifetime']:
             topology.prolong(doc, doc['lifetime'])
-    # Two nodes of a cluster may both have stored a pause: the queue is resumed when all of them are deleted.
+    # Several users may have paused it at once: the queue is resumed when all leaves are deleted.
     for leaf in [leaf for leaf in client.leaves(PAUSE + queue) if not leaf.get('_deleted')]:
         [result] = client.bulk([deletion(leaf)])
         if result.is_refused:

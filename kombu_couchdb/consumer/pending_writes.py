@@ -25,6 +25,7 @@ from ..leases.lease import Lease
 from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
 from ..queues.store import Store
+from ..queues.unique_jobs import keep_copies
 from .pace import Pace, Wakeup
 
 logger = get_logger(__name__)
@@ -221,11 +222,13 @@ class Commits:
             each.clear()
         # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
         # with the next message or its deletion.
-        docs = [part for doc, _ in writes.values() for part in (dead_letter.apart(doc) if doc.get('status') else [doc])]
+        parts = [dead_letter.apart(doc) if doc.get('status') else [doc] for doc, _ in writes.values()]
+        docs = [doc for *_, doc in parts]
         # The next publisher of a unique job may write over its tombstone, so its markers are stored before.
         markers = [marker for doc in docs if doc.get('_deleted') for marker in unique_merge.markers(doc)]
         failure = None
         try:
+            keep_copies(self._store.client, [copy for *copies, _ in parts for copy in copies])
             self._store.client.create_once(markers)
             results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()
         except CouchDBError as exc:

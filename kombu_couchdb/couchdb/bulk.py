@@ -56,7 +56,15 @@ class _Client(Protocol):
         """The name of the database to which requests go now."""
 
     def request(
-        self, method: str, path: str | None, *, body: Any, size: int, only: str | None = None, shape: Shape
+        self,
+        method: str,
+        path: str | None,
+        *,
+        body: Any,
+        repeat: bool = False,
+        size: int,
+        only: str | None = None,
+        shape: Shape,
     ) -> Any:
         """Send a request and return the JSON of the response."""
 
@@ -102,12 +110,13 @@ class BulkWrite:
         found = iter(self._in_parts([docs[index] for index in kept], [texts[index] for index in kept]))
         return [unstorable.get(index) or next(found) for index in range(len(docs))]
 
-    def create(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
+    def create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
         """Write documents whose ids were never used, see `Client.create_once`."""
         self._write = self._create
-        return self.copy(
-            [{**doc, '_rev': f'1-{md5(doc["_id"].encode(), usedforsecurity=False).hexdigest()}'} for doc in docs]
-        )
+        docs = [{**doc, '_rev': first_revision(doc['_id'])} for doc in docs]
+        if texts is not None:
+            texts = [b'{"_rev":"%b",' % doc['_rev'].encode() + text[1:] for doc, text in zip(docs, texts, strict=True)]
+        return self.update(docs, texts)
 
     def copy(self, revisions: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
         """Write revisions as they are, see `Client.copy_revisions`."""
@@ -178,7 +187,8 @@ class BulkWrite:
     def _create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         body = b'{"new_edits":false,"docs":[' + b','.join(texts) + b']}'
         shape = items(members(id=text, error=text))
-        refused = self._client.request('POST', '/_bulk_docs', body=body, size=len(docs), shape=shape)
+        # A second copy of the request changes nothing, so it may be repeated as a read is.
+        refused = self._client.request('POST', '/_bulk_docs', body=body, repeat=True, size=len(docs), shape=shape)
         # CouchDB does not list stored documents in this response.
         results = {element['id']: WriteResult.of(element) for element in refused}
         return [results.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
@@ -257,6 +267,11 @@ def read_in_parts(read: Callable[[Sequence[str]], list[_Found]], ids: Sequence[s
             raise
     half = len(ids) // 2
     return [*read_in_parts(read, ids[:half]), *read_in_parts(read, ids[half:])]
+
+
+def first_revision(doc_id: str) -> str:
+    """Return the first revision of a document that is created under this id, see `Client.create_once`."""
+    return f'1-{md5(doc_id.encode(), usedforsecurity=False).hexdigest()}'
 
 
 def deletion(doc: Mapping[str, Any]) -> Document:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from hashlib import md5
 from typing import Any, TypeVar, cast
 
 from .. import errors
-from ..values import chunks
+from ..values import chunks, revision_parts
 from . import shapes
 from .address import Address
 from .bounds import Bounds
 from .bulk import BulkWrite, RequestSize, Unusable, read_in_parts
 from .clock import ServerClock
 from .failures import from_answer, not_offered
-from .http import Http, decoded, path_of
+from .http import Http, decoded, encoded, path_of
 from .location import UpdateSequence
 from .pacing import Pace
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
@@ -257,6 +258,10 @@ class Client:
             return []
         return [leaf['ok'] for leaf in found if leaf.get('ok')]
 
+    def known_leaves(self, doc_id: str) -> list[Document]:
+        """Do the same as `leaves`, for an id that may never have existed: see `find`."""
+        return [] if self.is_cluster() and not self.known([doc_id]) else self.leaves(doc_id)
+
     def fetch_leaves(self, ids: Sequence[str], **params: Any) -> list[list[Document]]:
         """Return a list of `leaves` for each of these ids, in this order; one request."""
         return read_in_parts(lambda part: self._bulk_get(part, **params), ids)
@@ -468,18 +473,38 @@ class Client:
         """
         return BulkWrite(self, self.request_size, only).update(docs, texts)
 
-    def create_once(self, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
+    def create_once(
+        self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None
+    ) -> list[WriteResult]:
         """Create the documents whose ids were never used, and return a result for each, as `bulk` does.
 
         An existing document stays unchanged, and a deleted one stays deleted, however late a request arrives. The first
         revision is computed from the id alone and written as replication writes it (`new_edits: false`). CouchDB
         ignores a revision that the document has in its history: the newest 20 revisions, see `queues.databases`, until
-        the document is purged (measured on CouchDB 3.5 and PouchDB 9). The result is "stored" in either case.
+        the document is purged (measured on CouchDB 3.5 and PouchDB 9). The result is "stored" in either case. So the
+        request is sent again if the connection was cut, and a caller may repeat it after any error.
         """
-        return BulkWrite(self, self.request_size).create(docs)
+        return BulkWrite(self, self.request_size).create(docs, texts)
+
+    def write_anew(self, doc: Mapping[str, Any], tombstone: Document | None) -> str:
+        """Write a document under an id that is free, and return its revision. A late copy of the request does nothing.
+
+        `tombstone` is the deleted leaf that CouchDB shows (see `winning`), or None if the id was never used. CouchDB
+        accepts a write without a revision on top of a tombstone, also one that arrives late, and refuses one that names
+        the tombstone (measured with CouchDB 3.5). So the revision is made of the document and of the tombstone's, and
+        written as replication does it: see `create_once`. It is never in conflict: two processes that write different
+        documents at once make two leaves, and the caller must say what that means.
+        """
+        generation, parent = revision_parts(tombstone['_rev']) if tombstone else (0, '')
+        text = md5(encoded([parent, doc]), usedforsecurity=False).hexdigest()
+        history = {'start': generation + 1, 'ids': [text, parent] if parent else [text]}
+        [result] = self.copy_revisions([{**doc, '_rev': f'{generation + 1}-{text}', '_revisions': history}])
+        if result.is_refused:
+            raise result.exception(self.address.url)
+        return result.rev
 
     def copy_revisions(self, revisions: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        """Write revisions of documents of another database, as replication does, and return a result for each.
+        """Write revisions as they are, as replication does, and return a result for each.
 
         Each has `_revisions` (the parameter `revs` of reads). Those that the database has are stored already.
         """
@@ -490,14 +515,6 @@ class Client:
     # Sending all of the documents again would show which of them are stored, by conflicts. But a cluster reports a
     # conflict only after every node has reported it or is known to be down: while one node does not respond, that takes
     # a minute (measured with CouchDB 3.5). Reads need responses of a majority of nodes at most.
-
-    def never_stored(self, docs: Sequence[_Doc]) -> list[_Doc]:
-        """Return the documents whose ids were never used, not even for a document that is deleted now.
-
-        For a publisher, whose documents others complete and delete at once.
-        """
-        known = self.known([doc['_id'] for doc in docs])
-        return [doc for doc in docs if doc['_id'] not in known]
 
     def still_writable(self, docs: Sequence[Mapping[str, Any]]) -> list[bool]:
         """Return for each document whether it can still be written.
@@ -560,6 +577,11 @@ class Client:
     def delete(self) -> None:
         """Delete the database with all its documents."""
         self.request('DELETE', '')
+
+
+def winning(leaves: Sequence[Document]) -> Document | None:
+    """Return the leaf that CouchDB shows: not deleted, then the longest history, then the largest revision."""
+    return max(leaves, key=lambda leaf: (not leaf.get('_deleted'), *revision_parts(leaf['_rev'])), default=None)
 
 
 def _feed(since: Any, body: Document, limit: int, docs: bool) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ..errors import RETRIED, Conflict, CouchDBError
+from ..errors import RETRIED, CouchDBError
 from .address import Address
 from .client import Client
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
 from .pacing import Kind
-from .write_result import WriteResult, WriteStatus
+from .write_result import WriteResult
 
 #: The maximum number of documents in a shared request. A larger write is sent alone, while others go on.
 _MAX_DOCS = 200
@@ -48,18 +48,22 @@ class _Entry:
 
 
 class GroupCommit:
-    """Writes documents of any number of threads through one client."""
+    """Writes documents of any number of threads through one client: as `Client.bulk` does, or as `create_once`."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, *, once: bool = False) -> None:
+        self._client, self._once = client, once
         self.reset()
         reset_in_child(self)
 
     @classmethod
-    def of(cls, client: Client) -> GroupCommit:
-        """Return this process's object for the database and timeouts of `client`, so that all its clients share it."""
+    def of_new(cls, client: Client) -> GroupCommit:
+        """Return this process's object for new documents with the database and timeouts of `client`.
+
+        All its clients share it.
+        """
         return _shared.of(
-            (client.address, client.timeouts), lambda: cls(Client(client.address, *reversed(client.timeouts)))
+            (client.address, client.timeouts),
+            lambda: cls(Client(client.address, *reversed(client.timeouts)), once=True),
         )
 
     def reset(self) -> None:
@@ -74,7 +78,7 @@ class GroupCommit:
         self._client.close()
 
     def write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None = None) -> list[WriteResult]:
-        """Write documents and return the result for each, in the same order, as `Client.bulk` does.
+        """Write documents and return the result for each, in the same order.
 
         `texts` are the documents as JSON, if the caller has encoded them.
 
@@ -83,7 +87,7 @@ class GroupCommit:
         # Encoded in this thread, so that it alone gets the error if a document cannot be encoded.
         texts = [encoded(doc) for doc in docs] if texts is None else texts
         if len(docs) > _MAX_DOCS:
-            return self._client.bulk(docs, texts=texts)
+            return self._request(docs, texts)
         entry = _Entry(docs, texts)
         # A task's time limit may raise an exception between any two of these lines. Other threads must be able to write
         # after that.
@@ -136,15 +140,12 @@ class GroupCommit:
     def _write(self, batch: list[_Entry]) -> None:
         docs = [doc for entry in batch for doc in entry.docs]
         texts = [text for entry in batch for text in entry.texts]
-        results = [self._put(docs[0], texts[0])] if len(docs) == 1 else self._client.bulk(docs, texts=texts)
+        results = self._request(docs, texts)
         for entry in batch:
             entry.results, results = results[: len(entry.docs)], results[len(entry.docs) :]
 
-    def _put(self, doc: Mapping[str, Any], text: bytes) -> WriteResult:
-        try:
-            return WriteResult(doc['_id'], WriteStatus.STORED, self._client.put(doc, text=text))
-        except Conflict as exc:
-            return WriteResult.conflict(doc['_id'], str(exc))
+    def _request(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
+        return (self._client.create_once if self._once else self._client.bulk)(docs, texts=texts)
 
     def _finish(self, entry: _Entry) -> None:
         """Remove an entry when its thread leaves `write`; return unwritten entries of its batch to the next sender."""
@@ -155,5 +156,5 @@ class GroupCommit:
             self._changed.notify_all()
 
 
-#: The objects of this process, see `GroupCommit.of`.
+#: The objects of this process, see `GroupCommit.of_new`.
 _shared: Shared[tuple[Address, tuple[float, float]], GroupCommit] = Shared(WeakValueDictionary())

@@ -1,12 +1,13 @@
-"""Idempotent publishing: a message has one id from its first publish on, so whoever repeats that stores it only once.
+"""Idempotent publishing: a message has one id from its first publish on, so whoever repeats that stores it once.
+
+Whoever publishes the message writes the same first revision. CouchDB ignores a revision that it has already stored,
+even if the document was deleted since, and however late the request arrives: see `Client.create_once`.
 
 * kombu repeats a publish without a response with the same properties. They have the message's id.
 * Celery 5.7 makes a new message for each attempt to publish the next step of a chain, and a program may do the same
   after an error. A message with the same content as one whose publish has failed gets the id of that one.
 * A process repeats the work of a killed one. Within `idempotent(key)` the id of a message is made of the key and of the
-  id of its task, instead of the time. All processes that publish the message write the same first revision. CouchDB
-  ignores a revision that it has already stored, even if the document was deleted since, and however late the request
-  arrives: see `Client.create_once`.
+  id of its task, instead of the time.
 """
 
 from __future__ import annotations
@@ -28,12 +29,9 @@ _MAX_FAILED = 1000
 
 
 class MessageId(str):
-    """The id of a message while it is being published, in its properties."""
+    """The id of a message in its properties while it is being published: whoever tries again publishes the same one."""
 
-    __slots__ = ('may_be_stored',)
-
-    #: Whether an earlier attempt may have stored the message: also if it was acknowledged and deleted meanwhile.
-    may_be_stored: bool
+    __slots__ = ()
 
 
 class _Context(NamedTuple):
@@ -72,9 +70,7 @@ def attempt(database: str, message: Mapping[str, Any], exchange: str, routing_ke
     earlier = properties.get('delivery_tag')
     if found is None and isinstance(earlier, MessageId):
         found = earlier
-    tag = MessageId(found or fixed_id(message) or workitem.new_id(now))
-    tag.may_be_stored = found is not None
-    properties['delivery_tag'] = tag
+    tag = properties['delivery_tag'] = MessageId(found or fixed_id(message) or workitem.new_id(now))
     try:
         yield
     except ServerUnavailable:

@@ -209,6 +209,14 @@ def tag(doc: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def has_derived_id(doc: Mapping[str, Any]) -> bool:
+    """Tell whether the delivery tag is derived from what the message is about: several processes may publish it.
+
+    Such a tag has a prefix (`ids.ONCE`, or that of an optional room); that of `new_id` has none.
+    """
+    return ':' in (tag(doc) or '')
+
+
 def size(doc: Mapping[str, Any]) -> int:
     """Return the length of the body that is in an item, in characters; its other members are always small."""
     message = doc.get('message')

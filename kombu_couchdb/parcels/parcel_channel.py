@@ -49,9 +49,9 @@ class ParcelChannel(Channel):
             return None
         return [parcel.new(message, exchange, routing_key, self.connection.couchdb.clock.now())]
 
-    def store_docs(self, docs: Sequence[Any], *, again: bool) -> None:
-        """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
-        store_parcels(self.connection.store, docs, again=again)
+    def store_docs(self, docs: Sequence[Any]) -> None:
+        """Store parcels; *raises* what `Store.publish` raises."""
+        store_parcels(self.connection.store, docs)
 
     # -- Publishers declare queues before they publish, so these methods do not fail. The worker that moves a parcel
     # declares its queue in the broker's database.
@@ -89,8 +89,8 @@ class ParcelChannel(Channel):
     _size = _purge = _refusal('messages are counted in the database of the broker')
 
 
-def store_parcels(store: Store, docs: Sequence[Any], *, again: bool) -> None:
-    """Store parcels; *raises* what `Store.publish` raises. `again` says that they may be stored already."""
-    store.publish(docs, again=again)
+def store_parcels(store: Store, docs: Sequence[Any]) -> None:
+    """Store parcels; *raises* what `Store.publish` raises."""
+    store.publish(docs)
     for doc in docs:
         logger.debug('published message %s as a parcel', doc['_id'])

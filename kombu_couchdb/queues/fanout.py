@@ -96,7 +96,10 @@ class Broadcaster:
             if new is not None:
                 self._own.append((now + self._retention, doc_id, new))
                 return True  # otherwise another publisher has overwritten this document: try the next one
-        self._own.append((now + self._retention, doc['_id'], client.put(doc)))
+        [result] = client.create_once([doc])  # a copy that arrives late, when the listeners have forgotten the number
+        if result.is_refused:
+            raise result.exception(client.address.url)
+        self._own.append((now + self._retention, doc['_id'], result.rev))
         return True
 
     def _adoptable(self, client: Client, now: float) -> list[tuple[float, str, str]]:

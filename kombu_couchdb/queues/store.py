@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document, chunks
@@ -19,18 +19,16 @@ from ..couchdb.shapes import anything, exactly, maybe, members, number, revision
 from ..couchdb.write_result import DOCUMENT_TOO_LARGE, REFUSED, UNSTORABLE, WriteResult
 from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
-from ..documents.ids import CONSUMER, JOB, ONCE, QUEUE
+from ..documents.ids import CONSUMER, JOB, QUEUE
 from ..documents.task_message import HIGHEST
 from ..documents.types import WorkItem
 from ..documents.unique_merge import once_id
-from ..errors import CouchDBError, DocumentTooLarge, RequestRefused, ServerUnavailable, Unstorable
+from ..errors import CouchDBError, DocumentTooLarge, RequestRefused, Unstorable
 from ..log import get_logger
 from . import waiting
-from .unique_jobs import enqueue
+from .unique_jobs import enqueue, keep_copies
 
 logger = get_logger(__name__)
-
-_Published = TypeVar('_Published', bound=WorkItem)
 
 #: Seconds in the view `leases`, by kind and name (see `design.rows.LeaseRow`): CouchDB's `sum`, `count`, `min`, `max`.
 LeaseStats = dict[str, dict[str, dict[str, float]]]
@@ -75,71 +73,34 @@ class Store:
 
     # -- publish
 
-    def publish(self, docs: Sequence[WorkItem], *, again: bool = False) -> None:
-        """Store new messages: one request for up to 5,000 messages and 1 MB, and one or more for each unique job.
+    def publish(self, docs: Sequence[WorkItem]) -> None:
+        """Store new messages as `publish_each` does, and *raise* also the error of the first one that is refused."""
+        for result in self.publish_each(docs):
+            raise result.exception(self.client.address.url)
 
-        Messages with fixed ids (see `idempotency`) are stored as `publish_once` does it. `again` says that an earlier
-        call may have stored the same documents: one more request asks, and each is stored only once.
+    def publish_each(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
+        """Store new messages, each once: one request for up to 5,000 messages and 1 MB, and more for each unique job.
 
-        *Raises* `ServerUnavailable` (it is unknown which are stored: publish the same documents `again`),
-        `DocumentTooLarge` (the other messages may be stored), `AccessDenied`.
-        """
-        if again:
-            docs = self.unpublished(docs)
-        if fixed := [doc for doc in docs if (workitem.tag(doc) or '').startswith(ONCE)]:
-            for result in self.publish_once(fixed):
-                raise result.exception(self.client.address.url)
-            docs = [doc for doc in docs if doc not in fixed]
-        for doc in docs:
-            if 'key' in doc:
-                enqueue(self.client, doc)
-        docs = [doc for doc in docs if 'key' not in doc]
-        if self._commits is None:
-            self._commits = GroupCommit.of(self.client)
-        for part in chunks(docs, _MAX_PUBLISH_DOCS):
-            try:
-                results = self._commits.write(part)
-            except ServerUnavailable as exc:
-                if not (exc.was_cut or self.client.has_other_nodes):
-                    raise
-                # CouchDB may have stored the messages, and consumers may have completed some since: those must not be
-                # stored again. An error would make kombu publish all of them again, under new ids.
-                missing = self.client.never_stored(part)
-                results = self._commits.write(missing) if missing else []
-            for result in results:
-                # A conflict means that an earlier attempt was stored.
-                if result.is_refused:
-                    raise result.exception(self.client.address.url)
+        No process can store a message a second time, however late a request arrives, and even if the message was
+        completed meanwhile: see `Client.create_once` and `unique_jobs`. `collect_outcomes` gets one outcome for each
+        unique job that is not refused, in the order of `docs`.
 
-    def publish_once(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
-        """Store those new messages that were never stored: two requests, and two or more for each unique job.
-
-        No process can store such a message a second time, even if it was paused while another process published the
-        same message: see `Client.create_once`. A unique job is recognised after it has run, too: see `unique_merge`.
-        (Only a publisher that is paused between two requests about a job until the job has run merges it twice.)
-
-        `collect_outcomes` gets one outcome for each unique job that is not refused, in the order of `docs`. Return the
-        results of the writes that failed, with the `once_id` of the message. *Raises* `ServerUnavailable`: publish the
-        same documents again.
+        Return the results of the messages that CouchDB refuses, with their `once_id`; the others are stored. *Raises*
+        `ServerUnavailable` (it is unknown which are stored: publish the same documents again), `AccessDenied`.
         """
         refused = list[WriteResult]()
         for doc in docs:
             if 'key' in doc:
                 try:
-                    enqueue(self.client, doc, once=True)
+                    enqueue(self.client, doc)
                 except tuple(_REFUSALS) as exc:
                     reason = str(exc).removeprefix(f'{self.client.address.url}: ')
                     refused.append(WriteResult.refused(once_id(doc), _REFUSALS[type(exc)], reason))
-        new = self.unpublished([doc for doc in docs if 'key' not in doc])
-        return refused + [result for result in self.client.create_once(new) if not result.is_stored]
-
-    def unpublished(self, docs: Sequence[_Published]) -> list[_Published]:
-        """Return those new messages whose ids were never used, and all unique jobs, which `enqueue` checks.
-
-        One request.
-        """
-        missing = {doc['_id'] for doc in self.client.never_stored(docs)}
-        return [doc for doc in docs if 'key' in doc or doc['_id'] in missing]
+        if self._commits is None:
+            self._commits = GroupCommit.of_new(self.client)
+        for part in chunks([doc for doc in docs if 'key' not in doc], _MAX_PUBLISH_DOCS):
+            refused += [result for result in self._commits.write(part) if not result.is_stored]
+        return refused
 
     def delete_without_queue(self, docs: Collection[Mapping[str, Any]]) -> None:
         """Delete those of the messages `docs` that wait in a temporary queue which does not exist any more.
@@ -225,7 +186,9 @@ class Store:
         for doc in docs:
             if part and (len(part) >= MAX_BATCH_DOCS or size + workitem.size(doc) > self.client.request_size.bytes):
                 count, size, part = count + self._write_released(part), 0, []
-            size, part = size + workitem.size(doc), [*part, *dead_letter.apart(_released(doc, now))]
+            *copies, released = dead_letter.apart(_released(doc, now))
+            keep_copies(self.client, copies)
+            size, part = size + workitem.size(doc), [*part, released]
         return count + self._write_released(part)
 
     def _write_released(self, docs: Sequence[Mapping[str, Any]]) -> int:

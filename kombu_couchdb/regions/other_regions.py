@@ -72,17 +72,14 @@ class OtherRegions:
             doc['fallback'], doc['fallback_at'] = fallback[0], doc['published'] + fallback[1]
         return plain, [doc]
 
-    def store(self, docs: Sequence[Any], *, again: bool) -> Sequence[Any]:
-        """Store the parcels among documents, and return the others.
-
-        *Raises* what `Store.publish` raises. `again` says that they may be stored already.
-        """
+    def store(self, docs: Sequence[Any]) -> Sequence[Any]:
+        """Store the parcels among documents, and return the others; *raises* what `Store.publish` raises."""
         parcels = [doc for doc in docs if doc['type'] == 'Parcel']
         if not parcels:
             return docs
         if self._store is None:
             self._store = Store(self._couchdb.beside(region.database(self._regions, str(self.own))))
-        store_parcels(self._store, parcels, again=again)
+        store_parcels(self._store, parcels)
         return [doc for doc in docs if doc['type'] != 'Parcel']
 
     def close(self) -> None:

@@ -100,7 +100,6 @@ class CollectingProducer:
         self._docs: list[WorkItem] = []
         self._characters = 0
         self._policy: dict[str, Any] | None = None
-        self._tried = False
         self._failure: BaseException | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -145,7 +144,6 @@ class CollectingProducer:
                 raise self._failure
             if not self._docs:
                 return
-            self._tried = False
             connection = self._producer.connection
             try:
                 if self._policy is None:
@@ -180,8 +178,7 @@ class CollectingProducer:
             pass  # the next call of `publish` or `flush` raises it
 
     def _send(self) -> None:
-        again, self._tried = self._tried, True
-        self._producer.channel.send(self._docs, again=again)
+        self._producer.channel.send(self._docs)
 
 
 class PublishBatch:

@@ -101,7 +101,7 @@ class Channel(virtual.Channel):
             if docs is None:
                 self.broadcast(prepared, exchange, routing_key)
             else:
-                self.send(docs, again=message['properties']['delivery_tag'].may_be_stored)
+                self.send(docs)
 
     def close(self) -> None:
         """Store the transient messages that wait, if CouchDB responds, and close the channel."""
@@ -121,22 +121,22 @@ class Channel(virtual.Channel):
         """Return a body as it was published; *raises* `ValueError` if the stored body is malformed."""
         return decoded(body, encoding)
 
-    def send(self, docs: Sequence[Any], *, again: bool = False) -> None:
+    def send(self, docs: Sequence[Any]) -> None:
         """Let the sink of the context have the documents of messages, or store them; *raises* as `Store.publish` does.
 
-        `again` says that an earlier attempt may have stored them: then none is stored twice.
+        After `ServerUnavailable`, call it with the same documents again: each is stored once.
         """
-        if not again and (take := sink()) is not None:
+        if (take := sink()) is not None:
             docs = take(self.connection, docs)
         if docs:
-            self.store_docs(docs, again=again)
+            self.store_docs(docs)
 
-    def store_docs(self, docs: Sequence[Any], *, again: bool) -> None:
-        """Store the documents of messages at once; the parameters and errors are those of `send`."""
+    def store_docs(self, docs: Sequence[Any]) -> None:
+        """Store the documents of messages at once; *raises* as `Store.publish` does."""
         if self.connection.regions is not None:
-            docs = self.connection.regions.store(docs, again=again)
-        if docs:
-            self.connection.store_items(docs, again=again)
+            docs = self.connection.regions.store(docs)
+        for refused in self.connection.store_items(docs) if docs else ():
+            raise refused.exception(self.connection.couchdb.address.url)
 
     def broadcast(self, message: Document, exchange: str, routing_key: str) -> None:
         """Broadcast a message. Listeners ignore the copy that a retry may make.

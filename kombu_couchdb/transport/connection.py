@@ -242,17 +242,13 @@ class Transport(virtual.Transport):
 
     # -- for channels
 
-    def store_items(self, docs: Sequence[WorkItem], *, once: bool = False, again: bool = False) -> list[WriteResult]:
+    def store_items(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
         """Store new WorkItems, and delete messages from the front of queues that exceed their length limit.
 
-        `again` is as in `Store.publish`. With `once` only items that were never stored before are stored, and the
-        results that CouchDB refused are returned, see `Store.publish_once`. Otherwise the list is empty. *Raises* what
-        `Store.publish` raises.
+        It returns and *raises* what `Store.publish_each` does.
         """
         self.name_node()
-        refused = self.store.publish_once(docs) if once and docs else []
-        if not once:
-            self.store.publish(docs, again=again)
+        refused = self.store.publish_each(docs)
         if logger.isEnabledFor(logging.DEBUG):
             failed = {result.id for result in refused}
             for doc in docs:

@@ -351,17 +351,17 @@ def test_number_of_requests_per_operation(
     backend: CouchDBBackend, url: str, task_id: str, requests_of: Callable[..., list[str]]
 ) -> None:
     other = str(uuid.uuid4())
-    assert requests_of(backend.mark_as_done, task_id, 1) == ['PUT']
-    assert requests_of(backend.mark_as_started, other) == ['PUT']
-    assert requests_of(backend.mark_as_done, other, 1) == ['PUT']
-    assert requests_of(backend.mark_as_retry, other, ValueError()) == ['PUT', 'GET']
+    assert requests_of(backend.mark_as_done, task_id, 1) == ['POST']
+    assert requests_of(backend.mark_as_started, other) == ['POST']
+    assert requests_of(backend.mark_as_done, other, 1) == ['POST']
+    assert requests_of(backend.mark_as_retry, other, ValueError()) == ['POST', 'GET']
     late = str(uuid.uuid4())
     elsewhere(url).mark_as_started(late)
-    assert requests_of(backend.mark_as_done, late, 1) == ['PUT', 'GET', 'PUT']
+    assert requests_of(backend.mark_as_done, late, 1) == ['POST', 'GET', 'POST']
     assert requests_of(backend.get_task_meta, task_id) == ['GET']
     list(backend.get_many([task_id, other], timeout=1))  # asks whether the server is a cluster
     assert requests_of(lambda: list(backend.get_many([task_id, other], timeout=1))) == ['POST']
-    assert requests_of(backend.forget, task_id) == ['GET', 'PUT']
+    assert requests_of(backend.forget, task_id) == ['GET', 'POST']
     assert requests_of(backend.forget, task_id) == ['GET']
 
 

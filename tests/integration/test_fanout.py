@@ -108,15 +108,15 @@ def test_broadcast_that_is_sent_again_after_an_error_is_received_once(
     broadcast(publisher, 'first')
     channel, client = publisher.channel(), publisher.transport.broadcasts.client
     message = channel.prepare_message('"again"', content_type='application/json', content_encoding='utf-8')
-    put = client.put
+    create = client.create_once
 
-    def put_and_fail(doc: dict[str, object]) -> None:
+    def create_and_fail(docs: list[dict[str, object]]) -> None:
         if stored:
-            put(doc)
+            create(docs)
         raise ServerUnavailable('no answer')
 
     with monkeypatch.context() as patched:
-        patched.setattr(client, 'put', put_and_fail)
+        patched.setattr(client, 'create_once', create_and_fail)
         with pytest.raises(ServerUnavailable):
             channel.basic_publish(message, 'news', '')
     (connect().channel() if reconnects else channel).basic_publish(message, 'news', '')

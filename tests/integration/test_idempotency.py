@@ -35,34 +35,15 @@ def test_message_published_twice_is_stored_once(connect: Connect, client: Client
     assert item['attempts'] == 0
 
 
-def test_publisher_paused_until_the_message_was_completed(
-    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The publisher pauses between checking that the message does not exist and writing it."""
-    paused, other = connect(), connect()
-    store, inbox = paused.default_channel.connection.store, Inbox(connect())
-    look = store.unpublished
-
-    def look_and_pause(docs: Any) -> Any:
-        found = look(docs)
-        publish_once(other)
-        assert inbox.wait(1) == ['a']
-        wait_for(lambda: not items(client), 'the ack')
-        return found
-
-    monkeypatch.setattr(store, 'unpublished', look_and_pause)
-    publish_once(paused)
+@pytest.mark.parametrize('body', ['a', 'x' * 50_000], ids=['small', 'large'])
+def test_publisher_paused_until_the_message_was_completed(connect: Connect, client: Client, body: str) -> None:
+    """Two processes publish the same message, one of them when the message is completed. A large body is attached."""
+    inbox = Inbox(connect())
+    publish_once(connect(), body)
+    assert inbox.wait(1) == [body]
+    wait_for(lambda: not items(client), 'the ack')
+    publish_once(connect(), body)
     assert items(client) == []
-
-
-def test_large_message_is_stored_once(connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The body of a large message is an attachment."""
-    connection = connect()
-    monkeypatch.setattr(connection.default_channel.connection.store, 'unpublished', lambda docs: docs)
-    for _ in range(2):
-        publish_once(connection, 'x' * 50_000)
-    assert len(items(client)) == 1
-    assert Inbox(connect()).wait(1) == ['x' * 50_000]
 
 
 def publish_job(connection: Connection, task_id: str) -> None:
@@ -92,13 +73,13 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, connection: Connection, steps: i
 
         return method
 
-    for name in ('bulk', 'create_once'):
+    for name in ('bulk', 'create_once', 'copy_revisions'):
         monkeypatch.setattr(client, name, until_killed(getattr(client, name)))
 
 
 @pytest.mark.parametrize('later', [(), ('later',), ('later', 'even later')])
 @pytest.mark.parametrize('waiting', [(), ('waiting',)])
-@pytest.mark.parametrize('steps', range(4))
+@pytest.mark.parametrize('steps', range(5))
 def test_unique_job_of_a_killed_publisher_runs_once(
     connect: Connect,
     client: Client,
@@ -157,7 +138,7 @@ def test_refused_job_is_reported_and_the_others_are_stored(client: Client) -> No
         for name, body in (('broken', '\ud800'), ('small', 'a'), ('plain', 'a'))
     )
     with collect_outcomes() as outcomes:
-        [refused] = store.publish_once([broken, small, plain])
+        [refused] = store.publish_each([broken, small, plain])
     assert refused.id == once_id(broken)
     assert outcomes == [Outcome(ENQUEUED, 'small')]
     assert {doc['message']['headers']['id'] for doc in items(client)} == {'small', 'plain'}

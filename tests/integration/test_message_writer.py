@@ -26,9 +26,9 @@ def test_messages_are_stored_once_and_unchanged(client: Client) -> None:
     """The first request is repeated because it got no response; a consumer has completed one message since."""
     done, waiting, unsent = message(client), message(client, 'ünï'), message(client)
     batch = [done, QueueItem.from_bytes(waiting.to_bytes())]
-    assert write_new(client, batch, uncertain=False) == []
+    assert write_new(client, batch) == []
     client.bulk([deletion(client.get(done.id))])
-    assert write_new(client, [*batch, unsent], uncertain=True) == []
+    assert write_new(client, [*batch, unsent]) == []
     first, second = items(client)
     assert (first['_id'], second['_id']) == (waiting.id, unsent.id)
     assert (first['message']['body'], first['attempts']) == ('ünï', 0)

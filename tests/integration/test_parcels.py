@@ -58,23 +58,22 @@ def test_mover_killed_between_its_two_writes(
 def test_mover_paused_before_its_write(
     mover: Callable[[], Mover], app: Celery, client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    """The mover has checked that the message was not published, and resumes when the message is completed."""
+    """The mover is about to publish the message, and resumes when another one has moved it and it is completed."""
     first, second = mover(), mover()
     put(parcels, 'a')
     store = first._messages._transport.store
-    look = store.unpublished
+    publish = store.publish_each
 
     def pause(docs: Any) -> Any:
-        found = look(docs)
         first._leader.release()  # as if its lease had expired
         settle(second)
         assert bodies(client) == ['a']
         with PatientConnection(url) as connection:
             Inbox(connection, 'celery').wait(1)
             wait_for(lambda: not items(client), 'the ack')
-        return found
+        return publish(docs)
 
-    monkeypatch.setattr(store, 'unpublished', pause)
+    monkeypatch.setattr(store, 'publish_each', pause)
     settle(first)
     assert items(client) == []
 
