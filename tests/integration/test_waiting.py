@@ -545,7 +545,7 @@ def test_nothing_is_requested_when_nothing_waits(app: Celery, worker: CouchDBBac
     sent.clear()
     for result in results:
         worker.mark_as_done(result.id, 1)
-    assert {request.method for request in sent} == {'PUT'}
+    assert {request.method for request in sent} == {'POST'}
 
 
 def test_many_results_in_turn_take_few_requests(app: Celery, worker: CouchDBBackend, sent: list[Request]) -> None:

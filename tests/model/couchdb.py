@@ -74,15 +74,27 @@ class Node:
         """Store a new revision of a document if its parent is a leaf on this node; return None for a conflict."""
         tree, parent = self.trees.get(doc['_id'], {}), doc.get('_rev')
         found = leaves(tree)
+        if parent is not None and (parent not in found or tree[parent].deleted):
+            return None
         if parent is None and found and tree[found[0]].deleted:
             parent = found[0]
-        if (parent is None and found) or (parent is not None and parent not in found):
+        elif parent is None and found:
             return None
         body = {name: value for name, value in doc.items() if name not in ('_id', '_rev', '_deleted')}
         deleted = bool(doc.get('_deleted'))
         digest = md5(json.dumps([self._salt, deleted, parent, body], sort_keys=True).encode()).hexdigest()
         rev = f'{generation(parent) + 1 if parent else 1}-{digest}'
         self.trees[doc['_id']] = {**tree, rev: Revision(parent, body, deleted)}
+        return rev
+
+    def create(self, doc: Document) -> Reply:
+        """Store a revision as it is, as replication does, unless this node knows it (`new_edits: false`)."""
+        rev, tree = doc['_rev'], self.trees.get(doc['_id'], {})
+        if rev not in tree:
+            history = doc.get('_revisions', {}).get('ids', [''])
+            parent = f'{generation(rev) - 1}-{history[1]}' if history[1:] else None
+            body = {name: value for name, value in doc.items() if name not in ('_id', '_rev', '_deleted', '_revisions')}
+            self.trees[doc['_id']] = {**tree, rev: Revision(parent, body, bool(doc.get('_deleted')))}
         return rev
 
     def learn(self, other: Node) -> None:
@@ -102,8 +114,8 @@ class Write:
     #: Why the whole request failed.
     error: errors.CouchDBError | None = None
 
-    def __init__(self, couchdb: CouchDB, docs: Sequence[Document], nodes: int) -> None:
-        self.couchdb, self.docs, self._nodes = couchdb, docs, nodes
+    def __init__(self, couchdb: CouchDB, docs: Sequence[Document], nodes: int, *, new_edits: bool = True) -> None:
+        self.couchdb, self.docs, self._nodes, self.new_edits = couchdb, docs, nodes, new_edits
         self.pending = set(range(nodes))
         self._replies: list[list[Reply]] = []
 
@@ -114,8 +126,14 @@ class Write:
             self._replies.append(replies)
 
     @property
-    def answers(self) -> list[Document] | None:
+    def response(self) -> list[Document] | None:
         """The response of CouchDB, or None while CouchDB waits for more nodes."""
+        answers = self.answers
+        return answers if self.new_edits or answers is None else [each for each in answers if 'error' in each]
+
+    @property
+    def answers(self) -> list[Document] | None:
+        """What CouchDB knows of each document, or None while it waits for more nodes."""
         answers = [
             self._answer(doc, Counter(replies[index] for replies in self._replies))
             for index, doc in enumerate(self.docs)
@@ -147,25 +165,26 @@ class CouchDB:
         #: Writes that have not reached all nodes.
         self.under_way: list[Write] = []
 
-    def begin(self, docs: Sequence[Document]) -> Write:
+    def begin(self, docs: Sequence[Document], *, new_edits: bool = True) -> Write:
         """Receive a write, which has reached no node yet."""
-        write = Write(self, json.loads(json.dumps(docs)), len(self.nodes))
+        write = Write(self, json.loads(json.dumps(docs)), len(self.nodes), new_edits=new_edits)
         self.under_way.append(write)
         return write
 
     def land(self, write: Write, node: int, *, lost: bool = False) -> None:
         """Let a write reach a node; if `lost`, it never reaches this node."""
         if node in write.pending:
-            write.replied(node, None if lost else [self.nodes[node].write(doc) for doc in write.docs])
+            store = self.nodes[node].write if write.new_edits else self.nodes[node].create
+            write.replied(node, None if lost else [store(doc) for doc in write.docs])
         if not write.pending and write in self.under_way:
             self.under_way.remove(write)
 
-    def store(self, docs: Sequence[Document]) -> list[Document]:
+    def store(self, docs: Sequence[Document], *, new_edits: bool = True) -> list[Document]:
         """Write to all nodes, one after another, and return the response."""
-        write = self.begin(docs)
+        write = self.begin(docs, new_edits=new_edits)
         for node in range(len(self.nodes)):
             self.land(write, node)
-        return write.answers or []
+        return write.response or []
 
     def synchronise(self) -> None:
         """Replicate between all nodes."""
@@ -371,7 +390,7 @@ class ModelClient(Client):
     def answer(self, method: str, path: str, params: dict[str, Any], body: Any) -> Any:
         """Return the response to a request; raise the error that `Client` raises."""
         if path == '/_bulk_docs':
-            return self.database.store(body['docs'])
+            return self.database.store(body['docs'], new_edits=body.get('new_edits', True))
         if method == 'PUT':
             [answer] = self.database.store([body])
             if 'error' in answer:

@@ -204,6 +204,7 @@ class Protocol(RuleBasedStateMachine):
             assert not any(name in other.held for other in self.world.processes if other is not process), (
                 f'{name} runs twice'
             )
+            assert name not in self.world.completed, f'{name} runs again, and it was completed'
             self.removed_item_may_start(process, delivery.doc)
             # In a cluster, a node that was cut off may not know yet that it is done.
             assert self.nodes > 1 or not self.done_leaves(name), f'{name} runs although it is done'
@@ -265,13 +266,13 @@ class Protocol(RuleBasedStateMachine):
 
     def nothing_is_lost(self) -> None:
         """Check that each item that was not acknowledged exists."""
-        for name in {'a', 'b'} - self.world.acked - self.world.unwanted:
+        for name in self.world.published - self.world.acked - self.world.unwanted:
             tree = self.world.couchdb.tree(name)
             assert any(not tree[rev].deleted for rev in leaves(tree)), f'{name} is lost'
 
     def results_come_first(self) -> None:
         """Check that an item exists as long as its result is not stored."""
-        for name in {'a', 'b'} - self.world.results - self.world.unwanted:
+        for name in self.world.published - self.world.results - self.world.unwanted:
             tree = self.world.couchdb.tree(name)
             assert any(not tree[rev].deleted for rev in leaves(tree)), f'{name} was completed without a result'
 
@@ -348,7 +349,7 @@ class Protocol(RuleBasedStateMachine):
     def at_rest(self) -> None:
         """Check that each item was acknowledged or is a dead letter, and that nothing else is left."""
         assert not self.unfinished(), self.unfinished()
-        for name in ('a', 'b'):
+        for name in self.world.published:
             tree = self.world.couchdb.tree(name)
             if done := self.done_leaves(name):
                 assert done == [rev for rev in leaves(tree) if not tree[rev].deleted], (

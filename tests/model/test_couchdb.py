@@ -81,6 +81,16 @@ def story(client: Client) -> list[Any]:
     tell(lambda: client.put(item('b', 1.0)))  # a conflict: it exists
     tell(lambda: client.put(item('a', 7.0)).partition('-')[0])  # after its deletion
     tell(lambda: list(store.each_ready(QUEUE, [10])))
+    for _ in range(2):  # the second one is a late copy
+        tell(lambda: client.create_once([item('d', 1.0)]))
+        tell(lambda: client.bulk([workitem.deleted(client.leaves('d')[0])]))
+        tell(lambda: client.known_leaves('d'))
+    tell(lambda: client.bulk([{**item('d', 1.0), '_rev': client.leaves('d')[0]['_rev']}]))  # a tombstone is no parent
+    [tombstone] = client.leaves('d')
+    for _ in range(2):
+        tell(lambda: client.write_anew(item('d', 1.0), tombstone))
+        tell(lambda: client.known_leaves('d'))
+    tell(lambda: client.write_anew(item('e', 1.0), None))
     tell(lambda: client.id_range('w', docs=True))
     tell(client.is_cluster)
     return told

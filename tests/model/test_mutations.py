@@ -10,14 +10,17 @@ from kombu_couchdb.consumer.heartbeat import Heartbeat
 from kombu_couchdb.consumer.pending_writes import PendingWrites
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.worker_hooks import Suspects
+from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.leases.lease import Watch
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.limits.permits import Slots
+from kombu_couchdb.queues import unique_jobs
 
 from .exploring import Fault, assert_found, finds_faults
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Single
+from .publishing import PublishingCluster, PublishingJob, PublishingSingle
 from .removing import RemovingSingle
 from .rotation import Rotating
 
@@ -133,6 +136,25 @@ FAULTS = [
         'check',
         "leaf.get('removed')",
         'False',
+    ),
+    *(
+        Fault(
+            'a message is published without a fixed revision',
+            machine,
+            GroupCommit,
+            '_request',
+            'self._client.create_once if self._once',
+            'self._client.bulk if self._once',
+        )
+        for machine in (PublishingSingle, PublishingCluster)
+    ),
+    Fault(
+        'a unique job is written without the revision that was read',
+        PublishingJob,
+        unique_jobs,
+        '_store',
+        "{**doc, '_rev': _opened(client, job, shown)}",
+        '{**doc}',
     ),
     Fault(
         'a database that is moved is not closed',

@@ -7,6 +7,7 @@ import pytest
 from .exploring import explore
 from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Protocol, Single
+from .publishing import PublishingCluster, PublishingJob, PublishingSingle
 from .removing import RemovingCluster, RemovingSingle
 from .rotation import Rotating
 
@@ -21,6 +22,9 @@ from .rotation import Rotating
         (LimitedCluster, 15),
         (RemovingSingle, 20),
         (RemovingCluster, 15),
+        (PublishingSingle, 40),
+        (PublishingCluster, 25),
+        (PublishingJob, 25),
         (Rotating, 40),
     ],
 )

@@ -106,6 +106,9 @@ class World:
         #: How often each item was delivered to kombu, and the items that were acknowledged.
         self.delivered: Counter[str] = Counter()
         self.acked: set[str] = set()
+        #: The items that are published, and those whose completion is proven.
+        self.published: set[str] = set()
+        self.completed: set[str] = set()
         #: The items whose results are stored.
         self.results: set[str] = set()
         #: The items that an operator has tried to remove, and the claims at that time of those that are proven to be.
@@ -126,8 +129,9 @@ class World:
         properties = {'delivery_tag': name, **({'keep_done': _KEPT} if self.keeps else {})}
         message = {'body': '', 'headers': {'id': name, **headers}, 'properties': properties}
         self.couchdb.store([{**workitem.new(name, QUEUE, message, self.now + self.wrong)}])
+        self.published.add(name)
 
-    def client(self, skew: float) -> _ModelClient:
+    def client(self, skew: float) -> ModelClient:
         """Return the client of a process whose clock is `skew` seconds ahead."""
         return _ModelClient(self, skew)
 
@@ -230,7 +234,7 @@ class Actor:
             return self._resume(write.error)
         for doc, answer in zip(write.docs, write.answers or [], strict=True):
             self._on_response(doc, answer)
-        return self._resume(self._shape(write.answers))
+        return self._resume(self._shape(write.response))
 
     def _on_response(self, doc: Document, answer: Document) -> None:
         """Note the response to the write of a document, which the thread is about to get."""
@@ -317,6 +321,9 @@ class Process(Actor):
     def _on_response(self, doc: Document, answer: Document) -> None:
         if doc.get('_deleted') and self._ended_early(doc['_id'], answer):
             self._world.robbed.append(doc['_id'])
+        is_completion = (doc.get('_deleted') and not doc.get('void')) or workitem.is_done(doc)
+        if is_completion and answer.get('ok') and not answer.get('accepted'):
+            self._world.completed.add(doc['_id'])
 
     def _ended_early(self, doc_id: str, deletion: Document) -> bool:
         """Tell whether this process has just deleted, with proof, the heartbeat of another valid lease."""
@@ -484,7 +491,9 @@ class _ModelClient(ModelClient):
         # In a cluster, the decision about an unproven claim may write a claim once more.
         if self.topology is not None and self.topology.paused and self.replicas == 1:
             assert not any(doc.get('claimed') for doc in docs or ()), 'an item of a paused queue was claimed'
-        answer = wait(Request(path, params, body, self._world.couchdb.begin(docs) if docs else None))
+        new_edits = method == 'PUT' or body.get('new_edits', True) if docs else True
+        write = self._world.couchdb.begin(docs, new_edits=new_edits) if docs else None
+        answer = wait(Request(path, params, body, write))
         self.clock.observe()
         return answer
 
