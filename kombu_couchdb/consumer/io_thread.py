@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import cache
 
 from kombu.utils.compat import detect_environment
 
@@ -43,7 +44,23 @@ _CLOSE_SECONDS, _GIVE_UP_SECONDS = 3.0, 0.5
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 
 
+#: From this `visibility_timeout` on, in seconds, a warning says what it means: it was probably copied from Redis, where
+#: no task may take longer.
+_LONG_LEASE_SECONDS = 600.0
+
 _running: weakref.WeakSet[IOThread] = weakref.WeakSet()
+
+
+@cache
+def _warn_of_long_lease(seconds: float) -> None:
+    """Warn, once in a process."""
+    logger.warning(
+        'visibility_timeout is %g s: if this process is killed, its messages wait for so long before others receive '
+        'them. Remove the option unless you want that: a process that runs keeps its messages, however long its tasks '
+        'take (the default is %g s)',
+        seconds,
+        Options.visibility_timeout,
+    )
 
 
 class IOThread:
@@ -59,6 +76,8 @@ class IOThread:
         name: str,
     ) -> None:
         """Start the thread, with the name `name`. Deliveries, and errors for kombu, are put into `mailbox`."""
+        if options.visibility_timeout > _LONG_LEASE_SECONDS:
+            _warn_of_long_lease(options.visibility_timeout)
         self._client, self._options, self._mailbox = client, options, mailbox
         self._topology = topology
         self._cycle = Cycle(client, options, mailbox, listener, topology, name)
