@@ -284,8 +284,12 @@ def checked(
 
 
 def unknown(what: str, names: Iterable[Any], known: Collection[str]) -> Iterator[str]:
-    """Yield a phrase that says which of `names` are not `known`, and what is meant probably; none if all are known."""
+    """Yield a phrase about those of `names` that are not `known`; none if all are.
+
+    It suggests the known name that is meant probably, and lists the known ones if there is none.
+    """
     if wrong := sorted(str(name) for name in names if name not in known):
         likely = {name: get_close_matches(name, known, 1, _LIKENESS) for name in wrong}
         shown = (f'{name!r:.80}' + ''.join(f' (did you mean {other}?)' for other in likely[name]) for name in wrong)
-        yield f'unknown {what}{"s" * (len(wrong) > 1)} {", ".join(shown)}; known are: {", ".join(sorted(known))}'
+        others = '' if all(likely.values()) else f'; known are: {", ".join(sorted(known))}'
+        yield f'unknown {what}{"s" * (len(wrong) > 1)} {", ".join(shown)}{others}'

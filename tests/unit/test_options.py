@@ -81,8 +81,8 @@ def test_switches_must_be_booleans(name: str) -> None:
 
 
 def test_error_about_an_unknown_option_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="unknown transport option 'visibility_time'") as caught:
-        Options.of({'visibility_timeout': 5, 'visibility_time': 1})
+    with pytest.raises(ConfigurationError, match="unknown transport option 'socket_timeout'") as caught:
+        Options.of({'visibility_timeout': 5, 'socket_timeout': 1})
     for f in fields(Options):
         assert f.name in str(caught.value)
 
