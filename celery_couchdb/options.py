@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery.app.defaults import DEFAULTS
+
 from kombu_couchdb.couchdb.address import SECRETS
 from kombu_couchdb.couchdb.shapes import number
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.options import checked, credentials, option, seconds, switch, texts, token_url, word
+from kombu_couchdb.options import checked, credentials, option, seconds, switch, texts, token_url, unknown, word
 
 #: How writes are retried if the server does not respond: at once, then every second, about 20 seconds in all.
 _RETRY_POLICY: Mapping[str, float] = {'max_retries': 20, 'interval_start': 0, 'interval_step': 1, 'interval_max': 1}
@@ -17,12 +19,16 @@ _RETRY_POLICY: Mapping[str, float] = {'max_retries': 20, 'interval_start': 0, 'i
 
 def _retry_policy(name: str, policy: Any) -> Mapping[str, float]:
     policy = policy or {}
-    if not isinstance(policy, Mapping) or not set(policy) <= set(_RETRY_POLICY):
+    if not isinstance(policy, Mapping):
         raise ConfigurationError(f'transport option {name} must be a dictionary with any of {", ".join(_RETRY_POLICY)}')
-    for part, value in policy.items():
+    flaws = [f'transport option {name}: {flaw}' for flaw in unknown('member', policy, _RETRY_POLICY)]
+    for part in _RETRY_POLICY.keys() & policy.keys():
+        value = policy[part]
         # `max_retries` None means no limit.
         if not (part == 'max_retries' and value is None) and not (number(value) and value >= 0):
-            raise ConfigurationError(f'transport option {name}: {part} must be a number from 0 on, not {value!r:.80}')
+            flaws.append(f'transport option {name}: {part} must be a number from 0 on, not {value!r:.80}')
+    if flaws:
+        raise ConfigurationError('; '.join(flaws))
     return {**_RETRY_POLICY, **policy}
 
 
@@ -33,6 +39,19 @@ def _prefix(name: str, prefix: Any) -> str | None:
             f'transport option {name} must be text that does not begin with "_", not {prefix!r:.80}'
         )
     return prefix
+
+
+def refuse_settings_of_redis(conf: Any) -> None:
+    """*Raise* `ConfigurationError` if an app has settings for results in Redis, which would be ignored.
+
+    As with unknown options, whoever set one expects an effect.
+    """
+    names = {name for name in (*DEFAULTS, *conf) if name.startswith('redis_')}  # `conf` may have names of Celery 3
+    if found := sorted(name for name in names if conf.get(name) != DEFAULTS.get(name)):
+        raise ConfigurationError(
+            f'{", ".join(found)}: settings for results in Redis have no effect on results in CouchDB; remove them, or '
+            f'set what replaces them (see the page "Move from Redis" of the documentation)'
+        )
 
 
 @dataclass(frozen=True)
@@ -65,9 +84,10 @@ class ResultOptions:
     global_keyprefix: str | None = option(_prefix, None)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> ResultOptions:
-        """Return the options in the dictionary `given`, with defaults for the others.
+    def of(cls, given: Mapping[str, Any], of_broker: Mapping[str, Any] | None = None) -> ResultOptions:
+        """Return the options in `given`, with those of the broker for the others, and defaults.
 
         *Raises* `ConfigurationError` for an unknown option or a wrong value.
         """
-        return cls(**checked(cls, given))
+        inherited = checked(cls, of_broker or {}, 'broker_transport_options')
+        return cls(**{**inherited, **checked(cls, given, 'result_backend_transport_options')})

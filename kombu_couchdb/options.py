@@ -6,8 +6,9 @@ The functions that return fields (`seconds`, `count`, `switch`, …) are also us
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 from .couchdb.address import SECRETS
@@ -31,8 +32,15 @@ _KOMBU = frozenset(
     }
 )
 
+#: Celery's setting with the options. A program without Celery gives them to its connection, as `transport_options`.
+_SETTING = 'broker_transport_options'
+
 #: How often a consumer writes a heartbeat during its lease: one may be late without the loss of the lease.
 HEARTBEATS_PER_LEASE = 3
+
+#: How alike an unknown name and a known one must be so that the error suggests the latter: from 0, not at all, to 1.
+#: With less, `connect_timeout` would be suggested for `socket_timeout` of Redis, which is `request_timeout` here.
+_LIKENESS = 0.8
 
 #: The largest number, in the unit of the option. Python cannot wait longer than about this many seconds.
 _MAX_NUMBER = 1e9
@@ -233,31 +241,55 @@ class Options:
         for a timeout that is not less than `visibility_timeout`: a request that hangs so long would cost the consumer
         its lease and all its messages.
         """
-        options = checked(cls, given, ignored=_KOMBU)
+        options = checked(cls, given, _SETTING, ignored=_KOMBU)
         lease = options.get('visibility_timeout', cls.visibility_timeout)
         for name in ('request_timeout', 'connect_timeout'):
             # A third of the lease is the pause between heartbeats: after a request that hung, the next one is in time.
             if options.setdefault(name, min(getattr(cls, name), lease / HEARTBEATS_PER_LEASE)) >= lease:
                 raise ConfigurationError(
-                    f'transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
+                    f'{_SETTING}: transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
                     f'({lease:g} s): while a request hangs no heartbeat is sent'
                 )
         if (options.get('region') is None) != (options.get('regions') is None):
-            raise ConfigurationError('transport options region and regions need each other: set both, or none')
+            raise ConfigurationError(
+                f'{_SETTING}: transport options region and regions need each other: set both, or none'
+            )
         if options.get('region') not in options.get('regions', (None,)):
-            raise ConfigurationError(f'transport option regions has no URL for region {options["region"]!r}')
+            raise ConfigurationError(
+                f'{_SETTING}: transport option regions has no URL for region {options["region"]!r}'
+            )
         return cls(**options)
 
 
-def checked(options: Any, given: Mapping[str, Any], ignored: Container[str] = ()) -> dict[str, Any]:
+def checked(
+    options: Any, given: Mapping[str, Any], setting: str, ignored: Collection[str] = frozenset()
+) -> dict[str, Any]:
     """Return the checked values of the `given` options; `options` is the dataclass with a field for each option.
 
-    Names in `ignored` are skipped. *Raises* `ConfigurationError` for an unknown option or a wrong value.
+    Names in `ignored` are skipped. *Raises* `ConfigurationError`, which names the `setting` that has the options, and
+    all unknown options and wrong values in it.
     """
     checks: dict[str, Check] = {item.name: item.metadata['check'] for item in fields(options)}
-    unknown = sorted(name for name in given if name not in checks and name not in ignored)
-    if unknown:
-        raise ConfigurationError(
-            f'unknown transport option {unknown[0]!r:.80} for couchdb://; known are: {", ".join(sorted(checks))}'
-        )
-    return {name: check(name, given[name]) for name, check in checks.items() if name in given}
+    flaws = [*unknown('transport option', (name for name in given if name not in ignored), checks)]
+    values: dict[str, Any] = {}
+    for name, check in checks.items():
+        if name in given:
+            try:
+                values[name] = check(name, given[name])
+            except ConfigurationError as exc:
+                flaws.append(str(exc))
+    if flaws:
+        raise ConfigurationError(f'{setting}: {"; ".join(flaws)}')
+    return values
+
+
+def unknown(what: str, names: Iterable[Any], known: Collection[str]) -> Iterator[str]:
+    """Yield a phrase about those of `names` that are not `known`; none if all are.
+
+    It suggests the known name that is meant probably, and lists the known ones if there is none.
+    """
+    if wrong := sorted(str(name) for name in names if name not in known):
+        likely = {name: get_close_matches(name, known, 1, _LIKENESS) for name in wrong}
+        shown = (f'{name!r:.80}' + ''.join(f' (did you mean {other}?)' for other in likely[name]) for name in wrong)
+        others = '' if all(likely.values()) else f'; known are: {", ".join(sorted(known))}'
+        yield f'unknown {what}{"s" * (len(wrong) > 1)} {", ".join(shown)}{others}'

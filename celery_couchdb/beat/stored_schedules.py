@@ -15,8 +15,9 @@ from kombu.utils.json import dumps
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, winning
 from kombu_couchdb.documents.validation import check_value
-from kombu_couchdb.errors import ConfigurationError, Conflict, NotFound
+from kombu_couchdb.errors import ConfigurationError, Conflict, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.queues.databases import ensure
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import is_number
 
@@ -90,6 +91,7 @@ class Schedules:
                 raise ConfigurationError('schedules are in the broker, and the broker of this app is not CouchDB')
             #: The ids of the documents, and the name of the leader.
             self.names = Names.of(connection.transport.options.schedule_name)
+            self._may_create: bool = connection.transport.options.create_database
             self.client = client or Client(connection.transport.address, _REQUEST_SECONDS)
 
     def list(self) -> list[Item]:
@@ -114,6 +116,7 @@ class Schedules:
 
         `schedule` is one of Celery's schedules, a number of seconds, a `timedelta`, or a dictionary as in documents.
         `members` are other members of the document: `args`, `kwargs`, `options`, `enabled`, `missed`, `grace`, `start`.
+        A missing database is created, unless the transport option `create_database` is off.
 
         *Raises* `Conflict` if the name is taken, `ConfigurationError` if a member is wrong.
         """
@@ -232,9 +235,13 @@ class Schedules:
         entry = self._entry(name, doc)
         if entry.error is not None and doc.get('enabled', True) is not False:
             raise ConfigurationError(f'schedule entry {name!r:.220}: {entry.error}')
-        if '_rev' in doc:
+if '_rev' in doc:
             self.client.put(doc)
-        else:
+            return self.get(name)
+        try:
+            self._add(name, doc)
+        except DatabaseMissing:
+            ensure(self.client, self._may_create)
             self._add(name, doc)
         return self.get(name)
 

@@ -22,6 +22,7 @@ from array import array
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from kombu_couchdb.couchdb.fork_safety import close_in_child
 from kombu_couchdb.log import get_logger
 
 logger = get_logger(__name__)
@@ -56,18 +57,19 @@ class Relay:
         self._parent_end: socket.socket | None = None
         self._child_end: socket.socket | None = None
         self._owner_pid = 0
+        self._selector: selectors.BaseSelector | None = None
 
     def open(self) -> None:
         """Open the sockets that wake the thread."""
         self._selector = selectors.DefaultSelector()
-        self._wake_end, self._signal_end = socket.socketpair()
+        self._wake_end, self._signal_end = map(close_in_child, socket.socketpair())
         self._wake_end.setblocking(False)
         self._signal_end.setblocking(False)
         self._selector.register(self._wake_end, selectors.EVENT_READ)
 
     def serve_children(self) -> None:
         """Serve the children that are forked from now on."""
-        if self._parent_end is not None:
+        if self._parent_end is not None or self._selector is None:
             return
         with ExitStack() as undo:
             try:
@@ -82,7 +84,8 @@ class Relay:
                 logger.debug('the children of the pool store their results themselves: %s', exc)
                 return
             undo.pop_all()
-        self._parent_end, self._child_end, self._owner_pid = parent_end, child_end, os.getpid()
+        # A child that kept the parent's end would not notice that the parent process has ended.
+        self._parent_end, self._child_end, self._owner_pid = close_in_child(parent_end), child_end, os.getpid()
         self._buffer = memoryview(bytearray(_MAX_BYTES))
 
     def close(self) -> None:
@@ -90,8 +93,8 @@ class Relay:
         for end in (self._wake_end, self._signal_end, self._parent_end, self._child_end):
             if end is not None:
                 end.close()
-        self._selector.close()
-        self._parent_end = self._child_end = None
+        self._child_end = None
+        self.reset()
 
     @property
     def serves_children(self) -> bool:
@@ -104,13 +107,10 @@ class Relay:
         return self._child_end is not None and self._owner_pid != os.getpid()
 
     def reset(self) -> None:
-        """Start over in a forked child: close the socket that only the parent process reads.
-
-        Otherwise a child would not notice that the parent process has ended.
-        """
-        if self._parent_end is not None and (number := self._parent_end.detach()) >= 0:
-            os.close(number)
-        self._parent_end = None
+        """Close the selector, also in a forked child, which keeps nothing but the socket through which it sends."""
+        if self._selector is not None:
+            self._selector.close()
+        self._parent_end = self._selector = None
 
     # -- in a child
 
@@ -145,7 +145,8 @@ class Relay:
 
     def wait(self, timeout: float | None) -> None:
         """Wait up to `timeout` seconds for a message or `wake`."""
-        self._selector.select(timeout)
+        if self._selector is not None:
+            self._selector.select(timeout)
         with suppress(BlockingIOError):
             while self._wake_end.recv(4096):
                 pass

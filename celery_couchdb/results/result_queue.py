@@ -10,7 +10,6 @@ waits until everything is done that was handed over before it, see `kombu_couchd
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
@@ -20,7 +19,7 @@ from socket import socket
 
 from kombu_couchdb.consumer import pending_writes
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.fork_safety import reset_in_child
+from kombu_couchdb.couchdb.fork_safety import at_exit, reset_in_child
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 from kombu_couchdb.log import get_logger
 
@@ -142,7 +141,7 @@ class ResultQueue:
             self._thread.start()
             self._store.before_access.append(self.settle)
             pending_writes.register(self)
-            atexit.register(self._at_exit)
+            self._revoke_at_exit = at_exit(self._close_at_exit)
         self.broker = self.broker or broker
         if serve_children:
             self._relay.serve_children()
@@ -217,7 +216,7 @@ class ResultQueue:
         self._relay.wake()
         self._thread.join(_CHECK_SECONDS if self._gives_up() else _COLD_SECONDS)
         pending_writes.unregister(self)
-        atexit.unregister(self._at_exit)
+        self._revoke_at_exit()
         self._store.before_access.remove(self.settle)
         if lost := list(dict.fromkeys(self.unstored())):
             logger.error(
@@ -228,8 +227,8 @@ class ResultQueue:
         self._relay.close()
         self.reset()
 
-    def _at_exit(self) -> None:
-        # Celery tells nobody of a cold shutdown. In a forked child, `reset` has forgotten the thread.
+    def _close_at_exit(self) -> None:
+        # Celery tells nobody of a cold shutdown.
         self._gives_up_at = self._gives_up_at or time.monotonic() + _COLD_SECONDS
         self.close()
 

@@ -32,7 +32,7 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.options import LOGIN_OPTIONS, login_options
 
 from .. import design
-from ..options import ResultOptions
+from ..options import ResultOptions, refuse_settings_of_redis
 from .documents import ChordPart, Document, is_expired, is_final, is_outdated
 from .queue_item import QueueItem, Refusal
 
@@ -94,8 +94,10 @@ def settings_of(conf: Any, url: str | None) -> tuple[ResultOptions, Address]:
     """Return the options of results in the configuration of an app, and the address in `url`.
 
     What they leave open is taken from the settings of the broker, if that is CouchDB, too: some options, TLS, and, if
-    the server is the same, user and password. *Raises* `ConfigurationError` for a wrong option or an invalid URL.
+    the server is the same, user and password. *Raises* `ConfigurationError` for a wrong option, an invalid URL or
+    settings of Redis.
     """
+    refuse_settings_of_redis(conf)
     given, url = conf.get('result_backend_transport_options') or {}, url or 'couchdb://'
     options, tls, broker = conf.broker_transport_options or {}, conf.broker_use_ssl, conf.broker_write_url or ''
     urls = (broker if isinstance(broker, str) else ';'.join(broker)).split(';')
@@ -104,7 +106,7 @@ def settings_of(conf: Any, url: str | None) -> tuple[ResultOptions, Address]:
         return own, address_of(url, own)
     login = {name: options[name] for name in LOGIN_OPTIONS if name in options}
     node = parse_list(urls, 'broker_url', 'celery', tls=tls, **login)
-    own = ResultOptions.of({**{name: options[name] for name in _INHERITED if name in options}, **given})
+    own = ResultOptions.of(given, {name: options[name] for name in _INHERITED if name in options})
     return own, address_of(url, own, (node, *node.others), tls)
 
 

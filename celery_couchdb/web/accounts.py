@@ -16,6 +16,7 @@ from typing import Any
 from kombu_couchdb.couchdb.address import BEARER, SECRETS
 from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.fork_safety import finalize
 from kombu_couchdb.couchdb.tokens import described
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 
@@ -118,7 +119,7 @@ class Accounts:
             account = Account(user, may_act, self._app, broker, results, Live(broker, results), seal, ends)
             self._known[user] = account
         # When the last session of the account has ended, no password of it is left in this process.
-        weakref.finalize(account, _end, account.live, broker, results).atexit = False
+        finalize(account, _end, account.live, broker, results).atexit = False
         return account
 
 

@@ -7,17 +7,17 @@ that a person must correct: missing rights and wrong options.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import cache
 
 from kombu.utils.compat import detect_environment
 
 from ..couchdb.client import Client
+from ..couchdb.fork_safety import at_exit
 from ..couchdb.pacing import urgent
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
 from ..leases.lease import GRACE_SECONDS
@@ -44,7 +44,23 @@ _CLOSE_SECONDS, _GIVE_UP_SECONDS = 3.0, 0.5
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 
 
+#: From this `visibility_timeout` on, in seconds, a warning says what it means: it was probably copied from Redis, where
+#: no task may take longer.
+_LONG_LEASE_SECONDS = 600.0
+
 _running: weakref.WeakSet[IOThread] = weakref.WeakSet()
+
+
+@cache
+def _warn_of_long_lease(seconds: float) -> None:
+    """Warn, once in a process."""
+    logger.warning(
+        'visibility_timeout is %g s: if this process is killed, its messages wait for so long before others receive '
+        'them. Remove the option unless you want that: a process that runs keeps its messages, however long its tasks '
+        'take (the default is %g s)',
+        seconds,
+        Options.visibility_timeout,
+    )
 
 
 class IOThread:
@@ -60,22 +76,23 @@ class IOThread:
         name: str,
     ) -> None:
         """Start the thread, with the name `name`. Deliveries, and errors for kombu, are put into `mailbox`."""
+        if options.visibility_timeout > _LONG_LEASE_SECONDS:
+            _warn_of_long_lease(options.visibility_timeout)
         self._client, self._options, self._mailbox = client, options, mailbox
         self._topology = topology
         self._cycle = Cycle(client, options, mailbox, listener, topology, name)
         self.unacked, self.announced = self._cycle.unacked, self._cycle.lease.announced
-        self._abandoned = False
+        self._abandoned = self._has_ended = False
         self._idle_since: float | None = None
         self._failures = 0
         self._was_late = False
         self._began = time.monotonic()
         self._outage_since: float | None = None  # a monotonic time
         self._closing = threading.Event()
-        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._revoke_at_exit = at_exit(self._close_at_exit)
         self._thread.start()
         _running.add(self)
-        atexit.register(self._at_exit)
 
     @classmethod
     def runs_here(cls) -> bool:
@@ -111,7 +128,7 @@ class IOThread:
         If CouchDB does not respond this waits for 0.5 to 3 seconds only. Then other consumers get the messages when the
         lease expires. `in_outage` says that another request got no response.
         """
-        atexit.unregister(self._at_exit)
+        self._revoke_at_exit()
         in_outage, began = in_outage or self.in_outage, time.monotonic()
         if has_decided := bool(self.unacked.writes.unstored):
             if not self.unacked.writes.wait():
@@ -130,15 +147,22 @@ class IOThread:
             )
 
     def abandon(self) -> None:
-        """End as with `close`, without waiting: the connection was dropped. Takes no lock: a finalizer calls it."""
-        if self._pid == os.getpid():  # a forked child that drops its copy ends nothing of its parent
-            self._abandoned = True
-            self.unacked.wakeup.set()
+        """End as with `close`, without waiting: the connection was dropped.
 
-    def _at_exit(self) -> None:
+        Takes no lock while the thread runs: a finalizer calls it.
+        """
+        self._abandoned = True
+        self.unacked.wakeup.set()
+        if self._has_ended:
+            self._close_sockets()
+
+    def _close_at_exit(self) -> None:
         # The program ends without closing its connection. Release its messages now, not when the lease expires.
-        if self._pid == os.getpid():
-            self.close(self._options.request_timeout)
+        self.close(self._options.request_timeout)
+
+    def _close_sockets(self) -> None:
+        self._mailbox.close()
+        self._client.close()
 
     def _run(self) -> None:
         try:
@@ -150,10 +174,10 @@ class IOThread:
             self._cycle.notifier.close()
             self.announced.close()
             self.unacked.fail_pulls(CouchDBError('the connection was closed'))
-            atexit.unregister(self._at_exit)
-            if self._abandoned:  # nobody else closes these
-                self._mailbox.close()
-                self._client.close()
+            self._revoke_at_exit()
+            self._has_ended = True  # before `_abandoned` is read: one of the two threads closes the sockets
+            if self._abandoned:
+                self._close_sockets()
 
     def _work(self) -> None:
         """Wait until there is something to do, and do it."""

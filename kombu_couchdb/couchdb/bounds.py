@@ -22,6 +22,7 @@ from requests.adapters import HTTPAdapter
 
 from ..errors import AnswerTooLarge
 from .failures import NO_HANDSHAKE
+from .fork_safety import close_in_child
 
 #: The minimum rate at which requests and responses must be transferred, in bytes per second.
 MIN_BYTES_PER_SECOND = 100_000
@@ -177,6 +178,8 @@ class _BoundedConnection:
             if getattr(self, '_tunnel_host', None) and 'handshake' not in str(exc):
                 raise  # the proxy does not respond
             raise SSLError(0, NO_HANDSHAKE) from None  # with one argument only, str() of the error is a tuple
+        sock = self.sock  # type: ignore[attr-defined]
+        close_in_child(getattr(sock, 'socket', sock))  # TLS through a proxy with TLS wraps a socket
 
 
 class BoundedAdapter(HTTPAdapter):

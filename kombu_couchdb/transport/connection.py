@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from ..consumer.io_thread import IOThread
 from ..consumer.unacked import Unacked
 from ..couchdb.address import MASK, Address, joined, parse, redacted
 from ..couchdb.client import Client
+from ..couchdb.fork_safety import finalize
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
 from ..documents.types import WorkItem
@@ -104,8 +104,7 @@ class Transport(virtual.Transport):
         self._receivers: dict[Subscription, Callable[[Delivery], None]] = {}
         self._consumer: IOThread | None = None
         # For a connection that is garbage-collected without close(). If there is an I/O thread, it closes the mailbox.
-        self._abandon: weakref.finalize[Any, Any] = weakref.finalize(self, self._mailbox.close)
-        self._abandon.atexit = False
+        self._abandon = finalize(self, self._mailbox.close)
         self._pid = os.getpid()
 
     @property
@@ -169,8 +168,7 @@ class Transport(virtual.Transport):
             name = f'couchdb-{self.address.database}'
             self._consumer = IOThread(self.couchdb, self.options, self._mailbox, self.listener, self.topology, name)
             # The thread has no reference to this object, so a connection that is not closed can be garbage-collected.
-            self._abandon = weakref.finalize(self, self._consumer.abandon)
-            self._abandon.atexit = False
+            self._abandon = finalize(self, self._consumer.abandon)
         return self._consumer
 
     @property

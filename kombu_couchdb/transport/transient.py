@@ -6,7 +6,6 @@ would stop the loop: the worker would start no task, enforce no time limit and o
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..couchdb.fork_safety import reset_in_child
+from ..couchdb.fork_safety import at_exit, reset_in_child
 from ..errors import RETRIED
 from ..log import get_logger
 
@@ -81,7 +80,7 @@ class TransientMessages:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name='transient-messages', daemon=True)
                 self._thread.start()
-                atexit.register(self.close)
+                self._revoke_at_exit = at_exit(self.close)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -118,7 +117,7 @@ class TransientMessages:
             self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_SECONDS)
             if not self._waiting or (self._closed and self._fails):
                 self._thread = None
-                atexit.unregister(self.close)
+                self._revoke_at_exit()
                 self._changed.notify_all()
                 return []
             self._changed.notify_all()

@@ -100,6 +100,20 @@ def test_oidc(site: Site) -> None:
         assert 'a secret' not in done.stderr
 
 
+def test_without_celery(site: Site) -> None:
+    example = Example(site, 'without_celery')
+    example.environment['BROKER_URL'] = site.environment['BROKER_URL']
+    assert example.run('shop.py', 'next') == 'no order\n'
+    example.run('shop.py', 'send', 'bread', 'milk', 'tea')
+    assert example.run('shop.py', 'next') == 'next bread\n'
+    worker = site.run([sys.executable, str(example.folder / 'shop.py'), 'work'], example.environment, {})
+    wait_for(lambda: 'sold milk' in worker.logs() and 'sold tea' in worker.logs(), 'the worker to receive both')
+    wait_for(lambda: not items(site.client), 'the queue to be empty')
+    worker.kill('SIGINT')
+    worker.container.wait()
+    assert 'closed' in worker.logs()
+
+
 @pytest.mark.slow  # a test suite of its own
 @pytest.mark.parametrize('name', ['flask', 'fastapi'])
 def test_web_framework(site: Site, name: str) -> None:

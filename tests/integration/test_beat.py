@@ -25,7 +25,14 @@ from celery_couchdb.beat.entries import Entry, new_state, task_id_of
 from celery_couchdb.beat.scheduler import Messages
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
-from kombu_couchdb.errors import AccessDenied, ConfigurationError, Conflict, NotFound, ServerUnavailable
+from kombu_couchdb.errors import (
+    AccessDenied,
+    ConfigurationError,
+    Conflict,
+    DatabaseMissing,
+    NotFound,
+    ServerUnavailable,
+)
 from kombu_couchdb.leases.leader import RENEWAL_SECONDS
 from tests.conftest import wait_for
 from tests.support import Request, command_of, items, replace_in_clients
@@ -344,6 +351,17 @@ def test_added_entry_begins_now_by_the_server_s_clock(
     schedules = Schedules(app)
     assert abs(schedules.add('a', 'add', 60).entry.doc['start'] - now) < 60
     schedules.client.close()
+
+
+def test_first_entry_creates_the_database_as_publishing_does(url: str) -> None:
+    app = Celery('first', set_as_current=False, broker=url)
+    app.conf.broker_transport_options = {'create_database': False}
+    with pytest.raises(DatabaseMissing, match='the transport option create_database is off'):
+        Schedules(app).add('a', 'add', 60)
+    app.conf.broker_transport_options = {}
+    Schedules(app).add('a', 'add', 60)
+    app.send_task('add', [1, 2], ignore_result=True)
+    assert [item.name for item in Schedules(app).list()] == ['a']
 
 
 class Slow(schedule):

@@ -17,7 +17,7 @@ from kombu import Connection
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import CONSUMER
 from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for
-from tests.support import Inbox, items, publish, publish_many
+from tests.support import Inbox, items, publish, publish_many, run_python
 
 from .conftest import Connect
 
@@ -96,6 +96,88 @@ def test_forked_child_does_not_end_the_consumer_of_its_parent(connect: Connect, 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     publish(connect(), 'after')
     assert inbox.wait(2) == ['before', 'after']
+
+
+#: A program with a consumer, a worker's result queue and their sockets, which forks as `celery worker --beat` does: the
+#: child closes all descriptors and opens other files, which get the same numbers. It prints which of them are closed
+#: when what it inherited is garbage.
+FORKS = """
+import gc, os, sys
+from celery import Celery
+from celery.platforms import close_open_fds
+
+url = os.environ['URL']
+app = Celery('forks', broker=url, backend=url + '-results')
+app.backend.handover.open(serve_children=True)
+connection = app.connection_for_read()
+unused = app.connection_for_read().transport
+queue = connection.SimpleQueue('q')
+queue.put('before')
+assert queue.get(timeout=30).payload == 'before'
+gc.disable()
+reading, writing = os.pipe()
+if not os.fork():
+    os.dup2(writing, 300)
+    close_open_fds([300])
+    files = [open(os.devnull) for _ in range(250)]
+    del connection, queue, unused
+    gc.collect()
+    closed = []
+    for file in files:
+        try:
+            os.fstat(file.fileno())
+        except OSError:
+            closed.append(file.fileno())
+    os.write(300, repr(closed).encode())
+    os._exit(0)
+os.close(writing)
+print(os.read(reading, 10_000).decode())
+queue.put('after')
+assert queue.get(timeout=30).payload == 'after'
+connection.close()
+app.backend.handover.close()
+"""
+
+
+@needs_fork
+@pytest.mark.parametrize('pool', ['', 'import gevent.monkey; gevent.monkey.patch_all()'], ids=['threads', 'gevent'])
+def test_forked_child_closes_only_files_of_its_own(url: str, client: Client, pool: str) -> None:
+    code = FORKS if not pool else pool + FORKS.replace('close_open_fds([300])', 'pass')  # gevent needs its descriptors
+    assert run_python(code, URL=url).stdout.splitlines()[-1] == '[]'
+
+
+@pytest.mark.parametrize(
+    'use',
+    [
+        pytest.param('queue.put(1)', id='publisher'),
+        pytest.param('queue.put(1); queue.get(timeout=30).ack()', id='consumer'),
+        pytest.param('queue.put(1); queue.get(timeout=30).ack(); queue.close(); wait(); del queue', id='idle'),
+        pytest.param('queue.put(1); queue.get(timeout=30).ack(); queue.close(); wait(); drop()', id='dropped'),
+    ],
+)
+def test_program_that_closes_nothing_leaves_no_socket_to_the_garbage_collector(
+    url: str, client: Client, use: str
+) -> None:
+    code = f"""
+import gc, os, time, kombu_couchdb
+from kombu import Connection
+from kombu_couchdb.consumer import io_thread
+
+def wait():
+    while not connection.transport.unacked.retired:
+        time.sleep(0.01)
+
+def drop():
+    global connection, queue
+    del connection, queue
+    gc.collect()
+
+io_thread._IDLE_SECONDS = 0.1
+connection = Connection(os.environ['URL'])
+queue = connection.SimpleQueue('q')
+{use}
+"""
+    assert 'ResourceWarning' not in run_python(code, URL=url, PYTHONDEVMODE='1').stderr
 
 
 # -- idle consumers

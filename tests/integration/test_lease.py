@@ -34,6 +34,17 @@ def test_long_task_is_not_redelivered_while_its_consumer_runs(connect: Connect, 
     wait_for(lambda: not items(client), 'the ack to be written')
 
 
+def test_lease_that_was_copied_from_redis_is_logged_once(
+    connect: Connect, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seconds in (600, 43_200, 43_200):
+        inbox = Inbox(connect(visibility_timeout=seconds))
+        publish(inbox.connection, seconds)
+        inbox.wait(1)
+    [text] = [text for text in caplog.messages if 'visibility_timeout' in text]
+    assert text.startswith('visibility_timeout is 43200 s: if this process is killed, its messages wait for so long')
+
+
 #: A consumer in greenlets, and a task that computes without yielding, again and again until the log says so.
 BLOCKED = """
 import logging, sys, time

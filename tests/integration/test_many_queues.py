@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from kombu import Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
+from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, publish, publish_many
 
 from .conftest import Connect
@@ -33,6 +35,26 @@ def test_consumer_of_many_queues_needs_few_more_requests_than_of_one(
     one = consume(connect, sent, ['q'], QUEUES * EACH)
     many = consume(connect, sent, [f'q{number}' for number in range(QUEUES)], EACH)
     assert many < 3 * one + 20  # with some requests for each queue it would be a hundred times as many
+
+
+def test_many_queues_that_exist_are_declared_without_a_request_for_each(
+    connect: Connect, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [Queue(f'q{number}', Exchange('ex'), routing_key=f'k{number}') for number in range(40)]
+    others = connect().channel()
+    for queue in queues[:-1]:
+        queue(others).declare()
+    fresh = 'kombu_couchdb.queues.topology._FRESH_SECONDS'
+    monkeypatch.setattr(fresh, 0.0)  # what was read when the connection was established is not trusted any more
+    channel = connect().channel()
+    monkeypatch.setattr(fresh, 10.0 * PATIENCE)
+    sent.clear()
+    for queue in queues[:-1]:
+        queue(channel).declare()
+    assert len(sent) < 20
+    queues[-1](channel).declare()
+    publish(connect(), 'hello', to='k39', exchange='ex')
+    assert Inbox(connect(), 'q39').wait(1) == ['hello']
 
 
 def test_queues_of_others_cost_a_consumer_no_requests(connect: Connect, client: Client, sent: list[Request]) -> None:

@@ -514,7 +514,7 @@ class Fleet:
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.elapsed)
         fakes: list[tuple[Any, str, Any]] = [
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
-            (io_thread, 'atexit', mock.Mock()),
+            (io_thread, 'at_exit', mock.Mock()),
             (unacked, 'Wakeup', lambda: Wakeup(self)),
             (notifier, 'Follower', Feed),
             (attention, '_FLEET_SECONDS', attention._FLEET_SECONDS * self._scale),

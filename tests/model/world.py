@@ -184,7 +184,7 @@ class World:
         )
         fakes: list[tuple[Any, str, Any]] = [
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
-            (io_thread, 'atexit', mock.Mock()),
+            (io_thread, 'at_exit', mock.Mock()),
             (unacked, 'Wakeup', _Wakeup),
             (cycle, 'Notifier', lambda client, topology, *others: _SilentNotifier(self, topology)),
             # Nobody works at a rate here: the consumers claim ahead as if they did.

@@ -203,6 +203,14 @@ def test_one_module_prints_and_one_creates_loggers() -> None:
     }  # the last two log no text of documents
 
 
+def test_one_module_closes_things_at_the_end_of_their_life() -> None:
+    """What closes something by itself, without a call, must not do that in a forked child: see `fork_safety`."""
+    closing = r'\batexit\.\w|\bweakref\.finalize\(|\b__del__\b|\bFinalize\('
+    assert {module for module, path in FILES.items() if re.search(closing, path.read_text('utf-8'))} == {
+        'kombu_couchdb.couchdb.fork_safety'
+    }
+
+
 def test_workers_import_neither_commands_nor_admin() -> None:
     ours = {module for module in FILES if not module.startswith(OPERATORS)}
     assert not {found for module in ours for found in imports_of(module) if found.startswith(OPERATORS)}

@@ -81,10 +81,24 @@ def test_switches_must_be_booleans(name: str) -> None:
 
 
 def test_error_about_an_unknown_option_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="unknown transport option 'visibility_time'") as caught:
-        Options.of({'visibility_timeout': 5, 'visibility_time': 1})
+    with pytest.raises(ConfigurationError, match="unknown transport option 'socket_timeout'") as caught:
+        Options.of({'visibility_timeout': 5, 'socket_timeout': 1})
     for f in fields(Options):
         assert f.name in str(caught.value)
+
+
+def test_error_names_the_setting_and_all_that_is_wrong_in_it() -> None:
+    given = {'socket_timeout': 5, 'visibility_time': 1, 'keep_done': -1, 'delivery_limit': 2.5, 'sep': ':'}
+    with pytest.raises(ConfigurationError) as caught:
+        Options.of(given)
+    text = str(caught.value)
+    unknown = (
+        r"unknown transport options 'sep', 'socket_timeout', 'visibility_time' \(did you mean visibility_timeout\?\);"
+    )
+    assert re.match(
+        rf'broker_transport_options: {unknown} known are: .*; transport option delivery_limit must be', text
+    )
+    assert 'transport option keep_done must be a number of seconds from 0 on, not -1' in text
 
 
 def test_options_of_kombu_are_ignored() -> None:

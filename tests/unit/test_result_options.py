@@ -48,10 +48,49 @@ def test_wrong_options_are_refused_by_name(name: str, value: Any) -> None:
 
 
 def test_error_about_an_unknown_option_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="unknown transport option 'retry_polcy'") as caught:
-        backend_of(retry_polcy={})
+    with pytest.raises(ConfigurationError, match="unknown transport option 'socket_timeout'") as caught:
+        backend_of(socket_timeout=1)
     for name in (*(f.name for f in fields(ResultOptions)), 'retry_policy', 'global_keyprefix'):
         assert re.search(rf'known are: .*\b{name}\b', str(caught.value))
+
+
+def test_error_names_the_setting_and_all_that_is_wrong_in_it() -> None:
+    policy = {'timeout': 5.0, 'max_retry': 3, 'interval_step': -1}
+    with pytest.raises(ConfigurationError) as caught:
+        backend_of(retry_policy=policy, sweep_intervall=1)
+    for part in (
+        "result_backend_transport_options: unknown transport option 'sweep_intervall' (did you mean sweep_interval?)",
+        "retry_policy: unknown members 'max_retry' (did you mean max_retries?), 'timeout'; known are: ",
+        'retry_policy: interval_step must be a number from 0 on, not -1',
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    'conf',
+    [
+        {'result_backend': 'couchdb://host/db', 'redis_socket_timeout': 'hidden', 'redis_password': 'hidden'},
+        {
+            'CELERY_RESULT_BACKEND': 'couchdb://host/db',
+            'CELERY_REDIS_SOCKET_TIMEOUT': 'hidden',
+            'CELERY_REDIS_PASSWORD': 'hidden',
+        },
+    ],
+)
+def test_settings_for_results_in_redis_are_refused_by_name(conf: dict[str, Any]) -> None:
+    app = Celery('test', set_as_current=False)
+    app.config_from_object(conf)
+    with pytest.raises(
+        ConfigurationError, match=r'^redis_password, redis_socket_timeout: settings for results in Redis have no effect'
+    ) as caught:
+        _ = app.backend
+    assert 'hidden' not in str(caught.value)
+
+
+def test_defaults_of_settings_for_redis_are_no_settings() -> None:
+    app = Celery('test', set_as_current=False, broker='memory://', backend='couchdb://host/db')
+    app.conf.redis_socket_timeout = app.conf.redis_socket_timeout
+    assert app.backend.options == ResultOptions()
 
 
 # -- what the broker's settings say, if it is CouchDB
@@ -70,6 +109,13 @@ def test_results_take_options_of_the_broker() -> None:
     )
     assert (backend.options.request_timeout, backend.options.connect_timeout) == (5.0, 2.0)
     assert (backend.client.address.auth, backend.client.address.user) == ('cookie', 'u')
+
+
+def test_wrong_option_of_the_broker_is_named_as_one_of_the_broker() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r'^broker_transport_options: transport option request_timeout must be'
+    ):
+        inherited('couchdb://a/r', 'couchdb://b', request_timeout='5')
 
 
 def test_own_options_take_precedence() -> None:

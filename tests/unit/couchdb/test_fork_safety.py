@@ -1,4 +1,4 @@
-"""Objects shared by threads and reset in forked children (`kombu_couchdb.couchdb.fork_safety`)."""
+"""Objects of one process: shared by its threads, closed by itself only, reset in forked children (`fork_safety`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,39 @@ import pytest
 
 from kombu_couchdb.couchdb.fork_safety import Shared
 from tests.conftest import PATIENCE
+from tests.support import run_python
+
+pytestmark = pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
+
+#: A program that forks. Parent and child end as every program does: finalizers and exit handlers run in both.
+PROGRAM = """
+import os, sys
+from kombu_couchdb.couchdb.fork_safety import at_exit, finalize
+
+class Owner:
+    pass
+
+def close(what):
+    print(what, 'closed by the', 'child' if child == 0 else 'parent', flush=True)
+
+dropped, kept, revoked = Owner(), Owner(), Owner()
+finalize(dropped, close, 'dropped')
+finalize(kept, close, 'kept')
+finalize(revoked, close, 'revoked').detach()
+at_exit(lambda: close('program'))
+at_exit(lambda: close('revoked'))()
+child = os.fork()
+del dropped
+if child:
+    os.waitpid(child, 0)
+"""
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system has no fork()')
+def test_only_the_process_that_owns_something_closes_it() -> None:
+    closed = run_python(PROGRAM).stdout.splitlines()
+    assert sorted(closed) == [f'{what} closed by the parent' for what in ('dropped', 'kept', 'program')]
+
+
 def test_a_child_can_use_it_while_a_thread_of_its_parent_holds_the_lock() -> None:
     shared: Shared[str, str] = Shared({})
     making, made = threading.Event(), threading.Event()
