@@ -153,6 +153,14 @@ def test_proven_claim_survives_a_conflicting_unproven_claim(salt: int, crash: bo
             assert sorted(holder.held) == ['a', 'b']
 
 
+@pytest.mark.parametrize('salt', range(6))  # decides which leaf revision wins
+def test_two_claims_without_a_response_do_not_block_the_message(salt: int) -> None:
+    """The claimant of the winning leaf waited for the other one, which never learned of its own leaf."""
+    with begun(Cluster, credit=2, salt=salt) as run:
+        run.claim_at_once(first=0, at=0)
+        run.world.couchdb.synchronise()
+
+
 @pytest.mark.parametrize('machine', [Single, Cluster])
 @pytest.mark.parametrize('wrong', PUBLISHED)
 def test_item_published_while_the_server_clock_was_wrong_is_delivered(machine: type[Protocol], wrong: float) -> None:
