@@ -172,7 +172,10 @@ class Sweeper:
             on_orphans()
         if has_orphans or self.unproven:
             self._resolver.expect()
-        self.unproven.decide(lambda doc_id, rev: self._store.decide_unproven(doc_id, rev, living))
+        # Another claim of this consumer that it does not hold got no response either: it is nobody's.
+        self.unproven.decide(
+            lambda doc_id, rev: self._store.decide_unproven(doc_id, rev, living, ended=() if doc_id in held else (own,))
+        )
         if time.monotonic() >= self._resolver.due:
             self._resolver.resolve(living)
         self._clean_up()

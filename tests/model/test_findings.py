@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from .couchdb import Write
+from .limited import LimitedCluster
 from .machine import PUBLISHED, WRONG, Cluster, Protocol, Single
 from .removing import RemovingCluster
 from .world import LEASE, Process
@@ -159,6 +160,13 @@ def test_two_claims_without_a_response_do_not_block_the_message(salt: int) -> No
     with begun(Cluster, credit=2, salt=salt) as run:
         run.claim_at_once(first=0, at=0)
         run.world.couchdb.synchronise()
+
+
+def test_two_claims_of_one_consumer_without_a_response_do_not_block_the_message() -> None:
+    """Another consumer had parked the message between them. Its claimant waited for itself."""
+    with begun(LimitedCluster, credit=2) as run:
+        for first, at in ((2, 1), (0, 2), (2, 0), (2, 0), (0, 0)):
+            run.claim_at_once(first=first, at=at)
 
 
 @pytest.mark.parametrize('machine', [Single, Cluster])
