@@ -17,7 +17,7 @@ nodes have replicated to each other:
   leaf has in `next`; any other item is deleted, without `void`.
 * If another leaf ranks higher, it deletes its leaf with `void`.
 * If its leaf ranks highest and a living consumer has claimed another leaf, or CouchDB does not show its leaf yet, it
-  waits.
+  waits. It does not wait for other claims of its own, unless it holds the message.
 * Otherwise it releases its leaf, and deletes the other leaves with `void`.
 
 Sweepers resolve the other conflicts (`resolve`), which are left by consumers whose lease has expired and by a network

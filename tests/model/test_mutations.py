@@ -104,7 +104,7 @@ FAULTS = [
     ),
     Fault(
         'nobody withdraws a leaf behind a claim that is held',
-        Cluster,
+        LimitedCluster,
         conflict_rules,
         'resolve',
         'if held and not lower:',
