@@ -235,7 +235,7 @@ class Schedules:
         entry = self._entry(name, doc)
         if entry.error is not None and doc.get('enabled', True) is not False:
             raise ConfigurationError(f'schedule entry {name!r:.220}: {entry.error}')
-if '_rev' in doc:
+        if '_rev' in doc:
             self.client.put(doc)
             return self.get(name)
         try:

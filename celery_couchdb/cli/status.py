@@ -65,8 +65,9 @@ def command(ctx: click.Context, watch: float | None, as_json: bool, temporary: b
     the oldest ready message has been due. RATE/S is the number of messages acknowledged per second. PAUSED, if a queue
     is paused, says since when, by whom and why.
 
-    A worker reports its running tasks with its heartbeat, at most every 5 seconds. It is overdue if it has sent no
-    heartbeat within the visibility timeout. Its messages go to other workers.
+    A worker reports its running tasks with its heartbeat, at most every 5 seconds. While it holds messages, it is
+    overdue if its HEARTBEAT is older than the visibility timeout, and its messages go to other workers. While it holds
+    none, it writes a heartbeat after twice that time, and is overdue after three times that time.
 
     A worker LEADS a DUTY if only it does that at the time, such as beat; RENEWED is when it has renewed its lease.
     """

@@ -20,7 +20,7 @@ class Claimants:
         self._running = {
             doc_id: {task['id'] for task in reported(doc)}
             for doc_id, doc in self._heartbeats.items()
-            if ends_at(doc) > now
+            if ends_at(doc, holds=True) > now
         }
 
     @classmethod

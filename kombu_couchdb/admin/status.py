@@ -63,7 +63,7 @@ class HeartbeatStatus(TypedDict):
     heartbeat: float | None
     #: Messages acknowledged per second.
     rate: float
-    #: Whether the consumer's lease is current.
+    #: Whether the consumer's lease is current. It lasts for longer if the consumer holds nothing.
     alive: bool
     #: The tasks that it reports as running, the longest running first; at most 100.
     running: list[ReportedTask]
@@ -148,10 +148,11 @@ def status(
     """
     try:
         stores = earlier or _stores(client, results)
+        claimed = claims(client)  # before the heartbeats: an idle consumer writes one with its first claim
         pauses_and_consumers = _documents(client, PAUSE, CONSUMER)
         heartbeats = [doc for doc in pauses_and_consumers if doc.get('type') == 'Consumer']
         pauses = paused_in(pauses_and_consumers)
-        load = WorkerLoad(claims(client), heartbeats, client.clock.now())
+        load = WorkerLoad(claimed, heartbeats, client.clock.now())
         leaders_and_queues = _documents(client, LEADER, QUEUE)
         declared = {doc['name']: doc for doc in leaders_and_queues if _is_queue(doc)}
         auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
@@ -169,7 +170,7 @@ def status(
     serving = {(doc.get('host'), doc.get('pid')) for doc in heartbeats if queues_of(doc) - hidden}
     found = list[ConsumerStatus]()
     for doc in heartbeats:
-        heartbeat = _heartbeat(doc, now)
+        heartbeat = _heartbeat(doc, now, alive=doc['_id'] in load.alive)
         heartbeat['queues'] = [name for name in heartbeat['queues'] if name not in hidden]
         if not heartbeat['queues'] and (heartbeat['host'], heartbeat['pid']) in serving:
             continue  # the connection of a worker for remote control alone
@@ -232,12 +233,15 @@ def _queues(
 
 
 def consumers(client: Client, prefix: str = '') -> list[HeartbeatStatus]:
-    """Return the consumers whose ids begin with `prefix`, which may be a host's name and a colon; one request."""
+    """Return the consumers whose ids begin with `prefix`, which may be a host's name and a colon; one request.
+
+    It does not read who holds messages, so each is alive for as long as if it held none.
+    """
     docs, now = _documents(client, CONSUMER + prefix, CONSUMER + prefix), client.clock.now()
-    return [_heartbeat(doc, now) for doc in docs if doc.get('type') == 'Consumer']
+    return [_heartbeat(doc, now, alive=ends_at(doc) > now) for doc in docs if doc.get('type') == 'Consumer']
 
 
-def _heartbeat(doc: Document, now: float) -> HeartbeatStatus:
+def _heartbeat(doc: Document, now: float, *, alive: bool) -> HeartbeatStatus:
     queues, pid = doc.get('queues'), doc.get('pid')
     written = _float_or_none(doc.get('date'))
     return {
@@ -248,7 +252,7 @@ def _heartbeat(doc: Document, now: float) -> HeartbeatStatus:
         'queues': [name for name in queues if isinstance(name, str)] if isinstance(queues, list) else [],
         'heartbeat': None if written is None else round(max(0.0, now - written), 3),
         'rate': round(sum(_rates(doc).values()), 3),
-        'alive': ends_at(doc) > now,
+        'alive': alive,
         'running': reported(doc),
         'tasks': doc['tasks'] if isinstance(doc.get('tasks'), dict) else {},
     }

@@ -171,7 +171,8 @@ class Cycle:
             self._gate.free(writes)
             if writes or pending:
                 self._heartbeat.report.expect()
-            self.lease.idle = not (writes or pending or self.unacked.ids() or self._gate.holds_slots())
+            claimed = self.unacked.ids() or self.sweeper.unproven  # others count unproven claims, too
+            self.lease.idle = not (writes or pending or claimed or self._gate.holds_slots())
             if self.lease.written and self._heartbeat.needs_write(queues):
                 writes.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(

@@ -24,9 +24,9 @@ logger = get_logger(__name__)
 #: Seconds in which the nodes of a cluster copy a write to each other (the sync_delay of CouchDB's mem3 is 5).
 SYNC = 10.0
 
-#: Seconds between two searches for conflicted documents: in a cluster, and on a single node, where only replication
-#: creates conflicts.
-_CLUSTER_SECONDS, _SINGLE_NODE_SECONDS = 60.0, 3600.0
+#: The most seconds between two searches for conflicted documents: in a cluster, where the answer may come from a node
+#: whose index is one search old, and on a single node, where only replication creates conflicts.
+_CLUSTER_SECONDS, _SINGLE_NODE_SECONDS = 45.0, 3600.0
 
 #: The maximum number of documents that one call of `resolve` writes.
 _MAX_DOCS = 200
@@ -52,14 +52,20 @@ class ConflictResolver:
         self._view_forbidden = False
         self._jitter = random.uniform(0.5, 1.0)
         self._last_run = time.monotonic()
+        self._expected_until = float('-inf')  # a monotonic time
 
     @property
     def due(self) -> float:
         """The monotonic time of the next call of `resolve`. It depends on `Client.replicas`."""
-        if any(since < float('inf') for _, since in self._seen.values()):
+        is_expected = self._client.replicas > 1 and self._last_run < self._expected_until
+        if is_expected or any(since < float('inf') for _, since in self._seen.values()):
             return self._last_run + SYNC
         seconds = _SINGLE_NODE_SECONDS if self._client.replicas == 1 else _CLUSTER_SECONDS
         return self._last_run + self._jitter * seconds
+
+    def expect(self) -> None:
+        """Look every `SYNC` seconds for a while, in a cluster: a write of this process may have made a conflict."""
+        self._expected_until = time.monotonic() + 2 * SYNC  # the first look may only update the index
 
     def conflicted(self, update: str = 'true') -> dict[str, frozenset[str]]:
         """Return all leaf revisions of each conflicted document, by document id; one request.

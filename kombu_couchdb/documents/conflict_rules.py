@@ -15,18 +15,21 @@ nodes have replicated to each other:
 
 * If another leaf is done, it acknowledges its leaf, too. A unique job then goes on with the messages that only this
   leaf has in `next`; any other item is deleted, without `void`.
-* If another leaf is a dead letter or the winner, it deletes its leaf with `void`.
-* If its leaf is the winner and a living consumer has claimed another leaf, it waits.
-* If its leaf is the winner and no living consumer has claimed another leaf, it releases its leaf, and deletes the other
-  leaves with `void`.
+* If another leaf ranks higher, it deletes its leaf with `void`.
+* If its leaf ranks highest and a living consumer has claimed another leaf, or CouchDB does not show its leaf yet, it
+  waits. It does not wait for other claims of its own, unless it holds the message.
+* Otherwise it releases its leaf, and deletes the other leaves with `void`.
 
 Sweepers resolve the other conflicts (`resolve`), which are left by consumers whose lease has expired and by a network
-that was cut in two. A sweeper never touches the leaf of another living consumer: that one decides about its leaf.
+that was cut in two. A sweeper never touches a leaf that another living consumer has claimed. Its own claims that it
+does not know of count as nobody's: their responses were lost, and the leaf of another consumer hides them. So of two
+living consumers that wait for each other the one with the lower leaf gives way.
 
 * If one leaf is done, sweepers acknowledge the leaves that no living consumer has claimed, in the same way.
-* Otherwise, while a living consumer has claimed one of the leaves, sweepers wait.
-* Otherwise one leaf stays: a dead letter, or else the winner, which is released. The others are deleted with `void`. If
-  the item is a unique job, their messages are added to `next` of the leaf that stays.
+* Otherwise the leaf that ranks highest stays: a dead letter, or else the winner. The others that no living consumer has
+  claimed are deleted with `void`. If the item is a unique job, their messages are added to `next` of the leaf that
+  stays.
+* The leaf that stays is released, unless a living consumer has claimed it or another leaf.
 
 A leaf may also be a LentItem (see the room `regions`). It ranks as a dead letter does, so an unproven claim gives way
 to it. The mover of the region continues with it only if its write was proven, or if no other leaf remains.
@@ -62,11 +65,12 @@ def decide(
     if _is_done(ours, others):
         return [_done(ours, others, now)]
     rivals = [leaf for leaf in others if not leaf.get('_deleted')]
-    if winner != unproven or any(_order(leaf) > _order(ours) for leaf in rivals):
+    if any(_order(leaf) > _order(ours) for leaf in rivals):
         return [_withdrawn(ours)]
-    if any(workitem.claimant(leaf) in living for leaf in rivals):
+    # A node that has not copied our leaf yet may show a lower one, whose claimant gives way to ours.
+    if winner != unproven or any(workitem.claimant(leaf) in living for leaf in rivals):
         return None
-    return _keep_one(ours, rivals, leaves, delivered=False)
+    return _keep_one(ours, _released(_merged(ours, rivals, leaves), delivered=False), rivals)
 
 
 def resolve(leaves: list[Document], living: Collection[str], now: float) -> list[Mapping[str, Any]] | None:
@@ -80,10 +84,14 @@ def resolve(leaves: list[Document], living: Collection[str], now: float) -> list
     done = [_done(leaf, others, now) for leaf in free if _is_done(leaf, others := [o for o in leaves if o is not leaf])]
     if done:
         return done
-    if held:
+    kept = max(live, key=_order, default=None)
+    lower = [leaf for leaf in free if leaf is not kept]
+    if kept is None:
+        return []
+    if held and not lower:
         return None  # the consumers decide about their own leaves: one of their claims may be proven
-    kept = max(free, key=_order, default=None)
-    return _keep_one(kept, [leaf for leaf in free if leaf is not kept], leaves, delivered=True) if kept else []
+    merged = _merged(kept, lower, leaves)
+    return _keep_one(kept, merged if held else _released(merged, delivered=True), lower)
 
 
 def keep_winner(leaves: list[Document]) -> list[Tombstone]:
@@ -92,14 +100,18 @@ def keep_winner(leaves: list[Document]) -> list[Tombstone]:
     return [_withdrawn(leaf) for leaf in sorted(live, key=_order)[:-1]]
 
 
-def _keep_one(
-    kept: Document, others: list[Document], leaves: list[Document], *, delivered: bool
-) -> list[Mapping[str, Any]]:
-    """Return the documents to write so that only `kept` remains. If it was claimed, it is released."""
-    merged = add_missing(kept, others, _tags_done(leaves)) if 'key' in kept else kept
-    if workitem.claimant(kept):
-        merged = workitem.release(merged, delivered=delivered)
-    return [*([merged] if merged is not kept else []), *(_withdrawn(leaf) for leaf in others)]
+def _merged(kept: Document, others: list[Document], leaves: list[Document]) -> Document:
+    """Return `kept`; if it is a unique job, with the messages that only `others` have."""
+    return add_missing(kept, others, _tags_done(leaves)) if 'key' in kept else kept
+
+
+def _released(leaf: Document, *, delivered: bool) -> Document:
+    return workitem.release(leaf, delivered=delivered) if workitem.claimant(leaf) else leaf
+
+
+def _keep_one(kept: Document, changed: Document, others: list[Document]) -> list[Mapping[str, Any]]:
+    """Return the documents to write so that `kept` stays, as `changed`, and `others` do not."""
+    return [*([changed] if changed is not kept else []), *(_withdrawn(leaf) for leaf in others)]
 
 
 def _tags_done(leaves: list[Document]) -> set[str]:

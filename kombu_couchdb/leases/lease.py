@@ -328,12 +328,13 @@ def expires_of(doc: Document) -> float:
     return max(-1e12, min(1e12, _number(doc.get('expires')) or 0.0))
 
 
-def ends_at(doc: Document) -> float:
-    """Return the server's time at which a consumer's lease ends, if it holds nothing and writes no more heartbeats.
+def ends_at(doc: Document, *, holds: bool = False) -> float:
+    """Return the server's time at which a consumer's lease ends, if it writes no more heartbeats.
 
-    A sweep deletes the document of a consumer that is silent for longer. Without any consumer, nobody sweeps.
+    `holds` says that it holds messages; otherwise it may be silent for longer. A sweep deletes the document of a
+    consumer that is silent for longer. Without any consumer, nobody sweeps.
     """
-    return expires_of(doc) + (IDLE_LEASES - 1) * _lease_of(doc, 0.0)
+    return expires_of(doc) + (0.0 if holds else (IDLE_LEASES - 1) * _lease_of(doc, 0.0))
 
 
 def _lease_of(doc: Document | None, default: float) -> float:

@@ -138,9 +138,11 @@ class Sweeper:
     def interrupted(self, seconds: float) -> None:
         """Note that for the last `seconds` others may have written no heartbeat, although they live.
 
-        The server did not respond to this process, or this process was stalled, and others of its machine, too.
+        The server did not respond to this process, or this process was stalled, and others of its machine, too. A claim
+        that got no response may be hidden behind the leaf of another consumer: only the conflicts show it.
         """
         self._watch.interrupted(seconds)
+        self._resolver.expect()
 
     def sweep(self, own: str, held: Collection[str], on_orphans: Callable[[], None]) -> set[str]:
         """Sweep once and return the ids of the living consumers; one request if there is nothing to do.
@@ -166,9 +168,14 @@ class Sweeper:
         deleted += self._enforce_limits(leases, now, until)
         unfinished = bool(deleted) and time.monotonic() >= until
         self._own, self._claimed = own, frozenset([*held, *self.unproven])
-        if leases['claim'].get(own, {}).get('count', 0) > len(self._claimed):
+        if has_orphans := leases['claim'].get(own, {}).get('count', 0) > len(self._claimed):
             on_orphans()
-        self.unproven.decide(lambda doc_id, rev: self._store.decide_unproven(doc_id, rev, living))
+        if has_orphans or self.unproven:
+            self._resolver.expect()
+        # Another claim of this consumer that it does not hold got no response either: it is nobody's.
+        self.unproven.decide(
+            lambda doc_id, rev: self._store.decide_unproven(doc_id, rev, living, ended=() if doc_id in held else (own,))
+        )
         if time.monotonic() >= self._resolver.due:
             self._resolver.resolve(living)
         self._clean_up()

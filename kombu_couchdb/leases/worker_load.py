@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from .. import design
@@ -31,12 +31,17 @@ def claims(client: Client) -> list[ClaimCount]:
 class WorkerLoad:
     """What consumers have claimed, and what they report as running."""
 
-    def __init__(self, claims: Iterable[ClaimCount], heartbeats: Iterable[Document], now: float) -> None:
+    def __init__(self, claims: Collection[ClaimCount], heartbeats: Iterable[Document], now: float) -> None:
         #: The number of claimed messages that are not reported as running, by queue, and by id of the consumer.
         self.prefetched, self.of_consumers = Counter[str](), Counter[str]()
         #: The number of tasks that are reported as running, by queue.
         self.running = Counter[str]()
-        reported = {doc['_id']: reported_counts(doc) for doc in heartbeats if ends_at(doc) > now}
+        holding = {claim.consumer for claim in claims}
+        reported = {
+            doc['_id']: reported_counts(doc) for doc in heartbeats if ends_at(doc, holds=doc['_id'] in holding) > now
+        }
+        #: The ids of the consumers whose leases are current.
+        self.alive: Collection[str] = reported.keys()
         for counts in reported.values():
             self.running.update({queue: running for queue, (running, _) in counts.items()})
         for claim in claims:

@@ -196,16 +196,16 @@ class Store:
         self.delete_without_queue([doc for doc in docs if workitem.is_waiting(doc)])
         return count
 
-    def decide_unproven(self, doc_id: str, rev: str, living: set[str]) -> bool:
+    def decide_unproven(self, doc_id: str, rev: str, living: set[str], ended: Collection[str] = ()) -> bool:
         """Decide about an unproven claim of a message, and write the decision; return False if it must be tried again.
 
-        `rev` is the revision of the claim, and `living` has the ids of living consumers. See `conflict_rules.decide`.
+        `rev` is the revision of the claim, and `living` has the ids of living consumers. The claims of the consumers
+        `ended` do not count, even if these live. See `conflict_rules.decide`.
         """
         leaves = self.client.leaves(doc_id)
         shown = self.client.fetch([doc_id])[0]
-        changes = conflict_rules.decide(
-            leaves, str(shown['_rev']) if shown else None, rev, self._claimants(leaves, living), self.client.clock.now()
-        )
+        winner, claimants = str(shown['_rev']) if shown else None, self._claimants(leaves, living).difference(ended)
+        changes = conflict_rules.decide(leaves, winner, rev, claimants, self.client.clock.now())
         return changes is not None and write_each(self.client, changes)
 
     def resolve_conflict(

@@ -116,6 +116,27 @@ def test_message_with_an_unproven_claim_is_released_without_delivery(
     wait_for(lambda: not items(client), 'the ack')
 
 
+def test_consumer_with_an_undecided_claim_keeps_its_lease(
+    connect: Connect, client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others count the claim, and it holds nothing else."""
+    monkeypatch.setattr('kombu_couchdb.leases.sweeper.SYNC', 1000.0)
+    cluster.unproven = lambda doc: bool(doc.get('claimed'))
+    other = Inbox(connect(visibility_timeout=6.0), 'other')
+    publish(connect(), 'hello')
+    inbox = Inbox(connect(visibility_timeout=6.0))
+    [item] = inbox.drain_until(lambda: [item for item in items(client) if item.get('claimed')], 'the claim')
+    by = item['claimed']['by']
+
+    def beats() -> int:
+        other.drain(0.1)
+        doc = client.fetch([by])[0]
+        assert doc is not None, 'its lease was ended'
+        return int(doc['beats'])
+
+    inbox.drain_until(lambda: beats() >= 4, 'heartbeats')
+
+
 def test_unproven_publish_and_ack_succeed(connect: Connect, client: Client, cluster: Cluster) -> None:
     cluster.unproven = lambda doc: is_item(doc) and not doc.get('claimed')
     publish(connect(), 'hello')

@@ -110,6 +110,33 @@ def test_claim_of_a_running_consumer_wins_over_one_of_an_ended_consumer(
     assert (len(holder.messages), other.messages) == (1, [])
 
 
+def test_living_consumers_that_do_not_know_of_their_claims_do_not_block_a_message(
+    database: str, client: Client, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both claimed it on different nodes, and got no response. Their leases do not end: each holds another message."""
+    replicas = property(lambda self: 3 if self.address.database == database else 1, lambda self, replicas: None)
+    monkeypatch.setattr(Client, 'replicas', replicas, raising=False)
+    both = []
+    for name in ('first', 'second'):
+        publish(connect(), name, name)
+        both.append(Inbox(connect(visibility_timeout=2.0), 'q', name, ack=False, prefetch=2))
+        both[-1].wait(1)
+    publish(connect(), 'hello', 'elsewhere')
+    [found] = [item for item in items(client) if item['queue'] == 'elsewhere']
+    for text, inbox in ((LOW, both[0]), (HIGH, both[1])):
+        by = inbox.messages[0].delivery_info
+        holder = next(item['claimed']['by'] for item in items(client) if item['queue'] == by['routing_key'])
+        history = {'start': 2, 'ids': [text, 'e' * 32]}
+        leave(client, {**claimed(found, holder), '_id': 'x', 'queue': 'q', '_revisions': history}, f'2-{text}')
+    client.bulk([{**found, '_deleted': True}])
+    wait_for(lambda: 'hello' in [body for inbox in both for body in inbox.drain(0.1).bodies], 'the message')
+    for inbox in both:
+        for message in inbox.messages:
+            message.ack()
+    wait_for(lambda: not [both[0].drain(0.1), both[1].drain(0.1), *items(client), *live(client, 'x')][2:], 'the acks')
+    assert sorted(body for inbox in both for body in inbox.bodies) == ['first', 'hello', 'second']
+
+
 def test_dead_letter_wins_over_an_update(client: Client, item: Document, resolver: Inbox) -> None:
     leave(client, dead_letter.made_of(claimed(item, GONE), 'refused', 1.0), f'2-{LOW}')
     leave(client, item, f'2-{HIGH}')

@@ -38,6 +38,10 @@ def heartbeat(name: str, expires_in: float = 60.0, **members: Any) -> dict[str, 
     }
 
 
+#: A member of a heartbeat: one task runs, and its message is acknowledged.
+RUNNING: dict[str, Any] = {'running': {'queues': {'q': [1, 0]}, 'tasks': []}}
+
+
 def test_messages_are_counted_by_queue_and_state(
     connection: Connection, connect: Callable[..., Connection], client: Client
 ) -> None:
@@ -169,6 +173,27 @@ def test_consumers_and_their_rates(connection: Connection, client: Client) -> No
     assert consumers['old']['heartbeat'] is None
     assert (consumers['old']['host'], consumers['old']['pid'], consumers['old']['queues']) == ('there', 6, ['q'])
     assert found['queues']['q']['rate'] == 3.75  # consumers whose lease expired do not count
+
+
+def test_consumer_is_overdue_after_its_lease_if_it_holds_messages_and_else_after_three(
+    connection: Connection, client: Client
+) -> None:
+    publish_many(connection, range(2), 'q')
+    dates = {'now': 0, 'late': -70, 'gone': -200}
+    heartbeats = [
+        heartbeat(f'{kind}:{name}', worker=name, date=time.time() + ago, expires_in=ago + 60, **RUNNING)
+        for name, ago in dates.items()
+        for kind in ('idle', 'busy')
+    ]
+    late, gone = items(client)
+    claims = [
+        {**item, 'claimed': {'by': f'broker:consumer:busy:{name}', 'date': 1.0}}
+        for item, name in ((late, 'late'), (gone, 'gone'))
+    ]
+    client.bulk([*heartbeats, *claims])
+    found = status(client)
+    assert {one['id'] for one in found['consumers'] if one['alive']} == {'idle:now', 'busy:now', 'idle:late'}
+    assert (found['queues']['q']['running'], found['queues']['q']['prefetched']) == (3, 2)
 
 
 def test_leaders_are_shown_with_their_duties(connection: Connection, client: Client) -> None:

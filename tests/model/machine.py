@@ -145,6 +145,19 @@ class Protocol(RuleBasedStateMachine):
         """A node replicates from another."""
         self.world.couchdb.nodes[one].learn(self.world.couchdb.nodes[other])
 
+    @rule(first=PROCESS, at=NODE)
+    @precondition(lambda self: self.nodes > 1)
+    def claim_at_once(self, first: int, at: int) -> None:
+        """Two consumers claim at once, each on another node, and neither gets a response."""
+        for node, process in enumerate((self.world.running(first), self.world.running((first + 1) % 3)), at):
+            for _ in range(4):
+                if not process.claims:
+                    self.run(process, 'write', at)
+            if process.write and process.claims:
+                self.world.couchdb.land(process.write, node % self.nodes)
+        for process in self.those('claims'):
+            process.cut()
+
     @rule(which=PROCESS)
     @precondition(lambda self: self.those('asks'))
     def cut(self, which: int) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from .couchdb import Write
+from .limited import LimitedCluster
 from .machine import PUBLISHED, WRONG, Cluster, Protocol, Single
 from .removing import RemovingCluster
 from .world import LEASE, Process
@@ -151,6 +152,21 @@ def test_proven_claim_survives_a_conflicting_unproven_claim(salt: int, crash: bo
             run.pause(who=0, at=0)
             run.at_every_moment()
             assert sorted(holder.held) == ['a', 'b']
+
+
+@pytest.mark.parametrize('salt', range(6))  # decides which leaf revision wins
+def test_two_claims_without_a_response_do_not_block_the_message(salt: int) -> None:
+    """The claimant of the winning leaf waited for the other one, which never learned of its own leaf."""
+    with begun(Cluster, credit=2, salt=salt) as run:
+        run.claim_at_once(first=0, at=0)
+        run.world.couchdb.synchronise()
+
+
+def test_two_claims_of_one_consumer_without_a_response_do_not_block_the_message() -> None:
+    """Another consumer had parked the message between them. Its claimant waited for itself."""
+    with begun(LimitedCluster, credit=2) as run:
+        for first, at in ((2, 1), (0, 2), (2, 0), (2, 0), (0, 0)):
+            run.claim_at_once(first=first, at=at)
 
 
 @pytest.mark.parametrize('machine', [Single, Cluster])

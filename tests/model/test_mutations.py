@@ -11,7 +11,7 @@ from kombu_couchdb.consumer.pending_writes import PendingWrites
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.consumer.worker_hooks import Suspects
 from kombu_couchdb.couchdb.group_commit import GroupCommit
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import conflict_rules, workitem
 from kombu_couchdb.leases.lease import Watch
 from kombu_couchdb.leases.sweeper import Sweeper
 from kombu_couchdb.limits.permits import Slots
@@ -104,6 +104,14 @@ FAULTS = [
         '_on_result',
         'proven = result.is_proven',
         'proven = True',
+    ),
+    Fault(
+        'nobody withdraws a leaf behind a claim that is held',
+        LimitedCluster,
+        conflict_rules,
+        'resolve',
+        'if held and not lower:',
+        'if held:',
     ),
     Fault(
         'an unproven slot counts',

@@ -266,6 +266,11 @@ class Actor:
         return self.waiting.write if isinstance(self.waiting, Request) else None
 
     @property
+    def claims(self) -> bool:
+        """Whether the thread waits for the response to a claim."""
+        return not self.ended and self.write is not None and any(doc.get('claimed') for doc in self.write.docs)
+
+    @property
     def ended(self) -> bool:
         """Whether the thread has ended."""
         return bool(self._thread.dead)

@@ -20,9 +20,11 @@ class Server:
     def __init__(self) -> None:
         self.revs, self.replicas, self.written = ['2-b', '2-a'], 3, list[str]()
         self.status = WriteStatus.STORED
+        #: Whether the index has the document.
+        self.shows = True
 
     def view(self, *_: Any, **params: Any) -> list[dict[str, Any]]:
-        return [{'id': 'x', 'value': self.revs}]
+        return [{'id': 'x', 'value': self.revs}] if self.shows else []
 
     def leaves(self, doc_id: str) -> list[dict[str, Any]]:
         return [{'_id': doc_id, '_rev': rev, 'type': 'Slot'} for rev in self.revs]
@@ -58,6 +60,20 @@ def test_conflict_is_resolved_when_its_leaves_have_not_changed_for_a_while(now: 
     assert (resolver.resolve(()), server.written) == (0, [])
     now[0] += 0.2
     assert (resolver.resolve(()), server.written) == (1, ['2-c', '2-b', '2-a'])
+
+
+@pytest.mark.parametrize('replicas', [1, 3])
+def test_expected_conflict_of_a_cluster_is_resolved_soon(now: list[float], replicas: int) -> None:
+    """Even if the first look only lets the server update the index."""
+    server = Server()
+    server.replicas, server.shows = replicas, False
+    resolver, soon = resolver_of(server), now[0] + 3 * SYNC
+    resolver.expect()
+    while resolver.due <= soon:
+        now[0] = resolver.due
+        resolver.resolve(())
+        server.shows = True
+    assert bool(server.written) == (replicas == 3)
 
 
 @pytest.mark.parametrize('status', [WriteStatus.UNPROVEN, WriteStatus.CONFLICT])

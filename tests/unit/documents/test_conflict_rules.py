@@ -55,6 +55,36 @@ def test_message_is_released_once_in_any_order_of_decisions() -> None:
         assert released == 1
 
 
+def test_message_of_living_claimants_is_released_once_whoever_knows_of_its_claim() -> None:
+    """Three living consumers have claims without a response. Each knows of its own, or only sweeps."""
+    claims = {'a': '2-a', 'b': '2-b', 'c': '2-c'}
+    living = set(claims)
+    for count in range(4):
+        for knowing in itertools.combinations(claims, count):
+            for order in itertools.permutations(claims):
+                leaves = {rev: leaf(rev, by) for by, rev in claims.items()}
+                released = 0
+                for name in order * 3:
+                    seen = max(rev for rev, item in leaves.items() if not item.get('_deleted'))
+                    for doc in (
+                        decide(leaves.values(), seen, claims[name], living, NOW)
+                        if name in knowing
+                        else resolve(list(leaves.values()), living - {name}, NOW)
+                    ) or []:
+                        released += not doc.get('_deleted')
+                        del leaves[doc['_rev']]
+                        leaves[f'3{doc["_rev"][1:]}'] = {**doc, '_rev': f'3{doc["_rev"][1:]}'}
+                live = [item['claimed'] for item in leaves.values() if not item.get('_deleted')]
+                assert (released, live) == (1, [None])
+
+
+def test_highest_claim_is_not_deleted_while_a_node_shows_a_lower_one() -> None:
+    """The lower one gives way to it at the same moment."""
+    lower = leaf('2-a', 'them')
+    assert decide([OURS, lower], '2-a', '2-b', {'us', 'them'}, NOW) is None
+    assert decide([OURS, lower], '2-a', '2-b', {'us'}, NOW) is None
+
+
 # -- messages that are kept when they are completed (`keep_done`)
 
 DONE = {
@@ -132,6 +162,12 @@ def test_jobs_sent_on_both_sides_of_a_partition_run_in_turn() -> None:
     assert (gone['_rev'], gone['_deleted'], gone['void']) == ('1-a', True, True)
 
 
+def test_messages_behind_a_hidden_claim_run_after_the_job_that_another_consumer_holds() -> None:
+    kept, gone = resolve([job('2-a', 'us', 'a', 'c'), job('2-b', 'them', 'a')], {'them'}, NOW) or []
+    assert (kept['_rev'], tasks(kept), kept['claimed']['by']) == ('2-b', ['a', 'c'], 'them')
+    assert (gone['_rev'], gone['_deleted'], gone['void']) == ('2-a', True, True)
+
+
 # -- conflicts left by others
 
 
@@ -146,6 +182,9 @@ def test_completion_wins_over_all_other_leaves() -> None:
 
 def test_claims_of_running_consumers_are_not_changed() -> None:
     assert resolve([leaf('2-c', 'dead'), leaf('2-b', 'them')], {'them'}, NOW) is None
+    assert resolve([leaf('2-c', 'us'), leaf('2-b', 'them')], {'us', 'them'}, NOW) is None
+    [gone] = resolve([leaf('2-c', 'them'), leaf('2-b', 'dead')], {'them'}, NOW) or []
+    assert (gone['_rev'], gone['void']) == ('2-b', True)
 
 
 def test_concurrent_resolvers_with_different_leaves_lose_no_message() -> None:
