@@ -210,8 +210,8 @@ def _may_begin(request: Any) -> bool:
     if message.may_begin():
         return True
     state.task_ready(request)
-    logger.warning(
-        'task %s is not started here: this worker was paused or cut off for too long, so another one may have it',
+    logger.info(
+        'task %s is not started here: this worker gave its message back, or lost it while it was paused or cut off',
         request.id,
     )
     return False

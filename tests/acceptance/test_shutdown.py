@@ -50,7 +50,7 @@ def test_tasks_that_have_not_begun_run_elsewhere_while_a_long_task_runs(site: Si
     site.go_on()
     assert worker.container.wait() == 0
     assert len(site.journalled()) == len({*site.journalled()}) == 10
-    assert not items(site.client)
+    wait_for(lambda: not items(site.client), 'the acks')
     assert 'Traceback' not in worker.logs()
 
 
@@ -82,7 +82,8 @@ def test_job_that_a_busy_pool_process_has_received_runs_once(site: Site, task: s
     child = int(site.journalled()[0].split()[1])
     site.go_on()
     first.get(timeout=PATIENCE)
-    wait_for(lambda: not items(site.client), 'the ack')
+    inspect = site.app.control.inspect([worker.hostname()], timeout=PATIENCE, limit=1)
+    wait_for(lambda: inspect.active() == {worker.hostname(): []}, 'the process to be free')
     os.kill(child, signal.SIGSTOP)
     results = [site.send(task, journal, name, 0) for name in ('x' * size, 'next')]
     await_received(site, 3)
