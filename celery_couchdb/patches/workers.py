@@ -94,6 +94,8 @@ def _reporting(method: Callable[[Any], None], signal: Signal) -> Callable[[Any],
 
     @wraps(method)
     def report(consumer: Any) -> None:
+        if signal is _stopped:
+            consumer.perform_pending_operations()  # Celery 5.4 forgets the last acknowledgements of gevent and eventlet
         is_again = signal is _started and consumer.init_callback is None  # after a reconnect
         method(consumer)
         if not (is_again or isinstance(consumer.controller, worker_of_program)):
@@ -255,9 +257,16 @@ def _written_jobs(pool: Any) -> dict[Any, Any]:
 
 def _keep(pool: Any, jobs: Mapping[Any, Any]) -> None:
     """Write jobs to their end, and let the pool wait for them: `AsynPool.flush` has forgotten them."""
+    asynpool: Any = sys.modules.get('celery.concurrency.asynpool')  # there, if there are jobs
     for job, writer in jobs.items():
-        if writer is not None:
-            pool._flush_writer(job._write_to, writer)
+        while writer is not None and job._write_to._is_alive():
+            # Not `AsynPool._flush_writer`: that of Celery 5.4 never sees that it can write.
+            _, writable, _ = asynpool._select(writers={job._write_to.inq._writer}, timeout=0.5)
+            try:
+                if writable:
+                    next(writer)
+            except (StopIteration, OSError):
+                break
         if not job.ready():
             pool._cache[job._job] = job
 
