@@ -1,4 +1,4 @@
-"""Workers: signals of their start and end and of those of tasks, and messages that would end them.
+"""Workers: signals of their start and end and of those of tasks, tasks that must not begin, and messages with errors.
 
 Celery sends `worker_ready` and `worker_shutdown` in the `celery` program and for `app.Worker()`, but not for the
 fixture `celery_worker` of `celery.contrib.pytest` (seen up to 5.7). Celery could send them in `Consumer.on_ready` and
@@ -15,13 +15,19 @@ worker goes on. Celery could reject the message itself. Two methods are wrapped,
 `Consumer.create_task_handler`, whose function receives each message, and `WorkController._process_task`, which gives a
 task to the pool, possibly later: at its `eta`, when its rate limit allows, or when a process is free. Errors that say
 something about the worker are raised as before. Then the delivery of the message counts as an attempt.
+
+A worker that stops (up to Celery 5.7) keeps the messages of tasks that have not begun until its last task has ended. It
+forgets jobs that pool processes have received but not accepted: these run, and their messages go back. With this module
+no task begins in a worker that was told to stop, or that has lost the message; `Consumer.stop`, which each shutdown
+calls before it waits for tasks, gives the messages back, and the pool waits for the jobs that its processes have.
+Celery could do so itself: in `WorkController.stop` and in `AsynPool.flush`.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
@@ -33,7 +39,7 @@ from celery.exceptions import BackendError, Ignore, Reject, Retry, Terminated
 from celery.utils.dispatch import Signal
 from kombu.exceptions import OperationalError
 
-from kombu_couchdb.errors import AccessDenied, NotCouchDB
+from kombu_couchdb.errors import AccessDenied, CouchDBError, NotCouchDB
 from kombu_couchdb.log import get_logger
 
 logger = get_logger(__name__)
@@ -74,8 +80,11 @@ def _install(**_: Any) -> None:
     if not hasattr(consumer.on_ready, '__wrapped__'):
         consumer.on_ready = _reporting(consumer.on_ready, _started)
         consumer.shutdown = _reporting(consumer.shutdown, _stopped)
+        consumer.stop = _giving_back(consumer.stop)
         consumer.create_task_handler = _guarding_messages(consumer.create_task_handler)
         controller._process_task = _guarding_tasks(controller._process_task)
+        pidbox: Any = import_module('celery.worker.pidbox').gPidbox
+        pidbox.loop = _in_one_sentence(pidbox.loop)
         strategy: Any = import_module('celery.worker.strategy')
         strategy.create_request_cls = _reporting_tasks(strategy.create_request_cls)
 
@@ -85,6 +94,8 @@ def _reporting(method: Callable[[Any], None], signal: Signal) -> Callable[[Any],
 
     @wraps(method)
     def report(consumer: Any) -> None:
+        if signal is _stopped:
+            consumer.perform_pending_operations()  # Celery 5.4 forgets the last acknowledgements of gevent and eventlet
         is_again = signal is _started and consumer.init_callback is None  # after a reconnect
         method(consumer)
         if not (is_again or isinstance(consumer.controller, worker_of_program)):
@@ -98,17 +109,23 @@ def _reporting(method: Callable[[Any], None], signal: Signal) -> Callable[[Any],
 
 def _reporting_tasks(function: Callable[..., type[Any]]) -> Callable[..., type[Any]]:
     @wraps(function)
-    def create_request_cls(*args: Any, **kwargs: Any) -> type[Any]:
-        return _reporting_class(function(*args, **kwargs))
+    def create_request_cls(base: type[Any], task: Any, pool: Any, *args: Any, **kwargs: Any) -> type[Any]:
+        return _reporting_class(function(base, task, pool, *args, **kwargs), pool)
 
     return create_request_cls
 
 
-def _reporting_class(base: type[Any]) -> type[Any]:
+def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
     class Request(base):
         couchdb_has_ended = False
 
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if _is_ours(self.message):
+                self.message.wait()
+
         def on_accepted(self, pid: int, time_accepted: float) -> None:
+            _begin(self, pool)
             super().on_accepted(pid, time_accepted)
             TASK_STARTED.send(sender=self)
 
@@ -167,6 +184,93 @@ def _outcome_of(exc: BaseException) -> str:
     return 'failed'
 
 
+# -- messages of tasks that have not begun
+
+
+class _NotBegun(Exception):
+    """A task must not begin in this worker."""
+
+
+def _begin(request: Any, pool: Any) -> None:
+    """Note that a task begins; *raise* an error that keeps the pool from running it if it must not begin.
+
+    A process of a prefork pool tells this when it has begun already.
+    """
+    if not _is_ours(message := request.message):
+        return
+    if pool.uses_semaphore:
+        message.begin()
+    elif not (_may_begin(request) and message.begin()):
+        raise import_module('greenlet').GreenletExit if pool.is_green else _NotBegun  # neither is logged
+
+
+def _may_begin(request: Any) -> bool:
+    """Tell whether a task may begin in this worker now: the worker does not stop, and still holds the message."""
+    state, message = import_module('celery.worker.state'), request.message
+    if any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate)):
+        return bool(not message.needs_ack)  # `Consumer.stop` gives it back
+    if message.may_begin():
+        return True
+    state.task_ready(request)
+    logger.info(
+        'task %s is not started here: this worker gave its message back, or lost it while it was paused or cut off',
+        request.id,
+    )
+    return False
+
+
+def _giving_back(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap `Consumer.stop`, which each shutdown calls before it waits for the tasks that run."""
+
+    @wraps(method)
+    def stop(consumer: Any) -> None:
+        channel = getattr(consumer.task_consumer, 'channel', None)
+        if channel is None or not issubclass(channel.Message, _message_class()) or channel.connection is None:
+            method(consumer)
+            return
+        pool = getattr(consumer.pool, '_pool', None)
+        written = _written_jobs(pool)
+        method(consumer)  # cancels the subscriptions: so nothing is claimed in place of what is released
+        if number := channel.qos.release_waiting():
+            logger.info('this worker stops; tasks that have not begun and go back to their queues: %d', number)
+        _keep(pool, written)
+
+    return stop
+
+
+def _written_jobs(pool: Any) -> dict[Any, Any]:
+    """Return the jobs that processes of a prefork pool have received, at least a part of them, and not yet accepted.
+
+    With the functions that write the rest, or None. Such a process runs the job, so its message must not be released.
+    """
+    asynpool = sys.modules.get('celery.concurrency.asynpool')
+    found: dict[Any, Any] = {}
+    if asynpool is not None and isinstance(pool, asynpool.AsynPool):
+        for job in tuple(pool._cache.values()):
+            if not job._accepted and job._write_to is not None and job._write_to._is_alive():
+                found[job] = asynpool._get_job_writer(job)
+                message: Any = getattr(getattr(job._accept_callback, '__self__', None), 'message', None)
+                if _is_ours(message):
+                    message.begin()
+    return found
+
+
+def _keep(pool: Any, jobs: Mapping[Any, Any]) -> None:
+    """Write jobs to their end, and let the pool wait for them: `AsynPool.flush` has forgotten them."""
+    asynpool: Any = sys.modules.get('celery.concurrency.asynpool')  # there, if there are jobs
+    for job, writer in jobs.items():
+        while writer is not None and job._write_to._is_alive():
+            # Not `AsynPool._flush_writer`: that of Celery 5.4 never sees that it can write.
+            _, writable, _ = asynpool._select(writers={job._write_to.inq._writer}, timeout=0.5)
+            try:
+                if writable:
+                    next(writer)
+            except (StopIteration, OSError):
+                break
+        if not job.ready():
+            pool._cache[job._job] = job
+
+
 # -- messages that cause an error
 
 
@@ -194,9 +298,14 @@ def _guarding_tasks(method: Callable[..., Any]) -> Callable[..., Any]:
         message = getattr(request, 'message', None)
         try:
             if _is_ours(message):
+                if not _may_begin(request):
+                    raise _NotBegun
                 # The pool adds the time limits to the time when the task has started; an error then ends the worker.
                 [time.monotonic() + (limit or 0) for limit in request.time_limits]
             return method(worker, request)
+        except _NotBegun:
+            if worker.hub and worker.pool.uses_semaphore:
+                worker.hub.call_soon(worker._quick_release)  # later: it calls this function again for the next task
         except Exception as exc:
             if not _is_ours(message) or _is_one_of(exc, _OF_WORKER):
                 raise
@@ -208,8 +317,25 @@ def _guarding_tasks(method: Callable[..., Any]) -> Callable[..., Any]:
     return process_task
 
 
+def _in_one_sentence(method: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Wrap the loop of a greenlet: gevent shows the traceback of an error that ends one."""
+
+    @wraps(method)
+    def loop(pidbox: Any, consumer: Any) -> None:
+        try:
+            method(pidbox, consumer)
+        except CouchDBError as exc:
+            logger.error('remote control of this worker has ended: %s', exc)
+
+    return loop
+
+
 def _is_ours(message: Any) -> bool:
-    return isinstance(message, import_module('kombu_couchdb.transport').Transport.Channel.Message)
+    return isinstance(message, _message_class())
+
+
+def _message_class() -> Any:
+    return import_module('kombu_couchdb.transport').Transport.Channel.Message
 
 
 def _is_one_of(exc: Exception, kinds: tuple[type[BaseException], ...]) -> bool:

@@ -142,6 +142,8 @@ class Delivery:
     #: Whether the message was put into the mailbox, and whether kombu has taken it from there.
     handed: bool = False
     delivered: bool = False
+    #: Whether a worker has it and has not begun to work on it, see `Message.wait`.
+    waiting: bool = False
     #: Since when the message was ready, by the clock of this machine, as of its delivery to kombu.
     ready_since: float = 0.0
     #: The monotonic time at which it was put on the shelf.

@@ -154,6 +154,28 @@ class Unacked:
                 delivery.credit.count_delivery()
             return True
 
+    def may_begin(self, tag: str) -> bool:
+        """Tell whether the work on a message may begin: this consumer holds it, and its lease cannot have ended."""
+        with self._lock:
+            if tag in self._held and not self._lease.valid:  # as in `deliver`
+                self._release_uncounted(tag)
+            return tag in self._held
+
+    def set_waiting(self, tag: str, waiting: bool) -> bool:
+        """Note whether a worker has yet to begin to work on a message; return False if the message is not held."""
+        with self._lock:
+            if tag in self._held:
+                self._held[tag].waiting = waiting
+            return tag in self._held
+
+    def release_waiting(self, tags: Collection[str]) -> list[str]:
+        """Release those of these messages on which the work has yet to begin, and return their tags."""
+        with self._lock:
+            released = [tag for tag in tags if tag in self._held and self._held[tag].waiting]
+            for tag in released:
+                self._release_uncounted(tag)
+            return released
+
     def ack(self, tag: str) -> None:
         """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
         with self._lock:
@@ -178,7 +200,10 @@ class Unacked:
             doc = self._held[tag].doc
             if limit_of(doc) is not None and may_run(doc):
                 self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout
-            self._decide(tag, lambda doc: workitem.release(doc, counts=False), 'released')
+            self._release_uncounted(tag)
+
+    def _release_uncounted(self, tag: str) -> None:
+        self._decide(tag, lambda doc: workitem.release(doc, counts=False), 'released')
 
     def dead_letter(self, tag: str, reason: str) -> None:
         """Make a message a dead letter, with this reason."""

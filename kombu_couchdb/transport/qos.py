@@ -36,6 +36,28 @@ class QoS:
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a message that was delivered."""
         self._tags[delivery_tag] = None
+        message.needs_ack = True
+
+    def may_begin(self, delivery_tag: str) -> bool:
+        """Tell whether the work on a message may begin. If not, another consumer gets the message."""
+        may_begin = self.channel.connection is not None and self.channel.unacked.may_begin(delivery_tag)
+        if not may_begin:
+            self._tags.pop(delivery_tag, None)
+        return may_begin
+
+    def set_waiting(self, delivery_tag: str, waiting: bool) -> bool:
+        """Note whether the work on a message has yet to begin; return False if the message is not held any more."""
+        return self.channel.connection is not None and self.channel.unacked.set_waiting(delivery_tag, waiting)
+
+    def release_waiting(self) -> int:
+        """Release the messages on which the work has yet to begin, see `Message.wait`; return their number.
+
+        Their deliveries do not count as attempts.
+        """
+        released = self.channel.unacked.release_waiting(list(self._tags))
+        for tag in released:
+            self._tags.pop(tag, None)
+        return len(released)
 
     def ack(self, delivery_tag: str, multiple: bool = False) -> None:
         """Acknowledge a message; with `multiple`, also all messages that were delivered before it."""
@@ -97,6 +119,9 @@ class Message(virtual.Message):
     too large then: kombu has no limit.
     """
 
+    #: Whether the message has to be acknowledged: broadcasts, and messages of consumers with `no_ack`, have not.
+    needs_ack = False
+
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
         if reason := content_flaw(payload):  # of a broadcast: nothing has checked this yet
             raise ValueError(reason)
@@ -110,6 +135,25 @@ class Message(virtual.Message):
         plain = {**payload, 'body': body, 'headers': rest, 'properties': {**properties, 'body_encoding': 'base64'}}
         super().__init__(plain, channel, **kwargs)
         self._raw, self.headers, self.properties = payload, headers, properties
+
+    def may_begin(self) -> bool:
+        """Tell whether a worker may begin to work on the message. Any thread may call this.
+
+        It may not if the consumer lost its claim, because it was paused or cut off, or if the channel was closed.
+        """
+        return not self.needs_ack or self.channel.qos.may_begin(self.delivery_tag)
+
+    def wait(self) -> None:
+        """Note that a worker has the message, and calls `begin` before it works on it.
+
+        Until then `QoS.release_waiting` releases the message.
+        """
+        if self.needs_ack:
+            self.channel.qos.set_waiting(self.delivery_tag, True)
+
+    def begin(self) -> bool:
+        """Note that the work on the message begins; return False if the message was released before."""
+        return not self.needs_ack or self.channel.qos.set_waiting(self.delivery_tag, False)
 
     def reject(self, requeue: bool = False) -> None:
         """Reject the message: with `requeue` it is delivered again, otherwise it becomes a dead letter.

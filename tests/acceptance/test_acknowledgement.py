@@ -74,22 +74,3 @@ def test_pool_processes_killed(site: Site) -> None:
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     wait_for(lambda: not items(site.client), 'the acks')
     assert runs(site) == {'process': 1, 'late_process': 1, 'safe_process': 2}
-
-
-@pytest.mark.parametrize('pool', ['prefork', 'solo'])
-def test_warm_shutdown_releases_tasks_that_have_not_started(site: Site, pool: str) -> None:
-    first = site.worker(pool=pool, concurrency=1)
-    results = [site.send('nap', str(site.journal), str(number), None if number == 0 else 0) for number in range(8)]
-    wait_for(site.journalled, 'the first task to start')
-    first.kill('SIGTERM')
-    wait_for(lambda: 'Warm shutdown' in first.logs(), 'the worker to begin its shutdown')
-    site.go_on()
-    assert first.container.wait(PATIENCE) == 0
-    done = sum(line.startswith('end') for line in site.journalled())
-    waiting = items(site.client)
-    assert len(waiting) == 8 - done
-    assert 0 < done < 8
-    assert not any(item['claimed'] or item['attempts'] for item in waiting)
-    site.worker()
-    assert [result.get(timeout=PATIENCE) for result in results] == [str(number) for number in range(8)]
-    assert Counter(site.journalled()) == Counter(f'{what} {number}' for what in ('start', 'end') for number in range(8))

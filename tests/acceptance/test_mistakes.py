@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 from urllib.parse import quote
 
@@ -95,6 +96,18 @@ def test_revoked_rights_are_one_log_line_for_each_result(site: Site, member: dic
     assert 'Traceback' not in worker.logs()
     worker = site.worker(task_ignore_result=True)
     assert 'read-only' not in worker.logs()
+
+
+def test_gevent_worker_that_loses_its_rights_logs_sentences(site: Site, member: dict[str, str]) -> None:
+    if importlib.util.find_spec('gevent') is None:
+        pytest.skip('gevent is not installed')
+    site.set_up(member['user'])
+    site.use_as(**member)
+    worker = site.worker(pool='gevent')
+    wait_for(lambda: 'pidbox: Connected' in worker.logs(), 'the connection of remote control')
+    site.client.request('PUT', '/_security', body={'members': {'names': ['nobody']}})
+    wait_for(lambda: 'remote control of this worker has ended: http' in worker.logs(), 'the sentence')
+    assert 'Traceback' not in worker.logs()
 
 
 def test_worker_starts_during_an_outage_of_the_results(site: Site) -> None:
