@@ -67,7 +67,7 @@ def _waiting(client: Client, task_id: str) -> Document:
         )
     if reason := validation.flaw(waiting[0]):
         raise NotChangeable(f'job {task_id} cannot be changed: {reason}')
-    if workitem.state(waiting[0], now) == 'gone':
+    if workitem.has_expired(waiting[0], now):
         raise NotChangeable(f'job {task_id} cannot be changed: it has expired')
     return waiting[0]
 

@@ -9,7 +9,7 @@ The states are
 * `running`: a worker has reported that it runs;
 * `dead`: it is a dead letter;
 * `done`: it is acknowledged, and kept for a while (`keep_done`);
-* `gone`: it is acknowledged, expired or removed, or never existed.
+* `gone`: it is acknowledged or removed, has expired and is no task, or never existed.
 
 A task has several items if it was published to several queues, or if a retry is waiting. Its state is then the one that
 comes first in `STATES`.

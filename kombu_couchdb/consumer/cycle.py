@@ -167,6 +167,9 @@ class Cycle:
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, writes)
             self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, writes, len(pending)))
+            claimed = [doc['message'] for doc, _ in writes if doc.get('claimed')]
+            for queue, message in self.notifier.take_before(claimed):
+                self.unacked.broadcast(queue, message)
             self._gate.wake(writes)
             self._gate.free(writes)
             if writes or pending:

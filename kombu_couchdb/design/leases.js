@@ -1,7 +1,7 @@
 // Everything that a sweep needs, in one request grouped by the first two parts of the key: until when each consumer's
 // lease lasts, how many claims each consumer has (and in which queues), how many slots of concurrency keys, how many
-// messages wait for such slots (and for which keys), when the first message expires (a waiting one, or a completed one
-// that is kept), which queues expire, and which queues have limits. Numbers are bounded: _stats squares them, and an
+// messages wait for such slots (and for which keys), when the first message expires that a sweep deletes (see the view
+// `expiring`), which queues expire, and which queues have limits. Numbers are bounded: _stats squares them, and an
 // overflow would break the whole view.
 // Rows: ['claim', consumer, encoded queue] = date of the claim; ['expiry', null] = time of the expiry; ['consumer',
 // consumer] = end of the lease; ['slot', consumer] = date; ['parked', null, encoded key, HIGHEST - priority, date of the
@@ -11,7 +11,7 @@ function (doc) {
   function seconds(value) { return typeof value === 'number' ? Math.max(-1e12, Math.min(1e12, value)) : 0; }
   if (doc.type === 'WorkItem' && !doc.status) {
     var headers = doc.message && doc.message.headers || {};
-    var announced = typeof headers.group === 'string' && typeof headers.expires === 'string';
+    var revocable = typeof headers.id === 'string' && typeof headers.expires === 'string';
     if (doc.claimed && typeof doc.claimed.by === 'string') emit(['claim', doc.claimed.by, name(doc.queue)], seconds(doc.claimed.date));
     else {
       if (doc.parked && typeof doc.parked.key === 'string') {
@@ -19,7 +19,7 @@ function (doc) {
         var date = seconds(typeof doc.date === 'number' ? doc.date : doc.published);
         emit(['parked', null, name(doc.parked.key), rank, date], date);
       }
-      if (typeof doc.expires === 'number' && !announced) emit(['expiry', null], seconds(doc.expires));
+      if (typeof doc.expires === 'number' && !revocable) emit(['expiry', null], seconds(doc.expires));
     }
   } else if (doc.type === 'DoneItem') {
     if (typeof doc.expires === 'number') emit(['expiry', null], seconds(doc.expires));

@@ -3,9 +3,9 @@
 The header `job_key` makes a job unique within its queue and task. A new message for a job has one of three outcomes, as
 in the rules of CouchDB's RFC 007 (background jobs):
 
-* `ENQUEUED`: there was no such job, or it was done, had expired, or was a dead letter, which is then kept under another
-  id. Also if the message is a retry of the waiting task itself, or if the same message was stored before (a repeated
-  request).
+* `ENQUEUED`: there was no such job, or it was done, had expired, or was a dead letter. A dead letter is then kept under
+  another id, and so is an expired task, which a worker marks as revoked. Also if the message is a retry of the waiting
+  task itself, or if the same message was stored before (a repeated request).
 * `MOVED`: a message of the job waits: as the item, or in `next` behind the running message. It gets the due date and
   the expiry of the new message, which is not stored.
 * `AGAIN`: the job runs, and no message waits behind it, except perhaps a retry of the running task. The new message is
@@ -94,17 +94,25 @@ def _merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mapp
         return [dead_letter.copy(dead), {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
     if workitem.tag(found) == workitem.tag(doc):
         return [], Outcome(ENQUEUED, own)  # an earlier attempt was stored, and its response was lost
-    current: Mapping[str, Any] = found
     if workitem.is_waiting(found) and workitem.has_expired(found, now):
-        current = workitem.acked(found, now)
-        if current.get('_deleted'):
-            return [{**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
+        kept = [dead_letter.copy(found)] if workitem.delivers_expired(found) else []
+        following = workitem.acked(found, now)
+        if following.get('_deleted'):
+            return [*kept, {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
+        docs, outcome = _join(following, doc)
+        return [*kept, *(docs or [following])], outcome
+    return _join(found, doc)
+
+
+def _join(current: Mapping[str, Any], doc: WorkItem) -> tuple[list[Mapping[str, Any]], Outcome]:
+    """Do the same as `_merge` for a job that waits, and has not expired, or runs."""
+    own = workitem.task_id(doc)
     if workitem.is_waiting(current):
         if workitem.task_id(current) == own:
             return [_with_message(current, doc)], Outcome(ENQUEUED, own)
         moved, outcome = _moved(current, doc), Outcome(MOVED, workitem.task_id(current))
         # An unchanged job is written only to update `sent`.
-        if moved != found or workitem.ready_since(current) + _NOTE_INTERVAL < doc['published']:
+        if moved != current or workitem.ready_since(current) + _NOTE_INTERVAL < doc['published']:
             return [{**moved, 'sent': doc['published']}], outcome
         return [], outcome
     return _merge_into_next(current, doc)

@@ -127,11 +127,12 @@ def has_expired(doc: Mapping[str, Any], now: float) -> bool:
 
 
 def delivers_expired(doc: Mapping[str, Any]) -> bool:
-    """Tell whether an item is delivered even if it has expired: a task of a group or chord with a header `expires`.
+    """Tell whether an item is delivered even if it has expired: a task of Celery with a header `expires`.
 
-    The worker does not run such a task but marks it as revoked. If nobody did, its chord would never end.
+    The worker does not run such a task but marks it as revoked: only a worker of the queue knows where the task's
+    result is. If nobody did, a program would wait for the result for ever, and a chord would never end.
     """
-    return _header(doc, 'group') is not None and _header(doc, 'expires') is not None
+    return task_id(doc) is not None and _header(doc, 'expires') is not None
 
 
 def ready_since(doc: Mapping[str, Any]) -> float:

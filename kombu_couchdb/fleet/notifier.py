@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..couchdb.changes import LIMIT, Changes, Follower
@@ -22,7 +22,7 @@ from ..errors import CouchDBError, DatabaseMissing, DatabaseMoved
 from ..log import get_logger
 from ..queues import waiting
 from ..queues.databases import BroadcastsDatabase
-from ..queues.fanout import Listener
+from ..queues.fanout import AFTER, Listener
 from ..queues.topology import Topology
 from .attention import Attention
 from .candidates import QueueCandidates
@@ -138,6 +138,14 @@ class BroadcastFeed:
         self._follows = self.noticed = True
         self._follower.follow(since)
         return docs
+
+    def stored(self) -> list[Document]:
+        """Return all broadcasts that are stored now, or none if they cannot be read: two requests."""
+        try:
+            return self._database.stored()
+        except CouchDBError as exc:  # messages must not wait for this database
+            logger.debug('the broadcasts are not read: %s', exc)
+            return []
 
     def saw_elsewhere(self, docs: list[Document]) -> None:
         """Take in documents from the broker's database.
@@ -262,6 +270,20 @@ class Notifier:
         return [
             doc for doc in items if isinstance(doc.get('queue'), str) and doc['queue'] in candidates
         ], self.listener.take(docs + broadcasts)
+
+    def take_before(self, messages: Iterable[Mapping[str, Any]]) -> list[tuple[str, Document]]:
+        """Return the new broadcasts as `(queue, message)` that must be delivered before these messages.
+
+        No request, unless one of the messages names a broadcast that has not arrived. Then the broadcasts are read
+        once, whether that one is still there or not.
+        """
+        named = [after for message in messages if (after := message['properties'].get(AFTER)) is not None]
+        if not named or not any(self.listener.lacks(after, self._client.clock.now()) for after in named):
+            return []
+        docs = self.broadcasts.stored()
+        for doc in docs:
+            self._topology.routes.note_reply(doc.get('reply'))
+        return self.listener.take(docs)
 
     def _attend(self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> None:
         """Decide whether to listen or to rest; look at queues where that is due, and forget what was not followed."""

@@ -196,8 +196,10 @@ class LimitsGate(Gate):
 
         Add to `writes` the changes that park the others. *Raises* the errors of `Client`.
         """
-        docs = {doc['_id']: doc for docs in taken.values() for doc in docs}
-        rated = {name: rate for name, doc in docs.items() if (rate := rates.rate_of(doc))}
+        docs, now = {doc['_id']: doc for docs in taken.values() for doc in docs}, self._clock.now()
+        # The worker does not run a task that has expired: it would waste a start.
+        running = {name: doc for name, doc in docs.items() if not workitem.has_expired(doc, now)}
+        rated = {name: rate for name, doc in running.items() if (rate := rates.rate_of(doc))}
         limited = {name: limit for name, doc in docs.items() if needs_slot and (limit := concurrency.limit_of(doc))}
         if not rated and not limited:
             return taken

@@ -4,11 +4,16 @@ A publisher numbers its broadcasts. It keeps each for `fanout_retention` seconds
 so broadcasts leave no tombstones. A listener remembers the last number of each publisher and takes all later ones, in
 order. If a number stays missing, the listener fell behind. The nodes of a cluster may report two broadcasts in the
 wrong order: the listener takes the earlier one when it arrives. Broadcasts are not acknowledged.
+
+A message that a process publishes after a broadcast names the broadcast (`AFTER`), as long as this is kept. A listener
+that receives such a message without the broadcast reads the stored broadcasts first: so a task that is sent after it
+was revoked does not run. Broadcasts and messages of different processes have no order.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -17,14 +22,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from ..couchdb.client import Client, Document
+from ..couchdb.fork_safety import Shared
 from ..documents import workitem
 from ..documents.ids import BROADCAST
 from ..documents.shared_documents import Broadcast
 from ..documents.types import Message
 from ..log import get_logger
+from ..values import is_number
 from .databases import BroadcastsDatabase
 
 logger = get_logger(__name__)
+
+#: The property of a message with the last broadcast of its publisher: `publisher`, `number` and `expires` of it.
+AFTER = 'after_broadcast'
 
 #: The most documents that a new publisher reads to find broadcasts of ended publishers, which it overwrites.
 _MAX_ADOPTED = 50
@@ -42,11 +52,22 @@ _MAX_TAGS = 1000
 _MISSING_SECONDS, _MAX_MISSING = 15.0, 1000
 
 
+class _Last:
+    """The last broadcast of a process, as `AFTER` names it. Its connections share it: Celery publishes with several."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, Any] | None = None
+
+
+_last_of_process: Shared[tuple[int, str], _Last] = Shared({})
+
+
 class Broadcaster:
     """Sends broadcasts; one for each connection that publishes."""
 
     def __init__(self, database: BroadcastsDatabase, retention: float) -> None:
         self._database, self._retention = database, retention
+        self._last = _last_of_process.of((os.getpid(), database.broker.address.url), _Last)
         self._publisher, self._number, self._sent = '', 0, float('-inf')
         #: Broadcasts of this publisher, oldest first: (time from which one may be overwritten, id, revision). The
         #: client is that of the database in which they are.
@@ -83,9 +104,15 @@ class Broadcaster:
         if reply is not None:
             doc['reply'] = reply
         self._database.store(lambda client: self._store(client, doc, now))
+        self._last.sent = {'publisher': doc['publisher'], 'number': doc['number'], 'expires': doc['expires']}
         if logger.isEnabledFor(logging.DEBUG):
             tag = workitem.tag({'message': message})
             logger.debug('published message %s to fanout exchange %s as broadcast %d', tag, exchange, self._number)
+
+    def mark(self, properties: dict[str, Any], now: float) -> None:
+        """Name in the properties of a new message the last broadcast of this process, if it has sent one recently."""
+        if self._last.sent is not None and self._last.sent['expires'] > now:
+            properties[AFTER] = self._last.sent
 
     def _store(self, client: Client, doc: Broadcast, now: float) -> bool:
         if self._own_in is not client:
@@ -152,6 +179,18 @@ class Listener:
         """Tell whether a queue is bound to a fanout exchange."""
         with self._lock:
             return any(queue in queues for queues in self._queues.values())
+
+    def lacks(self, after: Any, now: float) -> bool:
+        """Tell whether a broadcast is missing that a message names as `AFTER`, and may still be stored.
+
+        Anybody can write `after`: the answer decides only whether the broadcasts are read once more.
+        """
+        if not (isinstance(after, dict) and isinstance(after.get('publisher'), str) and self.exchanges):
+            return False
+        publisher, number = _source(after)
+        with self._lock:
+            is_received = number <= self._last.get(publisher, 0) and (publisher, number) not in self._missing
+        return not is_received and is_number(after.get('expires')) and after['expires'] > now
 
     def prime(self, docs: Iterable[Document]) -> None:
         """Note the stored broadcasts as received."""

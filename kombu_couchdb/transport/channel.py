@@ -193,6 +193,7 @@ class Channel(virtual.Channel):
 
     def _items(self, queues: Collection[str], message: Document) -> list[WorkItem]:
         now, properties = self.connection.couchdb.clock.now(), message['properties']
+        self.connection.broadcaster.mark(properties, now)
         tag, exchange = properties['delivery_tag'], properties['delivery_info']['exchange']
         items = []
         for queue in sorted(filter(None, queues)):

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from tests.conftest import PATIENCE, wait_for
+from tests.worker_process import WorkerProcess
 
 from .conftest import Site
+
+#: The app of a worker whose feed of broadcasts never says anything.
+DEAF = b"""
+import threading
+
+from kombu_couchdb.couchdb import changes
+
+open_feed = changes.open_feed
+
+def silent(client, *args, **options):
+    if client.address.database.endswith('-broadcasts'):
+        threading.Event().wait()
+    return open_feed(client, *args, **options)
+
+changes.open_feed = silent
+from tests.acceptance.app import app
+"""
 
 
 def test_inspect_and_control(site: Site) -> None:
@@ -47,3 +67,16 @@ def test_inspect_and_control(site: Site) -> None:
     with pytest.raises(TaskRevokedError):
         revoked.get(timeout=PATIENCE)
     assert site.journalled() == ['start a', 'end a']
+
+
+@pytest.mark.parametrize('pool', ['solo', 'prefork'])
+def test_task_that_is_sent_after_revoke_does_not_run(site: Site, pool: str) -> None:
+    command = WorkerProcess.command('--pool', pool, '--concurrency', '1')
+    site.run(command, {**site.environment, 'SETTINGS': '{}'}, {'app.py': DEAF}).ready()
+    assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
+    for _ in range(3):
+        task_id = uuid4().hex
+        site.app.control.revoke(task_id)
+        with pytest.raises(TaskRevokedError):
+            site.send('nap', str(site.journal), 'a', 0, task_id=task_id).get(timeout=PATIENCE)
+    assert not site.journalled()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from kombu import Connection, Exchange, Queue, binding
 
+from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.ids import BROADCAST
 from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.queues.fanout import AFTER
 from tests.conftest import wait_for
-from tests.support import Inbox, Peer, Request, items
+from tests.support import Inbox, Peer, Request, items, publish, publish_many, replace_in_clients
 
 from .conftest import Connect
 
@@ -197,3 +203,101 @@ def test_publisher_that_declares_no_fanout_exchange_reaches_all_queues(
     for inbox in inboxes:
         assert inbox.wait(3) == [0, 1, 2]
     assert not items(client)
+
+
+# -- the order of broadcasts and messages
+
+
+@pytest.fixture
+def arrive(monkeypatch: pytest.MonkeyPatch, broadcasts: Client) -> Iterator[threading.Event]:
+    """Listeners learn of no broadcast from their feeds until this event is set."""
+    event = threading.Event()
+
+    def held_back(client: Client, *args: Any, **options: Any) -> Any:
+        if client.address.database == broadcasts.address.database:
+            event.wait()
+        return open_feed(client, *args, **options)
+
+    monkeypatch.setattr('kombu_couchdb.couchdb.changes.open_feed', held_back)
+    yield event
+    event.set()
+
+
+def listen_and_consume(connection: Connection) -> Inbox:
+    """Receive broadcasts and the messages of a queue; the listener follows the database of broadcasts afterwards."""
+    inbox = Inbox(connection, Queue('listener', NEWS, auto_delete=True), 'q')
+    publish(connection, 'ready')
+    inbox.wait(1)
+    return inbox
+
+
+def reads(sent: list[Request]) -> int:
+    """Return how often all broadcasts were read since the list of requests was cleared."""
+    return sum('_all_docs' in str(request.path) for request in sent)
+
+
+def test_message_arrives_after_a_broadcast_that_its_process_has_sent_before(
+    connect: Connect, arrive: threading.Event, sent_broadcasts: list[Request]
+) -> None:
+    """Celery's `revoke(task_id)` returns, and then the task is sent, with another connection."""
+    inbox = listen_and_consume(connect())
+    broadcast(connect(), 'first')
+    sent_broadcasts.clear()
+    publish(connect(), 'second')
+    assert inbox.wait(3) == ['ready', 'first', 'second']
+    publish_many(connect(), range(20))
+    inbox.wait(23)
+    assert reads(sent_broadcasts) == 1, 'the later messages name a broadcast that has arrived'
+    broadcast(connect(), 'third')
+    arrive.set()
+    assert inbox.wait(24)[-1] == 'third'
+    inbox.stays(24, 0.3)
+
+
+@pytest.mark.parametrize(
+    'after',
+    [
+        {'publisher': 'nobody', 'number': 1, 'expires': 1e12},
+        {'publisher': 'nobody', 'number': 1, 'expires': 1.0},
+        {'publisher': ['x'], 'number': {}, 'expires': 'never'},
+        {},
+        'text',
+    ],
+    ids=repr,
+)
+def test_message_that_names_no_stored_broadcast_is_delivered(connect: Connect, client: Client, after: Any) -> None:
+    """It was deleted, or somebody has written this by hand. The broadcasts that follow are received."""
+    inbox = listen_and_consume(connect())
+    publish(connect(), 'alone', **{AFTER: after})
+    assert inbox.wait(2) == ['ready', 'alone']
+    broadcast(connect(), 'news')
+    assert inbox.wait(3) == ['ready', 'alone', 'news']
+
+
+def test_message_does_not_wait_for_broadcasts_that_cannot_be_read(
+    connect: Connect, broadcasts: Client, arrive: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = listen_and_consume(connect())
+    broadcast(connect(), 'late')
+
+    def fail(self: Client, *args: Any, **options: Any) -> None:
+        raise ServerUnavailable('no answer')
+
+    replace_in_clients(monkeypatch, broadcasts.address.database, 'id_range', fail)
+    publish(connect(), 'message')
+    assert inbox.wait(2) == ['ready', 'message']
+    arrive.set()
+    assert inbox.wait(3) == ['ready', 'message', 'late']
+
+
+def test_messages_name_the_last_broadcast_of_their_process_while_it_is_kept(connect: Connect, client: Client) -> None:
+    publish(connect(), 'before')
+    publisher = connect()
+    broadcast(publisher, 'news')
+    publish(connect(), 'after')
+    before, after = (item['message']['properties'].get(AFTER) for item in items(client))
+    assert before is None
+    late, last = dict[str, Any](), dict[str, Any]()
+    publisher.transport.broadcaster.mark(last, after['expires'] - 0.001)
+    publisher.transport.broadcaster.mark(late, after['expires'])
+    assert (last, late) == ({AFTER: after}, {})

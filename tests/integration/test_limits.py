@@ -141,18 +141,18 @@ def test_expired_messages_of_a_queue_without_consumers_are_deleted(connect: Conn
     assert bodies(client) == ['"long"', '"for ever"']
 
 
-#: The headers of a task of a group with `expires`, whose publisher's clock is an hour ahead.
-PART = {'group': 'g', 'expires': datetime.fromtimestamp(time.time() + 3600, timezone.utc).isoformat()}
+#: The headers of a task with `expires`, whose publisher's clock is an hour ahead.
+EXPIRING = {'id': 'a', 'expires': datetime.fromtimestamp(time.time() + 3600, timezone.utc).isoformat()}
 
 
-def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(connect: Connect, client: Client) -> None:
-    publish(connect(), 'part', to='later', expiration=0.5, headers=PART)
+def test_expired_task_is_delivered_for_celery_to_revoke(connect: Connect, client: Client) -> None:
+    publish(connect(), 'task', to='later', expiration=0.5, headers=EXPIRING)
     publish(connect(), 'other', to='later', expiration=0.5)
-    publish(connect(), 'in time', to='later', expiration=3600, headers=PART)
+    publish(connect(), 'in time', to='later', expiration=3600, headers=EXPIRING)
     Inbox(connect(**SWEEPS), 'another')
     wait_for(lambda: len(items(client)) == 2, 'the other message to be deleted')
     inbox = Inbox(connect(), 'later')
-    assert inbox.wait(2) == ['part', 'in time']
+    assert inbox.wait(2) == ['task', 'in time']
     expires = [datetime.fromisoformat(message.headers['expires']) for message in inbox.messages]
     assert expires[0] < datetime.now(timezone.utc) < expires[1]
     wait_for(lambda: not items(client), 'the messages to be deleted')
@@ -162,13 +162,13 @@ def test_expired_task_of_a_group_is_delivered_for_celery_to_revoke(connect: Conn
 def test_message_that_expires_while_its_consumer_is_busy(connect: Connect, client: Client, no_ack: bool) -> None:
     inbox = Inbox(connect(), no_ack=no_ack, prefetch=3)
     publish_many(connect(), ['first', 'late'], expiration=3600)
-    publish(connect(), 'part', expiration=3600, headers=PART)
+    publish(connect(), 'task', expiration=3600, headers=EXPIRING)
     mailbox = inbox.connection.transport._mailbox
     wait_for(lambda: len(mailbox) == 3, 'the messages to be claimed')
     for item in mailbox._items:
         item.doc['expires'] -= 7200
     publish(connect(), 'in time', expiration=3600)
-    assert sorted(inbox.wait(2)) == ['in time', 'part']
+    assert sorted(inbox.wait(2)) == ['in time', 'task']
     wait_for(lambda: not items(client), 'all messages to be deleted')
 
 

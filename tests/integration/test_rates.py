@@ -71,6 +71,16 @@ def test_a_message_over_the_rate_takes_no_prefetch_and_blocks_nobody(
     inbox.stays(3, 0.5)
 
 
+def test_a_task_that_has_expired_takes_no_start(connect: Callable[..., Connection], client: Client) -> None:
+    """It is delivered for Celery to revoke."""
+    expiring = rated('1/h', id='a', expires='2030-01-01T00:00:00+00:00')
+    publish_many(connect(), range(5), expiration=0.001, **expiring)
+    publish_many(connect(), ['first', 'second'], **rated('1/h'))
+    inbox = Inbox(connect(), ack=False)
+    assert sorted(map(str, inbox.wait(6))) == ['0', '1', '2', '3', '4', 'first']
+    wait_for(lambda: parked(client) == ['"second"'], 'the other message to wait')
+
+
 def test_priority_and_age_decide_who_is_next(connect: Callable[..., Connection], client: Client) -> None:
     connection = connect()
     inbox = Inbox(connect(), ack=False)

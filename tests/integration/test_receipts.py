@@ -178,19 +178,16 @@ def look_up(mover: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_messages_that_end_without_a_result(
     mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(parcels, 'late', expires=1_700_000_000)
     put(parcels, 'refused', 'purged')
     one = mover()
     settle(one)
     client.bulk([dead_letter.made_of(item_of(client, 'refused'), rejected('no such customer'), 5.0)])
-    store = Store(client)
-    assert (store.drop_expired(), store.purge('celery')) == (1, 1)
+    assert Store(client).purge('celery') == 1
     put(parcels, 'waits')
     one._stale = True
     look_up(one, monkeypatch)
     assert 'done' not in parcels.get('waits')
     for name, state, error in (
-        ('late', 'REVOKED', 'expired, or was deleted'),
         ('purged', 'REVOKED', 'expired, or was deleted'),
         ('refused', 'FAILURE', 'is a dead letter: rejected: no such customer'),
     ):

@@ -15,7 +15,7 @@ import itertools
 import pkgutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from math import inf
@@ -522,6 +522,9 @@ class _SilentNotifier:
             queue_candidates.clear()
         self._topology.paused = frozenset({QUEUE} if self._world.paused else ())
         return [], []
+
+    def take_before(self, messages: Iterable[Any]) -> list[Any]:
+        return []
 
     def due_at(self) -> float:
         return inf

@@ -81,12 +81,15 @@ def test_waiting_job_moves_later_with_its_expiry() -> None:
 
 
 @pytest.mark.parametrize('behind', [False, True], ids=['alone', 'with another behind it'])
-def test_expired_job_is_replaced(behind: bool) -> None:
+def test_expired_job_is_replaced_and_kept_for_a_worker_to_revoke(behind: bool) -> None:
     expired = stored(job('a', expiration=1000))
     if behind:
         [marked], _ = merge(running(expired), job('b'), NOW)
         expired = workitem.release(marked)
-    docs, outcome = merge(expired, job('c', now=NOW + 2), NOW + 2)
+    [kept, *docs], outcome = merge(expired, job('c', now=NOW + 2), NOW + 2)
+    assert (workitem.task_id(kept), workitem.is_waiting(kept), workitem.is_unique(kept)) == ('a', True, False)
+    assert workitem.has_expired(kept, NOW + 2)
+    assert not {'next', '_rev'} & kept.keys()
     if behind:
         assert outcome == Outcome(MOVED, 'b')
         [moved] = docs

@@ -50,6 +50,21 @@ def test_numbers_give_the_order_if_the_clock_of_the_sender_steps_back(
     assert caplog.records == []
 
 
+def test_broadcast_that_a_message_names_is_lacking_until_it_is_taken_or_expires(listener: Listener) -> None:
+    def after(number: Any, publisher: Any = 'p', expires: Any = NOW + 60) -> Document:
+        return {'publisher': publisher, 'number': number, 'expires': expires}
+
+    listener.take([broadcast(1), broadcast(3)])
+    assert [listener.lacks(after(number), NOW) for number in (1, 2, 3, 4)] == [False, True, False, True]
+    assert listener.lacks(after(1, 'other'), NOW)
+    assert not listener.lacks(after(4), NOW + 60)
+    malformed: list[Any] = [None, 5, [], {}, after('x'), after(4, ['p']), after(4, expires='never')]
+    assert not any(listener.lacks(each, NOW) for each in malformed)
+    listener.take([broadcast(2), broadcast(4)])
+    assert not any(listener.lacks(after(number), NOW) for number in (2, 4))
+    assert not Listener().lacks(after(4), NOW), 'a connection without listeners needs no broadcasts'
+
+
 def test_listener_that_falls_behind_logs_a_warning(
     listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
