@@ -36,6 +36,8 @@ from kombu.exceptions import OperationalError
 from kombu_couchdb.errors import AccessDenied, NotCouchDB
 from kombu_couchdb.log import get_logger
 
+from . import early_acks
+
 logger = get_logger(__name__)
 
 _started = Signal(name='worker_started', providing_args=set())
@@ -75,7 +77,8 @@ def _install(**_: Any) -> None:
         consumer.on_ready = _reporting(consumer.on_ready, _started)
         consumer.shutdown = _reporting(consumer.shutdown, _stopped)
         consumer.create_task_handler = _guarding_messages(consumer.create_task_handler)
-        controller._process_task = _guarding_tasks(controller._process_task)
+        controller._process_task = early_acks.asking(_guarding_tasks(controller._process_task), _is_ours)
+        early_acks.install()
         strategy: Any = import_module('celery.worker.strategy')
         strategy.create_request_cls = _reporting_tasks(strategy.create_request_cls)
 
@@ -107,8 +110,10 @@ def _reporting_tasks(function: Callable[..., type[Any]]) -> Callable[..., type[A
 def _reporting_class(base: type[Any]) -> type[Any]:
     class Request(base):
         couchdb_has_ended = False
+        couchdb_asks = False
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
+            early_acks.on_accepted(self)
             super().on_accepted(pid, time_accepted)
             TASK_STARTED.send(sender=self)
 

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from math import inf
@@ -140,6 +141,9 @@ class Delivery:
     #: Whether the message was put into the mailbox, and whether kombu has taken it from there.
     handed: bool = False
     delivered: bool = False
+    #: Whether its task has begun, so that its ack must be stored at once. Who waits for that before the task begins.
+    begun: bool = False
+    confirmed: Callable[[bool], None] | None = field(default=None, repr=False)
     #: Since when the message was ready, by the clock of this machine, as of its delivery to kombu.
     ready_since: float = 0.0
     #: The monotonic time at which it was put on the shelf.
@@ -235,7 +239,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._items: deque[Delivery | Exception] = deque()
+        self._items: deque[Delivery | Exception | Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._signalled = self._closed = False
         self._reader, self._writer = socket.socketpair()
@@ -247,8 +251,8 @@ class Mailbox:
         """Return the file descriptor that becomes readable when an item arrives."""
         return self._reader.fileno()
 
-    def put(self, item: Delivery | Exception) -> None:
-        """Add an item and wake the reader."""
+    def put(self, item: Delivery | Exception | Callable[[], None]) -> None:
+        """Add an item and wake the reader, which also calls the functions."""
         with self._lock:
             self._items.append(item)
             if not (self._signalled or self._closed):
@@ -256,15 +260,19 @@ class Mailbox:
                 self._writer.send(b'\0')
 
     def pop(self) -> Delivery | Exception | None:
-        """Return the oldest item, or None."""
-        with self._lock:
-            if self._items:
-                return self._items.popleft()
-            if self._signalled and not self._closed:
-                self._signalled = False
-                self._reader.settimeout(1.0)  # the byte has arrived already
-                self._reader.recv(1)
-            return None
+        """Return the oldest delivery or error, or None; call the functions before it."""
+        while True:
+            with self._lock:
+                if not self._items:
+                    if self._signalled and not self._closed:
+                        self._signalled = False
+                        self._reader.settimeout(1.0)  # the byte has arrived already
+                        self._reader.recv(1)
+                    return None
+                item = self._items.popleft()
+            if isinstance(item, (Delivery, Exception)):
+                return item
+            item()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds (None: without end) for an item; tell whether one arrived."""
