@@ -42,6 +42,8 @@ from kombu.exceptions import OperationalError
 from kombu_couchdb.errors import AccessDenied, CouchDBError, NotCouchDB
 from kombu_couchdb.log import get_logger
 
+from . import early_acks
+
 logger = get_logger(__name__)
 
 _started = Signal(name='worker_started', providing_args=set())
@@ -82,7 +84,8 @@ def _install(**_: Any) -> None:
         consumer.shutdown = _reporting(consumer.shutdown, _stopped)
         consumer.stop = _giving_back(consumer.stop)
         consumer.create_task_handler = _guarding_messages(consumer.create_task_handler)
-        controller._process_task = _guarding_tasks(controller._process_task)
+        controller._process_task = early_acks.asking(_guarding_tasks(controller._process_task), _is_ours)
+        early_acks.install()
         pidbox: Any = import_module('celery.worker.pidbox').gPidbox
         pidbox.loop = _in_one_sentence(pidbox.loop)
         strategy: Any = import_module('celery.worker.strategy')
@@ -118,6 +121,7 @@ def _reporting_tasks(function: Callable[..., type[Any]]) -> Callable[..., type[A
 def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
     class Request(base):
         couchdb_has_ended = False
+        couchdb_asks = couchdb_is_confirmed = False
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -125,7 +129,8 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
                 self.message.wait()
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
-            _begin(self, pool)
+            if not early_acks.on_accepted(self):
+                _begin(self, pool)
             super().on_accepted(pid, time_accepted)
             TASK_STARTED.send(sender=self)
 
@@ -298,7 +303,7 @@ def _guarding_tasks(method: Callable[..., Any]) -> Callable[..., Any]:
         message = getattr(request, 'message', None)
         try:
             if _is_ours(message):
-                if not _may_begin(request):
+                if not (early_acks.is_confirmed(request) or _may_begin(request)):
                     raise _NotBegun
                 # The pool adds the time limits to the time when the task has started; an error then ends the worker.
                 [time.monotonic() + (limit or 0) for limit in request.time_limits]

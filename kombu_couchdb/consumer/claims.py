@@ -7,7 +7,7 @@ A message with a concurrency limit or a rate may have to wait. Before a consumer
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 
 from ..couchdb.client import Client, Document
@@ -58,8 +58,9 @@ _MAX_QUEUES = 50
 class CandidateReader:
     """Reads the messages that can be claimed; for the I/O thread alone."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, before_read: Callable[[], None] = lambda: None) -> None:
+        """`before_read()` is called before each request."""
+        self._client, self._before_read = client, before_read
         self._docs_per_read = _FIRST_DOCS
 
     def take(self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int]) -> dict[str, list[Document]]:
@@ -100,6 +101,7 @@ class CandidateReader:
             alike = [(queue_candidates, reading) for queue_candidates, reading in readings if reading.update == update]
             for start in range(0, len(alike), _MAX_QUEUES):
                 part = alike[start : start + _MAX_QUEUES]
+                self._before_read()
                 pages = waiting.read(self._client, [reading.ask for _, reading in part], until, update=update)
                 again += [
                     queue_candidates
@@ -141,6 +143,7 @@ class CandidateReader:
         ]
         if not unread:
             return
+        self._before_read()
         count = self._docs_per_read
         spare = max(0, count - len(unread)) // len(chosen)
         for queue in chosen:
@@ -218,11 +221,12 @@ class Claims:
         topology: Topology,
         gate: Gate,
         attention: Attention,
+        before_read: Callable[[], None],
     ) -> None:
         self._store, self._options, self._unacked = store, options, unacked
         self._lease, self._unproven, self._topology = lease, unproven, topology
         self._gate, self._attention = gate, attention
-        self.reader, self._rotation = CandidateReader(store.client), itertools.count()
+        self.reader, self._rotation = CandidateReader(store.client, before_read), itertools.count()
 
     def claim_for_credit(
         self,

@@ -4,6 +4,9 @@ A cycle reads what can be claimed. It then writes the new claims, acknowledgemen
 heartbeat together, in one `_bulk_docs` request if they are small enough; decisions that include a release or a unique
 job are written in a request before that. An ack, new credit, the changes feed, a due date or the next heartbeat causes
 a cycle; between two cycles the I/O thread sleeps.
+
+The ack of a task that has only begun waits for no cycle, and in a cycle for no read: such acks are written at once, in
+one request with those that arrive during the request before.
 """
 
 from __future__ import annotations
@@ -66,7 +69,14 @@ class Cycle:
         self._store, self._harmful = Store(client), Harmful(client, stub)
         self.lease = Lease(options.visibility_timeout)
         #: The subscriptions and the unacknowledged messages.
-        self.unacked = Unacked(self.lease, mailbox, client.clock, options.unlimited_prefetch, options.keep_done)
+        self.unacked = Unacked(
+            self.lease,
+            mailbox,
+            client.clock,
+            options.unlimited_prefetch,
+            options.keep_done,
+            confirm_acks=options.confirm_acks,
+        )
         #: What is new in the databases.
         self.notifier = Notifier(client, topology, listener, name, self.unacked.wakeup.set)
         #: Which messages may be claimed now, and which wait for a slot or a start.
@@ -85,6 +95,7 @@ class Cycle:
             topology,
             self._gate,
             self.notifier.attention,
+            self.store_begun,
         )
         self._candidates: dict[str, QueueCandidates] = {}
         self._polled = time.monotonic()
@@ -131,11 +142,16 @@ class Cycle:
         for candidates in self._candidates.values():
             candidates.clear()
 
+    def store_begun(self) -> None:
+        """Write the acks of tasks that have begun; *raises* the errors of `Client`, as `run`."""
+        self._commits.write_begun(self._writes)
+
     def run(self) -> None:
         """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""
         self.unacked.pace.begin()
         self._harmful.replace(_SEARCH_SECONDS)
         set_aside(self._client)
+        self._writes.settle_doubtful(self._client.leaves)
         self._writes.retry_changed(self._client.fetch)
         pulls = list(self.unacked.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
@@ -156,6 +172,8 @@ class Cycle:
                 self._read_candidates(credit)
                 self.unacked.pause(self._topology.paused)
                 credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
+            if self._commits.uncertain:
+                pending += self._writes.take_begun()
             self._commits.drop_stored(pending)
             if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
                 # A released message becomes a candidate before the freed credit is used, so that it is claimed again
@@ -174,8 +192,8 @@ class Cycle:
             self._gate.free(writes)
             if writes or pending:
                 self._heartbeat.report.expect()
-            claimed = self.unacked.ids() or self.sweeper.unproven  # others count unproven claims, too
-            self.lease.idle = not (writes or pending or claimed or self._gate.holds_slots())
+            holds = self.unacked.ids() or self.sweeper.unproven  # others count unproven claims, too
+            self.lease.idle = not (writes or pending or holds or self._gate.holds_slots())
             if self.lease.written and self._heartbeat.needs_write(queues):
                 writes.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(
@@ -183,6 +201,7 @@ class Cycle:
                 for queue, each in self._candidates.items()
                 if queue not in self._topology.paused
             )
+            pending += self._writes.take_begun()
             self._commits.write(pending, writes)
             self._offer(self._gate.settle(self._in_use()))
             self._ring()
@@ -207,7 +226,7 @@ class Cycle:
         for _ in range(_MAX_LAST_TRIES):
             self._writes.retry_changed(self._client.fetch)
             # A decision that still waits is not written: other consumers get the message, as if it had none.
-            changes = self._writes.take()
+            changes = [*self._writes.take_begun(), *self._writes.take()]
             if not any(workitem.is_unique(doc) for doc, _ in changes):
                 break
             self._commits.write(changes)

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from math import inf
@@ -144,6 +145,9 @@ class Delivery:
     delivered: bool = False
     #: Whether a worker has it and has not begun to work on it, see `Message.wait`.
     waiting: bool = False
+    #: Whether its task has begun, so that its ack must be stored at once. Who waits for that before the task begins.
+    begun: bool = False
+    confirmed: Callable[[bool], None] | None = field(default=None, repr=False)
     #: Since when the message was ready, by the clock of this machine, as of its delivery to kombu.
     ready_since: float = 0.0
     #: The monotonic time at which it was put on the shelf.
@@ -240,7 +244,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._items: deque[Delivery | Exception] = deque()
+        self._items: deque[Delivery | Exception | Callable[[], None]] = deque()
         self._closed = False
         self.reset()
         reset_in_child(self)
@@ -261,22 +265,26 @@ class Mailbox:
         reader = self._reader()
         return -1 if reader is None else reader.fileno()
 
-    def put(self, item: Delivery | Exception) -> None:
-        """Add an item and wake the reader."""
+    def put(self, item: Delivery | Exception | Callable[[], None]) -> None:
+        """Add an item and wake the reader, which also calls the functions."""
         with self._lock:
             self._items.append(item)
             self._signal()
 
     def pop(self) -> Delivery | Exception | None:
-        """Return the oldest item, or None."""
-        with self._lock:
-            if self._items:
-                return self._items.popleft()
-            if self._ends and self._signalled:
-                self._signalled = False
-                self._ends[0].settimeout(1.0)  # the byte has arrived already
-                self._ends[0].recv(1)
-            return None
+        """Return the oldest delivery or error, or None; call the functions before it."""
+        while True:
+            with self._lock:
+                if not self._items:
+                    if self._ends and self._signalled:
+                        self._signalled = False
+                        self._ends[0].settimeout(1.0)  # the byte has arrived already
+                        self._ends[0].recv(1)
+                    return None
+                item = self._items.popleft()
+            if isinstance(item, (Delivery, Exception)):
+                return item
+            item()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds (None: without end) for an item; tell whether one arrived.

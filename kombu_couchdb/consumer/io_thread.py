@@ -174,6 +174,7 @@ class IOThread:
             self._cycle.notifier.close()
             self.announced.close()
             self.unacked.fail_pulls(CouchDBError('the connection was closed'))
+            self.unacked.end_waiting()
             self._revoke_at_exit()
             self._has_ended = True  # before `_abandoned` is read: one of the two threads closes the sockets
             if self._abandoned:
@@ -186,8 +187,13 @@ class IOThread:
             at = min(at, self._idle_since + _IDLE_SECONDS)
         slept_at, longest = time.monotonic(), max(self._cycle.lease.timeout / HEARTBEATS_PER_LEASE, GRACE_SECONDS)
         at = max(min(at, slept_at + longest), slept_at)  # so that a stall is noticed
-        self.unacked.wakeup.wait(at - slept_at)
+        cycle_is_due = self.unacked.wakeup.wait(at - slept_at)
         self._note_stall(slept_at, at + longest)
+        if not cycle_is_due and self._cycle.next_at() > time.monotonic():
+            self._began = time.monotonic()
+            self._cycle.store_begun()
+            self._note_stall(self._began, self._began + longest)
+            return
         self._began = time.monotonic()
         self._warn_if_late(self._began - at)
         if self._cycle.is_busy:
@@ -204,6 +210,7 @@ class IOThread:
         if self._failures:
             logger.warning('%s responds again', self._client.url)
             self._failures = 0
+            self.unacked.begin_waiting(in_outage=False)
         if not self._cycle.is_busy:
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() >= self._idle_since + _IDLE_SECONDS:
@@ -265,6 +272,7 @@ class IOThread:
         if not self._failures:
             logger.warning('%s; trying again until it responds', exc)
         self._failures += 1
+        self.unacked.begin_waiting(in_outage=True)
         self._outage_since = self._began if self._outage_since is None else self._outage_since
         self._cycle.on_outage()
         self._closing.wait(min(_FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 8), _LAST_RETRY_SECONDS))

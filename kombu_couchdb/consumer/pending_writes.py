@@ -3,6 +3,7 @@
 A worker stores the result of a task a moment after the task has ended (`celery_couchdb.results.result_queue`). If it
 stored the acknowledgement before and were killed then, the result would be lost. So an acknowledgement, or a dead
 letter, waits until everything is stored that was handed over before it. A release does not wait: the task runs again.
+Nor does the ack of a task that has only *begun*: until it is stored, the task runs again if its worker is killed.
 
 kombu's thread adds decisions, and the I/O thread writes them. Each write gets exactly one result. It is *unknown* if
 there was no response: a decision is then written again. A decision in conflict is made again if this consumer still
@@ -26,15 +27,21 @@ from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
 from ..queues.store import Store
 from ..queues.unique_jobs import keep_copies
+from ..values import revision_parts
 from .pace import Pace, Wakeup
 
 logger = get_logger(__name__)
+
+_LOST_CLAIM = 'this consumer lost its claim of message %s before the outcome was stored: it may run again'
 
 #: A document to be written, and the function that takes the result of the write.
 PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 
 #: Returns the document that makes a decision about a claimed message.
 _Change = Callable[[Document], Mapping[str, Any]]
+
+#: Called once, in the I/O thread, with whether the ack of a task that has begun is stored.
+Settled = Callable[[bool], None]
 
 
 class Precondition(Protocol):
@@ -85,6 +92,11 @@ class PendingWrites:
     def __init__(self, wakeup: Wakeup, pace: Pace, preconditions: list[Precondition] = _preconditions) -> None:
         self._wakeup, self._pace, self._preconditions = wakeup, pace, preconditions
         self._writes: deque[PendingWrite] = deque()
+        #: The acks of tasks that have begun. By message id: who wants to know whether they are stored. Those of which
+        #: the responses leave it open.
+        self._begun: deque[PendingWrite] = deque()
+        self._settled: dict[str, Settled] = {}
+        self._doubtful: list[Mapping[str, Any]] = []
         #: Decisions that wait, and the marks that they wait for; None: the mark is not known yet.
         self._waiting: list[tuple[list[PendingWrite], dict[Precondition, int | None]]] = []
         _all.append(weakref.ref(self, _all.remove))
@@ -94,13 +106,23 @@ class PendingWrites:
         #: The ids of messages with a decision that CouchDB has not confirmed yet.
         self.unstored: set[str] = set()
 
-    def add(self, claimed: Document, change: _Change) -> None:
-        """Add the write of `change(claimed)`, for a message that this consumer does not hold any more."""
+    def add(self, claimed: Document, change: _Change, settled: Settled | None = None) -> None:
+        """Add the write of `change(claimed)`, for a message that this consumer does not hold any more.
+
+        With `settled` it acknowledges a task that has begun. `settled(False)` is called if this consumer had lost its
+        claim before, or if CouchDB refuses the write.
+        """
         self.unstored.add(claimed['_id'])
+        if settled is not None:
+            self._settled[claimed['_id']] = settled
         self._add(claimed, change, change(claimed))
 
+    def take_begun(self) -> list[PendingWrite]:
+        """Return the acks of tasks that have begun, and forget them: the caller passes a result to each."""
+        return [self._begun.popleft() for _ in range(len(self._begun))]
+
     def take(self) -> list[PendingWrite]:
-        """Return the pending writes that may be written now, and forget them: the caller passes a result to each."""
+        """Return the other pending writes that may be written now, in the same way."""
         found: list[PendingWrite] = []
         waiting: list[PendingWrite] = []
         for write in [self._writes.popleft() for _ in range(len(self._writes))]:
@@ -136,6 +158,27 @@ class PendingWrites:
             for each, mark in marks.items()
         )
 
+    def settle_doubtful(self, leaves: Callable[[str], list[Document]]) -> None:
+        """Read the messages of tasks that have begun whose acks were in conflict, and tell whether these are stored.
+
+        `leaves(id)` reads the leaf revisions of a document; *raises* what it raises, and can then be called again.
+        """
+        while self._doubtful:
+            doc = self._doubtful[-1]
+            ended = [leaf for leaf in leaves(doc['_id']) if leaf.get('_deleted') or workitem.is_done(leaf)]
+            self._doubtful.pop()
+            # An ack is the revision after that of the claim. Whoever else ends a message must claim it before.
+            next_number = revision_parts(doc['_rev'])[0] + 1
+            stored = any(revision_parts(leaf['_rev'])[0] == next_number for leaf in ended)
+            if not stored:
+                logger.warning(_LOST_CLAIM, doc['_id'])
+            self._end(doc['_id'], stored=stored)
+
+    def _end(self, doc_id: str, *, stored: bool) -> None:
+        self.unstored.discard(doc_id)
+        if (settled := self._settled.pop(doc_id, None)) is not None:
+            settled(stored)
+
     def retry_changed(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
         """Read the messages that others have changed, and add the writes for those that this consumer still holds.
 
@@ -148,15 +191,15 @@ class PendingWrites:
             if current is not None and current.get('claimed') == doc['claimed']:
                 self._add(current, change, change(current))
                 continue
+            if doc['_id'] in self._settled:
+                self._doubtful.append(doc)
+                continue
             self.unstored.discard(doc['_id'])
             # If a unique job has another task now, or is deleted, an earlier attempt to write the decision was stored.
             # Other messages are read here only if their first write was in conflict.
             if workitem.is_unique(doc) and (current is None or workitem.task_id(current) != workitem.task_id(doc)):
                 continue
-            logger.warning(
-                'this consumer lost its claim of message %s before the outcome was stored: it may run again',
-                doc['_id'],
-            )
+            logger.warning(_LOST_CLAIM, doc['_id'])
 
     def take_released(self) -> list[Document]:
         """Return the messages whose release was stored since the last call, with their new revisions."""
@@ -170,13 +213,20 @@ class PendingWrites:
             elif result.is_conflict and not (again and not workitem.is_unique(doc)):
                 self._changed.append((claimed, change))
                 self._wakeup.set()
+            elif result.is_conflict and doc['_id'] in self._settled:
+                self._doubtful.append(doc)
+                self._wakeup.set()
             else:
                 # If CouchDB has stored a write, the second attempt conflicts with the first: that needs no warning. For
                 # a unique job the conflict may also come from a publisher that has changed the job.
-                self.unstored.discard(doc['_id'])
                 self._confirmed(doc, result)
+                self._end(doc['_id'], stored=result.is_stored)
 
-        self._writes.append((doc, on_result))
+        # The ack of a unique job puts another message into the queue: it is no end, and the cycle writes it.
+        has_begun = claimed['_id'] in self._settled and not workitem.is_unique(claimed)
+        (self._begun if has_begun else self._writes).append((doc, on_result))
+        if has_begun and not again:
+            self._wakeup.interrupt()
 
     def _confirmed(self, doc: Mapping[str, Any], result: WriteResult) -> None:
         if result.is_refused:
@@ -201,11 +251,19 @@ class Commits:
         #: Whether CouchDB may have stored claims that this consumer does not know of: their responses were lost.
         self._has_orphans = False
         #: Whether CouchDB may have stored some of the pending writes.
-        self._uncertain = False
+        self.uncertain = False
 
     def on_outage(self) -> None:
         """Note that a response was lost: which writes CouchDB stored is unknown."""
-        self._has_orphans = self._uncertain = True
+        self._has_orphans = self.uncertain = True
+
+    def write_begun(self, writes: PendingWrites) -> None:
+        """Write the acks of tasks that have begun, but after a lost response: then the next cycle does.
+
+        *Raises* what `write` raises.
+        """
+        if not self.uncertain:
+            self.write(writes.take_begun())
 
     def on_orphans(self) -> None:
         """Note that the database has claims of this consumer that the consumer does not know of."""
@@ -246,13 +304,13 @@ class Commits:
 
         CouchDB has stored them, or another process has changed the documents.
         """
-        if self._uncertain:
+        if self.uncertain:
             writable = self._store.client.still_writable([doc for doc, _ in pending])
             for (doc, react), is_writable in zip(pending, writable, strict=True):
                 if not is_writable:
                     react(WriteResult.conflict(doc['_id']))
             pending[:] = itertools.compress(pending, writable)
-            self._uncertain = False
+            self.uncertain = False
 
     def release_orphans(self, known: set[str]) -> None:
         """Release the claims of this consumer that it does not know of: the responses to them were lost.

@@ -8,6 +8,10 @@ kombu never holds more messages of a channel than its prefetch count: those clai
 shelf. A message moves from there into the mailbox when kombu decides about another one, in kombu's thread: it does not
 wait for the I/O thread. If it waits for too long, it is given back, and other consumers can claim it. The mailbox may
 contain deliveries that are not held any more: `deliver` refuses them.
+
+A program may say that it acknowledges a message when its task *begins*: see `begin`. Until such an ack is stored, the
+task would run again if the process were killed. So the ack is written at once, and the message counts for the prefetch
+count until it is stored.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ logger = get_logger(__name__)
 #: The most broadcasts that are kept for a queue without a consumer; the oldest are dropped first.
 _MAX_WAITING_BROADCASTS = 10_000
 
+#: While the ack of a task that has begun is not stored for so long, in seconds, no other task begins.
+_SILENCE_SECONDS = 1.0
+
 
 class Unacked:
     """Subscriptions and the messages claimed for them. Any thread may call any method."""
@@ -46,10 +53,12 @@ class Unacked:
         clock: ServerClock,
         unlimited: int,
         keep_done: float = 0.0,
+        *,
+        confirm_acks: bool = False,
     ) -> None:
         """Deliveries are put into `mailbox`; `unlimited` is the most messages claimed ahead without a prefetch limit.
 
-        `keep_done` is the transport option.
+        `keep_done` and `confirm_acks` are the transport options.
         """
         self._lease, self._mailbox, self._clock, self._unlimited = lease, mailbox, clock, unlimited
         self._keep_done = KeepDone(keep_done)
@@ -60,6 +69,12 @@ class Unacked:
         self.writes = PendingWrites(self.wakeup, self.pace)
         self._subscriptions: list[Subscription] = []
         self._held: dict[str, Delivery] = {}  # by delivery tag
+        self._confirm_acks, self._in_outage = confirm_acks, False
+        #: By delivery tag: who is told when a task that waits may begin. The tags of tasks that may begin and are
+        #: acknowledged already. The deliveries whose acks are not stored, and since when, in this order.
+        self._to_begin: dict[str, Callable[[bool], None]] = {}
+        self._confirmed: set[str] = set()
+        self._storing: dict[str, tuple[float, Delivery]] = {}
         #: Those of its queues that are paused: there is no credit for them.
         self._paused: frozenset[str] = frozenset()
         #: Whether the queues may have more messages to claim, with credit or without.
@@ -176,6 +191,67 @@ class Unacked:
                 self._release_uncounted(tag)
             return released
 
+    def begin(self, tag: str, decide: Callable[[bool], None]) -> bool | None:
+        """Tell whether a task may begin whose message is acknowledged when it begins. None: that is decided later.
+
+        Then `decide(may_begin)` is called once, in the I/O thread, unless the connection is closed before. A task must
+        not begin if this consumer does not hold the message any more: it runs elsewhere. While CouchDB does not store
+        the acks of the tasks before, it waits. With `confirm_acks` it waits until its own ack is stored.
+        """
+        if tag.startswith(BROADCAST_TAG):
+            return True
+        with self._lock:
+            if self._is_stalled:
+                self._to_begin[tag] = decide
+                return None
+            return self._may_begin(tag, decide)
+
+    def withdraw(self, tag: str) -> bool:
+        """Let a task that waits not begin; return False if its ack may be stored: then `decide` is still called."""
+        with self._lock:
+            return self._to_begin.pop(tag, None) is not None
+
+    def begin_waiting(self, *, in_outage: bool) -> None:
+        """Note whether CouchDB responds; if it does, let the tasks begin that waited for that."""
+        with self._lock:
+            self._in_outage = in_outage
+            self._decide_waiting()
+
+    def end_waiting(self) -> None:
+        """Tell the tasks that still wait that they must not begin: the I/O thread has ended."""
+        with self._lock:
+            confirming = [delivery.confirmed for _, delivery in self._storing.values() if delivery.confirmed]
+            waiting, self._to_begin = [*self._to_begin.values(), *confirming], {}
+            for decide in waiting:
+                decide(False)
+
+    @property
+    def _is_stalled(self) -> bool:
+        oldest, _ = next(iter(self._storing.values()), (inf, None))
+        return self._in_outage or time.monotonic() - oldest >= _SILENCE_SECONDS
+
+    def _decide_waiting(self) -> None:
+        while self._to_begin and not self._is_stalled:
+            tag = next(iter(self._to_begin))
+            decide = self._to_begin.pop(tag)
+            if (may_begin := self._may_begin(tag, decide)) is not None:
+                decide(may_begin)
+
+    def _may_begin(self, tag: str, decide: Callable[[bool], None]) -> bool | None:
+        if (delivery := self._held.get(tag)) is None:
+            return False
+        if not self._lease.valid:
+            # As in `deliver`: another consumer may have the message.
+            self._release([delivery])
+            self.wakeup.set()
+            return False
+        delivery.begun = True
+        if not self._confirm_acks:
+            return True
+        delivery.confirmed = decide
+        self.ack(tag)
+        return None
+
     def ack(self, tag: str) -> None:
         """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
         with self._lock:
@@ -216,6 +292,9 @@ class Unacked:
         with self._lock:
             if tag.startswith(BROADCAST_TAG):
                 return  # a broadcast needs no ack
+            if tag in self._confirmed:
+                self._confirmed.remove(tag)
+                return
             if tag not in self._held:
                 logger.warning(
                     'message %s is not held any more: its lease was lost, so it may run once more elsewhere',
@@ -224,6 +303,9 @@ class Unacked:
                 return
             delivery = self._held[tag]
             delivery.credit.throughput.note(time.monotonic())
+            if delivery.begun and may_wait:
+                self._store_ack(delivery, change, outcome)
+                return
             self._end([delivery], change, outcome)
             # The messages in `next` of a unique job wait for its ack: write it at once.
             may_wait = may_wait and not workitem.is_unique(delivery.doc)
@@ -460,19 +542,46 @@ class Unacked:
         """Release messages that kombu has not received; their deliveries do not count as attempts."""
         self._end(list(deliveries), lambda doc: workitem.release(doc, delivered=False), 'released')
 
+    def _store_ack(self, delivery: Delivery, change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
+        """Stop holding a message whose task begins, and add the write of its ack. Its place is free after that."""
+
+        def settled(stored: bool) -> None:
+            with self._lock:
+                del self._storing[delivery.tag]
+                self._return_credit(delivery)
+                self._refill(delivery.credit)
+                if delivery.confirmed is not None:
+                    if stored:
+                        self._confirmed.add(delivery.tag)
+                    delivery.confirmed(stored)
+                self._decide_waiting()
+
+        del self._held[delivery.tag]
+        self._storing[delivery.tag] = (time.monotonic(), delivery)
+        self._log(delivery, outcome)
+        self.writes.add(delivery.doc, change, settled)
+        if workitem.is_unique(delivery.doc):
+            self.wakeup.set()
+
     def _end(self, deliveries: list[Delivery], change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
         """Stop holding messages and add the writes of `change(document)`. Then their places are free for others."""
         for delivery in deliveries:
             self._forget(delivery)
             self.writes.add(delivery.doc, change)
-            doc_id, queue, attempt = (delivery.doc[name] for name in ('_id', 'queue', 'attempts'))
-            logger.debug('message %s of queue %s, attempt %s: %s (not stored yet)', doc_id, queue, attempt, outcome)
+            self._log(delivery, outcome)
         for credit in {delivery.credit for delivery in deliveries}:
             self._refill(credit)
 
     def _forget(self, delivery: Delivery) -> None:
         """Stop holding a message, and return its credit."""
         del self._held[delivery.tag]
+        self._return_credit(delivery)
+
+    def _log(self, delivery: Delivery, outcome: str) -> None:
+        doc_id, queue, attempt = (delivery.doc[name] for name in ('_id', 'queue', 'attempts'))
+        logger.debug('message %s of queue %s, attempt %s: %s (not stored yet)', doc_id, queue, attempt, outcome)
+
+    def _return_credit(self, delivery: Delivery) -> None:
         delivery.credit.shelf.pop(delivery.tag, None)
         delivery.credit.held -= 1
         delivery.credit.waiting -= not delivery.delivered

@@ -238,6 +238,10 @@ class Transport(virtual.Transport):
                 item.received_by_kombu = True  # last: if `receive` raises an error, the delivery counts as an attempt
         return delivered
 
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Let the thread that drains events call a function. Any thread may call this."""
+        self._mailbox.put(function)
+
     # -- for channels
 
     def store_items(self, docs: Sequence[WorkItem]) -> list[WriteResult]:

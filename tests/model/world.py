@@ -131,7 +131,7 @@ class World:
         self.couchdb.store([{**workitem.new(name, QUEUE, message, self.now + self.wrong)}])
         self.published.add(name)
 
-    def client(self, skew: float) -> ModelClient:
+    def client(self, skew: float) -> _ModelClient:
         """Return the client of a process whose clock is `skew` seconds ahead."""
         return _ModelClient(self, skew)
 

@@ -48,6 +48,17 @@ def test_earlier_wakeup_shortens_a_wait() -> None:
     assert waited(wakeup) < LONG / 2
 
 
+def test_interrupted_wait_keeps_the_times() -> None:
+    wakeup = Wakeup()
+    wakeup.set(0.05)
+    began = time.monotonic()
+    wakeup.interrupt()
+    assert not wakeup.wait(LONG)
+    assert wakeup.wait(LONG)
+    assert has_passed(0.05, began)
+    assert time.monotonic() - began < LONG / 2
+
+
 # -- the throughput
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from kombu_couchdb import errors
-from kombu_couchdb.consumer import bodies
+from kombu_couchdb.consumer import bodies, pending_writes, unacked
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.consumer.pending_writes import give_up
@@ -37,11 +38,11 @@ ATTACHED: dict[str, Any] = {
 class Desk:
     """`Unacked` with a lease and a mailbox, and the usual steps of both threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, confirm_acks: bool = False) -> None:
         self.lease = SimpleNamespace(valid=True)
         self.mailbox = Mailbox()
         clock = cast(ServerClock, SimpleNamespace(now=lambda: NOW))
-        self.unacked = Unacked(cast(Lease, self.lease), self.mailbox, clock, UNLIMITED)
+        self.unacked = Unacked(cast(Lease, self.lease), self.mailbox, clock, UNLIMITED, confirm_acks=confirm_acks)
 
     def subscribe(self, queue: str = 'q', limit: int = 4, credit: Credit | None = None) -> Subscription:
         subscription = Subscription(queue, credit or Credit(limit))
@@ -84,6 +85,13 @@ class Desk:
         for doc, react in pending:
             react(WriteResult.of({'id': doc['_id'], **(answer or {'rev': '3-c'})}))
         return [doc for doc, _ in pending]
+
+    def begun(self, *answers: WriteResult) -> list[str]:
+        """Write the acks of tasks that have begun, and return the ids; without `answers` CouchDB stores them."""
+        pending = self.unacked.writes.take_begun()
+        for number, (doc, react) in enumerate(pending):
+            react(answers[number] if answers else WriteResult.of({'id': doc['_id'], 'rev': '3-c'}))
+        return [doc['_id'] for doc, _ in pending]
 
     def attempts(self) -> list[tuple[str, Any, int]]:
         """Store the pending writes; return the id, the claim and the attempts of each document."""
@@ -307,3 +315,156 @@ def test_outages_do_not_make_a_body_unreadable(desk: Desk, last: errors.CouchDBE
     delivery = desk.take()
     assert delivery is not None
     assert delivery.body == b'x' * 20_000
+
+
+# -- tasks that are acknowledged when they begin
+
+
+class Never:
+    """Results that are never stored."""
+
+    def mark(self) -> int:
+        return 1
+
+    def is_stored(self, mark: int) -> bool:
+        return False
+
+    def wait(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def confirming() -> Iterator[Desk]:
+    desk = Desk(confirm_acks=True)
+    yield desk
+    desk.mailbox.close()
+
+
+def unexpected(may_begin: bool) -> None:
+    pytest.fail(f'decided later: {may_begin}')
+
+
+def test_ack_of_a_task_that_begins_waits_for_no_result(desk: Desk) -> None:
+    never = Never()
+    pending_writes.register(never)
+    try:
+        desk.subscribe()
+        late, early = desk.claim('late'), desk.claim('early')
+        assert desk.unacked.begin(early.tag, unexpected)
+        for delivery in (late, early):
+            desk.unacked.ack(delivery.tag)
+        assert desk.written() == []
+        assert desk.begun() == ['early']
+        assert desk.unacked.ids() == {'late'}
+    finally:
+        pending_writes.unregister(never)
+
+
+def test_message_counts_until_the_ack_of_its_task_is_stored(desk: Desk) -> None:
+    desk.subscribe(limit=1)
+    delivery = desk.claim()
+    assert desk.unacked.begin(delivery.tag, unexpected)
+    desk.unacked.ack(delivery.tag)
+    assert desk.unacked.credit() == {'q': 0}
+    assert desk.begun(WriteResult.unknown('a')) == ['a']
+    assert desk.unacked.credit() == {'q': 0}
+    desk.begun()
+    assert desk.unacked.credit() == {'q': 1}
+
+
+def test_ack_of_a_task_that_begins_interrupts_the_wait_for_the_next_cycle(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    assert desk.unacked.begin(delivery.tag, unexpected)
+    desk.unacked.wakeup.wait(0.0)
+    desk.unacked.ack(delivery.tag)
+    assert not desk.unacked.wakeup.wait(100.0)
+    assert desk.begun() == ['a']
+
+
+def test_no_task_begins_in_an_outage(desk: Desk) -> None:
+    desk.subscribe()
+    deliveries, begun = [desk.claim(name) for name in 'abc'], dict[str, bool]()
+    desk.unacked.begin_waiting(in_outage=True)
+    for delivery in deliveries:
+        assert desk.unacked.begin(delivery.tag, partial(begun.__setitem__, delivery.doc['_id'])) is None
+    assert desk.unacked.withdraw(deliveries[2].tag)
+    desk.unacked.release(deliveries[1].tag)
+    assert begun == {}
+    desk.unacked.begin_waiting(in_outage=False)
+    assert begun == {'a': True, 'b': False}
+
+
+def test_no_task_begins_while_an_ack_is_not_stored_for_long(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unacked, '_SILENCE_SECONDS', 0.0)
+    desk.subscribe()
+    first, second, begun = desk.claim('a'), desk.claim('b'), list[bool]()
+    assert desk.unacked.begin(first.tag, unexpected)
+    desk.unacked.ack(first.tag)
+    assert desk.unacked.begin(second.tag, begun.append) is None
+    assert begun == []
+    desk.begun()
+    assert begun == [True]
+
+
+@pytest.mark.parametrize('loss', ['lease', 'message'])
+def test_task_whose_message_may_run_elsewhere_does_not_begin(desk: Desk, loss: str) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    if loss == 'lease':
+        desk.lease.valid = False
+    else:
+        desk.unacked.drop_all()
+    assert desk.unacked.begin(delivery.tag, unexpected) is False
+    assert desk.unacked.held_ids() == set()
+
+
+def test_task_begins_after_its_ack_is_stored(confirming: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    confirming.subscribe()
+    delivery, begun = confirming.claim(), list[bool]()
+    assert confirming.unacked.begin(delivery.tag, begun.append) is None
+    assert not confirming.unacked.withdraw(delivery.tag)
+    assert begun == []
+    assert confirming.begun() == ['a']
+    assert begun == [True]
+    confirming.unacked.ack(delivery.tag)  # Celery acknowledges the task when it begins
+    assert confirming.begun() == []
+    assert confirming.written() == []
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ('leaf', 'may_begin'),
+    [
+        ({'_rev': '3-c', '_deleted': True}, True),
+        ({'_rev': '3-c', 'type': 'DoneItem'}, True),
+        ({'_rev': '3-c', 'type': 'WorkItem'}, False),
+        ({'_rev': '5-e', '_deleted': True}, False),
+        (None, False),
+    ],
+    ids=['acked', 'kept', 'released', 'acked by another', 'missing'],
+)
+@pytest.mark.parametrize('response', ['lost', 'conflict'])
+def test_task_begins_only_if_its_own_ack_is_stored(
+    confirming: Desk, leaf: dict[str, Any] | None, may_begin: bool, response: str
+) -> None:
+    confirming.subscribe()
+    begun = list[bool]()
+    confirming.unacked.begin(confirming.claim().tag, begun.append)
+    if response == 'lost':
+        confirming.begun(WriteResult.unknown('a'))
+    confirming.begun(WriteResult.conflict('a'))
+    writes = confirming.unacked.writes
+    writes.retry_changed(lambda ids: [None if leaf is None or leaf.get('_deleted') else leaf])
+    writes.settle_doubtful(lambda doc_id: [leaf] if leaf else [])
+    assert begun == [may_begin]
+    assert confirming.unacked.ids() == set()
+    assert confirming.unacked.credit() == {'q': 4}
+
+
+def test_task_does_not_begin_if_the_thread_ends_before_its_ack_is_stored(confirming: Desk) -> None:
+    confirming.subscribe()
+    begun = list[bool]()
+    confirming.unacked.begin(confirming.claim().tag, begun.append)
+    confirming.unacked.end_waiting()
+    assert begun == [False]
