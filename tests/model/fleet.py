@@ -223,9 +223,10 @@ class Wakeup:
         self.times.append(self._fleet.elapsed + within)
         self.on_set(self.times[-1])
 
-    def wait(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> bool:
         wait(Sleep(min([timeout, *(at - self._fleet.elapsed for at in self.times)])))
         self.times.clear()
+        return True
 
 
 class Member:

@@ -580,5 +580,8 @@ class _Wakeup:
     def set(self, within: float = 0.0) -> None:
         pass
 
-    def wait(self, timeout: float) -> None:
+    interrupt = set
+
+    def wait(self, timeout: float) -> bool:
         wait(Sleep(timeout))
+        return True
