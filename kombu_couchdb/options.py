@@ -14,6 +14,7 @@ from typing import Any
 from .couchdb.address import SECRETS
 from .errors import ConfigurationError
 from .rooms import room
+from .values import storable
 
 #: Called with an option's name and the given value; returns the value to use, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
@@ -41,6 +42,9 @@ HEARTBEATS_PER_LEASE = 3
 #: How alike an unknown name and a known one must be so that the error suggests the latter: from 0, not at all, to 1.
 #: With less, `connect_timeout` would be suggested for `socket_timeout` of Redis, which is `request_timeout` here.
 _LIKENESS = 0.8
+
+#: The most characters of an error about all options.
+_MAX_ERROR_CHARACTERS = 480
 
 #: The largest number, in the unit of the option. Python cannot wait longer than about this many seconds.
 _MAX_NUMBER = 1e9
@@ -272,7 +276,7 @@ def checked(
     all unknown options and wrong values in it.
     """
     checks: dict[str, Check] = {item.name: item.metadata['check'] for item in fields(options)}
-    flaws = [*unknown('transport option', (name for name in given if name not in ignored), checks)]
+    flaws = list[str]()
     values: dict[str, Any] = {}
     for name, check in checks.items():
         if name in given:
@@ -280,8 +284,9 @@ def checked(
                 values[name] = check(name, given[name])
             except ConfigurationError as exc:
                 flaws.append(str(exc))
-    if flaws:
-        raise ConfigurationError(f'{setting}: {"; ".join(flaws)}')
+    flaws += unknown('transport option', (name for name in given if name not in ignored), checks)
+    if flaws:  # the list of the known names is last: it may be cut
+        raise ConfigurationError(storable(f'{setting}: {"; ".join(flaws)}', _MAX_ERROR_CHARACTERS))
     return values
 
 

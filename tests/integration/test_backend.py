@@ -409,7 +409,7 @@ def test_result_that_is_too_large_is_refused(backend: CouchDBBackend, apache_cou
 
 @pytest.fixture
 def queue(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The result queue of a worker, for which CouchDB refuses documents of more than 2,000 bytes."""
+    """The result queue of a worker, for which CouchDB refuses documents of more than 8,000 bytes."""
     write = backend.store.client.bulk
 
     def bulk(docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
@@ -417,7 +417,7 @@ def queue(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             return write(docs)
         return [
             write([doc], texts=[text])[0]
-            if len(text) < 2000
+            if len(text) < 8000
             else WriteResult.refused(doc['_id'], 'document_too_large', 'too large')
             for doc, text in zip(docs, texts, strict=True)
         ]
@@ -430,7 +430,7 @@ def queue(backend: CouchDBBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def test_refused_result_becomes_a_failure(backend: CouchDBBackend, queue: Any) -> None:
     """As with a result that its task stores itself: Celery makes a failure of it."""
-    backend.mark_as_done('large', 'x' * 3000, request=Context(id='large', task='shop.export'))
+    backend.mark_as_done('large', 'x' * 12_000, request=Context(id='large', task='shop.export'))
     backend.mark_as_done('small', 'x', request=Context(id='small', task='shop.export'))
     queue.wait()
     queue.wait()  # for the failure
@@ -442,7 +442,7 @@ def test_refused_result_becomes_a_failure(backend: CouchDBBackend, queue: Any) -
 
 
 def test_refused_failure_is_one_log_line(backend: CouchDBBackend, queue: Any, caplog: pytest.LogCaptureFixture) -> None:
-    backend.mark_as_failure('large', ValueError('x' * 3000), request=Context(id='large', task='shop.export'))
+    backend.mark_as_failure('large', ValueError('x' * 12_000), request=Context(id='large', task='shop.export'))
     queue.wait()
     [message] = caplog.messages
     assert message.startswith('the result of shop.export[large] (FAILURE) is lost: ')
@@ -463,7 +463,7 @@ def test_refused_part_ends_its_chord(backend: CouchDBBackend, queue: Any) -> Non
     backend.apply_chord(('group', []), callback)
     backend.set_chord_size('group', 1)
     request = Context(id='part', group='group', group_index=0, chord=dict(callback), ignore_result=True)
-    backend.mark_as_done('part', 'x' * 3000, request=request)
+    backend.mark_as_done('part', 'x' * 12_000, request=request)
     queue.wait()
     queue.wait()
     assert backend.get_state(body) == 'FAILURE'

@@ -167,7 +167,8 @@ def test_unproven_unique_job_gives_way_to_another(
         answers = bulk(self, docs, **options)
         if docs[0]['_id'] == there['_id'] and len(client.leaves(there['_id'])) == 1:
             # Another node has stored a job with this key before.
-            leave_leaf(client, there['_id'], '1-ffffffffffffffffffffffffffffffff', **there)
+            history = {'start': 2, 'ids': ['f' * 32, docs[0]['_rev'].partition('-')[2]]}
+            leave_leaf(client, there['_id'], f'2-{"f" * 32}', **{**there, '_revisions': history})
         return answers
 
     replace_in_clients(monkeypatch, database, 'bulk', elsewhere)

@@ -166,19 +166,19 @@ def test_part_of_a_chord_is_always_stored_here(backend: CouchDBBackend, regions:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, regions: Client) -> None:
     """Let CouchDB refuse documents of more than 2,000 bytes outside the database of results."""
-    bulk = Client.bulk
+    create = Client.create_once
 
     def limited(self: Client, docs: Sequence[Document], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
-        if texts is None or self.address.database.endswith('-results'):
-            return bulk(self, docs, texts=texts)
+        if texts is None:
+            return create(self, docs)
         return [
-            bulk(self, [doc], texts=[text])[0]
+            create(self, [doc], texts=[text])[0]
             if len(text) < 2000
             else WriteResult.refused(doc['_id'], 'document_too_large', 'too large')
             for doc, text in zip(docs, texts, strict=True)
         ]
 
-    monkeypatch.setattr(Client, 'bulk', limited)
+    monkeypatch.setattr(Client, 'create_once', limited)
 
 
 @pytest.mark.usefixtures('small')
@@ -274,18 +274,18 @@ def test_result_returns_once_after_an_outage(
     backend: CouchDBBackend, regions: Client, is_handed_over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The response to the first of two writes is lost, and meanwhile the other region has stored that result."""
-    bulk, lost = Client.bulk, list[str]()
+    create, lost = Client.create_once, list[str]()
 
     def unlucky(self: Client, docs: Any, **how: Any) -> list[WriteResult]:
         if self.address.database != regions.address.database or len(lost) > 1 or not docs:
-            return bulk(self, docs, **how)
+            return create(self, docs, **how)
         lost.append(docs[0]['_id'])
         if len(lost) == 1:
-            bulk(self, docs, **how)
-            bulk(regions, [deletion(doc) for doc in returned(regions)])
+            create(self, docs, **how)
+            regions.bulk([deletion(doc) for doc in returned(regions)])
         raise ServerUnavailable('the response is lost')
 
-    monkeypatch.setattr(Client, 'bulk', unlucky)
+    monkeypatch.setattr(Client, 'create_once', unlucky)
     backend.mark_as_done('given', 3, request=run(regions, 'given'))
     settle(backend)
     assert returned(regions) == []
@@ -297,16 +297,16 @@ def test_result_returns_once_after_an_outage(
 def test_results_for_one_region_share_a_document(
     backend: CouchDBBackend, regions: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bulk, sizes = Client.bulk, list[int]()
+    create, sizes = Client.create_once, list[int]()
 
     def counted(self: Client, docs: Any, **how: Any) -> list[WriteResult]:
         if self.address.database == regions.address.database:
             sizes.append(len(docs))
             if len(sizes) == 1:  # those below gather meanwhile
                 raise ServerUnavailable('an outage')
-        return bulk(self, docs, **how)
+        return create(self, docs, **how)
 
-    monkeypatch.setattr(Client, 'bulk', counted)
+    monkeypatch.setattr(Client, 'create_once', counted)
     backend.handover.open(serve_children=False)
     names = [f'task {number}' for number in range(20)]
     for name in names:

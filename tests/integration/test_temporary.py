@@ -100,13 +100,13 @@ def test_reply_to_a_queue_that_is_deleted_meanwhile_is_dropped(
     receiver, worker = connect().channel(), connect()
     reply_queue()(receiver).declare()
     store = worker.default_channel.connection.store
-    name = 'publish' if moment == 'before it is stored' else 'delete_without_queue'
+    name = 'publish_each' if moment == 'before it is stored' else 'delete_without_queue'
     original = getattr(store, name)
 
-    def late(docs: Any, **again: bool) -> Any:
+    def late(docs: Any) -> Any:
         assert [doc['queue'] for doc in docs] == ['reply']
         receiver.queue_delete('reply')
-        return original(docs, **again)
+        return original(docs)
 
     monkeypatch.setattr(store, name, late)
     worker.Producer().publish('pong', exchange='direct', routing_key='k', serializer='json')

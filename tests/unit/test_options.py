@@ -95,9 +95,9 @@ def test_error_names_the_setting_and_all_that_is_wrong_in_it() -> None:
     unknown = (
         r"unknown transport options 'sep', 'socket_timeout', 'visibility_time' \(did you mean visibility_timeout\?\);"
     )
-    assert re.match(
-        rf'broker_transport_options: {unknown} known are: .*; transport option delivery_limit must be', text
-    )
+    assert re.match(r'broker_transport_options: transport option \w+ must be', text)
+    assert 'transport option delivery_limit must be' in text
+    assert re.search(rf'; {unknown} known are: ', text)
     assert 'transport option keep_done must be a number of seconds from 0 on, not -1' in text
 
 
