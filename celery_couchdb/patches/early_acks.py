@@ -15,14 +15,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 from weakref import WeakSet
-
-from celery.exceptions import TaskRevokedError
-from kombu.utils.compat import detect_environment
 
 #: How often a task that waits looks whether the worker is told to stop, in seconds.
 _CHECK_SECONDS = 0.1
@@ -46,13 +42,16 @@ def asking(method: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callab
         has_our_class = hasattr(request, 'couchdb_asks')  # a strategy of the application may use another one
         if not (is_ours(message) and has_our_class) or request.task.acks_late:
             return method(worker, request)
+        if (transport := message.channel.connection) is None:
+            return method(worker, request)  # the connection was lost, and the message with it: it does not begin
+        request.couchdb_confirms = transport.options.confirm_acks
         request._on_ack = message.ack_log_error  # at once, in the thread that begins the task
         request.couchdb_asks = not worker.pool.uses_semaphore
         if request.couchdb_asks:
             return method(worker, request)
         if _must_stop():
-            return None  # its message goes back when the connection is closed
-        begin, transport = partial(_begin, method, worker, request), message.channel.connection
+            return None  # `Consumer.stop` gives its message back
+        begin = partial(_begin, method, worker, request)
         may_begin = transport.unacked.begin(
             message.delivery_tag, lambda may_begin: transport.call_soon(partial(begin, may_begin))
         )
@@ -66,16 +65,16 @@ def asking(method: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callab
 
 def is_confirmed(request: Any) -> bool:
     """Tell whether the ack of a task that has not begun is stored: the task must run here, whatever happens."""
-    return bool(request.couchdb_is_confirmed)
+    return bool(getattr(request, 'couchdb_is_confirmed', False))
 
 
 def on_accepted(request: Any) -> bool:
     """Note that the pool begins a task; wait until it may begin, if the caller runs it. Return `is_confirmed`.
 
-    *Raises* an error that ends the caller if the task must not begin.
+    If the task must not begin, its message is not held any more: `patches.workers` asks for that.
     """
     _beginning.discard(request)
-    if not request.couchdb_asks or _must_stop():
+    if not request.couchdb_asks or _must_stop() or request.message.channel.connection is None:
         return is_confirmed(request)
     unacked, tag = request.message.channel.unacked, request.message.delivery_tag
     decided, answers = threading.Event(), list[bool]()
@@ -87,41 +86,22 @@ def on_accepted(request: Any) -> bool:
     if (may_begin := unacked.begin(tag, decide)) is None:
         while not decided.wait(_CHECK_SECONDS):
             if _must_stop() and unacked.withdraw(tag):
-                import_module('celery.worker.state').task_ready(request)
-                raise _end_of_caller()
+                return False
         may_begin = answers[0]
-    if not may_begin:
-        _reject(request)
-        raise _end_of_caller()
-    return _note_confirmed(request)
+    return _note(request, may_begin)
 
 
-def _note_confirmed(request: Any) -> bool:
-    request.couchdb_is_confirmed = request.message.channel.connection.options.confirm_acks
+def _note(request: Any, may_begin: bool) -> bool:
+    request.couchdb_is_confirmed = may_begin and request.couchdb_confirms
     return is_confirmed(request)
 
 
 def _begin(method: Callable[..., Any], worker: Any, request: Any, may_begin: bool) -> Any:
-    """Give a task to the prefork pool; or end its request, if it must not begin."""
-    if may_begin:
-        _note_confirmed(request)
-        return method(worker, request)
-    _beginning.discard(request)
-    _reject(request)
-    with suppress(AttributeError):  # only with an event loop Celery counts the free processes
-        worker._quick_release()
-    return None
-
-
-def _reject(request: Any) -> None:
-    import_module('celery.worker.state').task_ready(request)
-    request.reject(requeue=True)
-
-
-def _end_of_caller() -> Any:
-    if detect_environment() == 'default':
-        return TaskRevokedError('its message is not held any more')  # a solo pool expects this, and a thread shows none
-    return import_module('greenlet').GreenletExit()
+    """Give a task to the prefork pool; `method` ends its request if it must not begin."""
+    if not may_begin:
+        _beginning.discard(request)
+    _note(request, may_begin)
+    return method(worker, request)
 
 
 def _must_stop() -> bool:

@@ -121,7 +121,7 @@ def _reporting_tasks(function: Callable[..., type[Any]]) -> Callable[..., type[A
 def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
     class Request(base):
         couchdb_has_ended = False
-        couchdb_asks = couchdb_is_confirmed = False
+        couchdb_asks = couchdb_confirms = couchdb_is_confirmed = False
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)

@@ -59,7 +59,8 @@ def test_error_names_the_setting_and_all_that_is_wrong_in_it() -> None:
     with pytest.raises(ConfigurationError) as caught:
         backend_of(retry_policy=policy, sweep_intervall=1)
     for part in (
-        "result_backend_transport_options: unknown transport option 'sweep_intervall' (did you mean sweep_interval?)",
+        'result_backend_transport_options: transport option retry_policy: ',
+        "unknown transport option 'sweep_intervall' (did you mean sweep_interval?)",
         "retry_policy: unknown members 'max_retry' (did you mean max_retries?), 'timeout'; known are: ",
         'retry_policy: interval_step must be a number from 0 on, not -1',
     ):
