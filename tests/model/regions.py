@@ -291,12 +291,9 @@ class Place:
         """Tell the workers that a task is revoked."""
         self.revoked.add(task_id)
 
-    def store_items(self, items: Sequence[Any], *, once: bool) -> list[WriteResult]:
-        """Store new messages as `Store.publish_once` does."""
-        for item in items if not once else []:
-            self.broker.put(item, f'1-{next(self._numbers)}')
-        new = [item for item in items if item['_id'] not in self.broker.history]
-        return [result for result in self.broker.create_once(new) if not result.is_stored]
+    def store_items(self, items: Sequence[Any]) -> list[WriteResult]:
+        """Store new messages as `Store.publish_each` does."""
+        return [result for result in self.broker.create_once(items) if not result.is_stored]
 
     def send(self, task_id: str, to: str, *, fallback: str | None, exchange: str, is_valid: bool) -> None:
         """Send a task to a region."""

@@ -14,7 +14,6 @@ from celery import states
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from celery_couchdb.parcels.messages import ParcelMessages
 from celery_couchdb.regions.home import Home
 from celery_couchdb.regions.lending import Lender
 from celery_couchdb.regions.link import Link
@@ -318,7 +317,6 @@ FAULTS = [
     ),
     Fault('home does not look whether it was faster', Records, Home, '_withdrawn', 'if result.is_proven else None', ''),
     Fault('cancelled tasks are taken', Records, region, 'is_takeable', " and 'cancelled' not in doc", ''),
-    Fault('a message is stored each time', Records, ParcelMessages, 'store', 'once=True', 'once=False'),
     Fault('results do not return', Records, ResultsAtHome, 'take', 'self.store(list(best.values()))', 'pass'),
     Fault(
         'a cancelled record is deleted before its result is stored',
