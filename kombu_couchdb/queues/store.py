@@ -23,7 +23,7 @@ from ..documents.ids import CONSUMER, JOB, QUEUE
 from ..documents.task_message import HIGHEST
 from ..documents.types import WorkItem
 from ..documents.unique_merge import once_id
-from ..errors import CouchDBError, DocumentTooLarge, RequestRefused, Unstorable
+from ..errors import CouchDBError, DocumentTooLarge, RequestRefused, ServerUnavailable, Unstorable
 from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue, keep_copies
@@ -99,7 +99,13 @@ class Store:
         if self._commits is None:
             self._commits = GroupCommit.of_new(self.client)
         for part in chunks([doc for doc in docs if 'key' not in doc], _MAX_PUBLISH_DOCS):
-            refused += [result for result in self._commits.write(part) if not result.is_stored]
+            try:
+                results = self._commits.write(part)
+            except ServerUnavailable:
+                if not self.client.has_other_nodes:
+                    raise
+                results = self._commits.write(part)  # to another node: see `Client.has_other_nodes`
+            refused += [result for result in results if not result.is_stored]
         return refused
 
     def delete_without_queue(self, docs: Collection[Mapping[str, Any]]) -> None:
