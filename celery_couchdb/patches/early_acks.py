@@ -49,7 +49,7 @@ def asking(method: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callab
         request.couchdb_asks = not worker.pool.uses_semaphore
         if request.couchdb_asks:
             return method(worker, request)
-        if _must_stop():
+        if must_stop():
             return None  # `Consumer.stop` gives its message back
         begin = partial(_begin, method, worker, request)
         may_begin = transport.unacked.begin(
@@ -74,7 +74,7 @@ def on_accepted(request: Any) -> bool:
     If the task must not begin, its message is not held any more: `patches.workers` asks for that.
     """
     _beginning.discard(request)
-    if not request.couchdb_asks or _must_stop() or request.message.channel.connection is None:
+    if not request.couchdb_asks or must_stop() or request.message.channel.connection is None:
         return is_confirmed(request)
     unacked, tag = request.message.channel.unacked, request.message.delivery_tag
     decided, answers = threading.Event(), list[bool]()
@@ -85,7 +85,7 @@ def on_accepted(request: Any) -> bool:
 
     if (may_begin := unacked.begin(tag, decide)) is None:
         while not decided.wait(_CHECK_SECONDS):
-            if _must_stop() and unacked.withdraw(tag):
+            if must_stop() and unacked.withdraw(tag):
                 return False
         may_begin = answers[0]
     return _note(request, may_begin)
@@ -104,7 +104,8 @@ def _begin(method: Callable[..., Any], worker: Any, request: Any, may_begin: boo
     return method(worker, request)
 
 
-def _must_stop() -> bool:
+def must_stop() -> bool:
+    """Tell whether this worker was told to stop, at once or after the tasks that run."""
     state = import_module('celery.worker.state')
     return any(value is not None and value is not False for value in (state.should_stop, state.should_terminate))
 
@@ -113,7 +114,7 @@ def _when_begun(method: Callable[[], None]) -> Callable[[], None]:
     @wraps(method)
     def maybe_shutdown() -> None:
         state = import_module('celery.worker.state')
-        if _beginning and _must_stop() and state.should_terminate in (None, False):
+        if _beginning and must_stop() and state.should_terminate in (None, False):
             for request in list(_beginning):
                 message = request.message
                 # A request that has ended, because its task was revoked, is not reserved any more.

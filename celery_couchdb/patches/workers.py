@@ -212,7 +212,7 @@ def _begin(request: Any, pool: Any) -> None:
 def _may_begin(request: Any) -> bool:
     """Tell whether a task may begin in this worker now: the worker does not stop, and still holds the message."""
     state, message = import_module('celery.worker.state'), request.message
-    if any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate)):
+    if early_acks.must_stop():
         return bool(not message.needs_ack)  # `Consumer.stop` gives it back
     if message.may_begin():
         return True
