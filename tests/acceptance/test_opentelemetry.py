@@ -45,12 +45,13 @@ class Traced:
         self.site.run(command, environment, {'app.py': app}).ready()
 
     def spans(self, *names: str) -> list[Span]:
-        """Wait until as many spans with these names have ended, and return all spans of the test in their order."""
+        """Wait until as many spans with these names have ended, and their parents; return all spans in their order."""
 
         def found() -> list[Span]:
             spans = [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
-            ended = [span['name'] for span in spans]
-            return spans if all(ended.count(name) >= names.count(name) for name in names) else []
+            ended, ids = [span['name'] for span in spans], {None, *(span['context']['span_id'] for span in spans)}
+            has_all = all(ended.count(name) >= names.count(name) for name in names)
+            return spans if has_all and all(span['parent_id'] in ids for span in spans) else []
 
         return sorted(wait_for(found, f'the spans {names}'), key=lambda span: str(span['start_time']))
 

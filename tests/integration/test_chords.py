@@ -423,14 +423,11 @@ def test_slow_end_of_a_chord_keeps_its_claim(site: Site, monkeypatch: pytest.Mon
     send, revisions = worker.app.send_task, list[str]()
 
     def slow(*args: Any, **options: Any) -> Any:
-        [doc_id] = [
-            row['id'] for row in site.client.request('GET', '/_all_docs')['rows'] if row['id'].endswith(group_id)
-        ]
         revisions.append(site.client.get(doc_id)['_rev'])
         wait_for(lambda: site.client.get(doc_id)['_rev'] not in revisions, 'the claim to be written anew')
         return send(*args, **options)
 
-    group_id = parts[0].group
+    doc_id = f'chord-unlock-{parts[0].group}'
     monkeypatch.setattr(worker.app, 'send_task', slow)
     end(worker, parts[0])
     assert len(revisions) == 1
