@@ -278,7 +278,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
                 start(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
-                self.handover.open(serve_children=False)
+                self.handover.open(sender, serve_children=False)
 
     def _on_before_create_process(self, sender: Any = None, **_: Any) -> None:
         self.client.clock.now()  # the children inherit the server's time: none of them needs a connection to ask for it

@@ -6,7 +6,7 @@ there (`hooks`, `command_hooks`, `web_pages`). These are the functions that it a
 * of results and publishers: `members_of_result(app, request, task_id)` returns members that a result document gets;
   `results_elsewhere(request, task_id, doc)` returns the documents, each with the name of its database on the broker's
   server, in which the result `doc` is stored as member `result`, and whether it is stored among the results, too;
-  `pass_on(headers)` adds the headers that a task passes on to the body of a chord; `check_headers(app, tasks, options)`
+  `pass_on(headers)` adds what the sender of a chord passes on to its body; `check_headers(app, tasks, options)`
   raises `ConfigurationError` if tasks cannot be in the header of a chord.
 * of workers: `prepare_worker()`, when a worker starts; `start_in_worker(worker)`, when a worker is ready whose app has
   made its result backend only now.

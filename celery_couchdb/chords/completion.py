@@ -1,18 +1,20 @@
 """Completion of chords: join the results of the parts, and send the body or store its failure.
 
-`counter` decides when this happens, and in which worker. The errors of a body are the same as with Celery's own
-backends.
+As with Celery's other backends, a body is sent and errbacks run at the end of the last part: in its process, with its
+request as that of `current_task`. `counter` decides when this is. If the process has gone on by then, or was killed,
+`complete_chord` does it in a process of the pool, with the same request, which is stored with the part.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from queue import SimpleQueue
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from celery import states
+from celery import current_app, signals, states
+from celery._state import _task_stack, get_current_task
+from celery.app.task import Context
 from celery.backends.base import BaseKeyValueStoreBackend
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError, SoftTimeLimitExceeded
@@ -20,27 +22,34 @@ from celery.result import GroupResult, ResultSet
 from celery.utils.functional import _regen
 from kombu.exceptions import EncodeError, OperationalError
 
-from kombu_couchdb.couchdb.fork_safety import reset_in_child
+from kombu_couchdb.couchdb.shapes import maybe, members, text
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.errors import RETRIED, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from ..options import ResultOptions
 from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pack, unpack
-from ..results.queue_item import QueueItem
-from ..results.result_queue import Done
 from ..results.result_store import ResultStore
 from ..rooms import hooks
 from ..waiting.awaited import tasks_in
-from .counter import LAG_SECONDS, Chords, size_of
+from .counter import LAG_SECONDS, Chords
 
 logger = get_logger(__name__)
 
-#: A part has a copy of its result up to this size, in bytes as encoded. The chord then needs no other document.
+#: A part has a copy of its result, and of its task's request, up to this size each, in bytes as encoded. The chord then
+#: needs no other document.
 _MAX_COPY_BYTES = 4096
 
-#: A larger body, in bytes as encoded, is not handed over with each part: the process that runs a task counts its part.
-_MAX_BODY_BYTES = 20_000
+#: A chord whose processes were killed this number of times while they completed it fails without its errbacks, which
+#: may be the reason.
+_MAX_CLAIMS = 3
+
+#: What is not copied of a request: it may be large, or has a meaning only while the task runs.
+_NOT_COPIED = frozenset(
+    ('chord', 'callbacks', 'errbacks', 'chain', 'argsrepr', 'kwargsrepr', 'properties', '_protected', '_children')
+)
+
+_is_request = members(id=text, headers=maybe(members()), delivery_info=maybe(members()))
 
 
 class ChordMixin(BaseKeyValueStoreBackend):
@@ -58,7 +67,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
         """Store a chord with its body, which inherits headers of the current task; Celery sends its header next."""
         self.ensure_chords_allowed()
         headers = dict(body.options.get('headers') or {})
-        for pass_on in hooks('pass_on'):  # no task runs when the body is sent
+        for pass_on in hooks('pass_on'):  # the last part may have no request any more
             pass_on(headers)
         if headers:
             body.options['headers'] = headers
@@ -106,7 +115,8 @@ class ChordMixin(BaseKeyValueStoreBackend):
     def on_chord_part_return(self, request: Any, state: str, result: Any, **_: Any) -> None:
         """Count a part that has ended, and complete the chord if all parts have ended.
 
-        The process that stores a part which was handed over counts it, see `count_parts`.
+        The process that stores a part which was handed over counts it. A task waits for that, unless tasks end quickly,
+        one after the other, in this process.
         """
         group_id = request.group
         if not group_id or not request.id:
@@ -114,53 +124,120 @@ class ChordMixin(BaseKeyValueStoreBackend):
         part_id = getattr(request, 'couchdb_part', None)
         if part_id is None:
             part = self._new_part(request, state, self.encode_result(result, state))
-            if self.handover.hand_over(part, request, state):
-                return
-            self._store_part(part)
+            if not self.handover.hand_over(part, request, state):
+                self._store_part(part)
             part_id = part['_id']
-        elif getattr(request, 'couchdb_handed_over', False):
-            return
-        chord = self._claim(group_id, [part_id])
-        if chord is not None:
-            self._complete(group_id, chord, maybe_signature(request.chord, app=self.app))
+        if self.handover.has_taken(request):
+            is_complete = self.handover.is_last_part(request)
+        else:
+            is_complete = self.all_parts_ended(group_id, [part_id])
+        if is_complete and not (get_current_task() is None and self.handover.complete_in_pool(group_id)):
+            self._complete(group_id, maybe_signature(request.chord, app=self.app))
 
-    def count_parts(self, group_id: str, part_ids: list[str], body: Packed) -> None:
-        """Count parts that were stored just now, and complete their chord if all its parts have ended."""
-        chord = self._claim(group_id, part_ids)
-        if chord is None:
-            return
-        found = self.decode(unpack(body))
-        callback = maybe_signature(found['body'], app=self.app)
-        for name, value in found['options'].items():
-            callback.options.setdefault(name, value)
-        self._complete(group_id, chord, callback)
+    def all_parts_ended(self, group_id: str, part_ids: list[str]) -> bool:
+        """Count parts that were stored just now; return whether all parts have ended, and the chord is to be completed.
 
-    def packed_body(self, request: Any) -> Packed | None:
-        """Return the encoded body of the chord that a part belongs to; None if it cannot be encoded, or is large.
-
-        With it are the options that the body would get from the part if the task of the part sent it.
+        If CouchDB does not respond, a sweep completes the chord.
         """
-        options = {'parent_id': request.id, 'root_id': getattr(request, 'root_id', None) or request.id}
-        priority = (getattr(request, 'delivery_info', None) or {}).get('priority')
-        if self.app.conf.task_inherit_parent_priority and priority is not None:
-            options['priority'] = priority
         try:
-            payload = self.encode({'body': request.chord, 'options': options})
-        except Exception:  # whatever the serializer raises: then this process counts the part, and needs no copy
-            return None
-        return pack(payload, self.content_type) if len(payload) <= _MAX_BODY_BYTES else None
-
-    def _claim(self, group_id: str, part_ids: list[str]) -> Chord | None:
-        try:
-            return self.chords.claim(group_id, part_ids)
-        except RETRIED as exc:  # no failure of the task: its part is stored, and a sweep completes the chord
+            return self.chords.is_complete(group_id, part_ids)
+        except RETRIED as exc:  # no failure of the task: its part is stored
             logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
-            return None
+            return False
+
+    def can_be_completed_elsewhere(self, request: Any, part: ChordPart) -> bool:
+        """Tell whether another process knows what it needs to complete the chord: its body, and the part's request."""
+        if 'request' not in part:
+            return False
+        try:
+            self.encode({'body': request.chord})
+        except Exception:  # whatever the serializer raises
+            return False
+        return True
+
+    def complete_chord(self, group_id: str, *, unfinished: bool = False) -> None:
+        """Complete a chord whose parts have all ended, as its last part would do it, unless another process does.
+
+        With `unfinished`, also one whose worker was killed while it completed the chord.
+        """
+        try:
+            claimed = self.chords.claim(group_id, ordered=self.options.result_chord_ordered, unfinished=unfinished)
+        except RETRIED as exc:
+            logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
+            return
+        if claimed is None:
+            return
+        chord, parts = claimed
+        if unfinished:
+            logger.warning('chord %s was not completed by its last worker; this worker completes it', group_id)
+        try:
+            body = maybe_signature(self.decode(unpack(chord.get('body')))['body'], app=self.app)
+            with self._request_of(max(parts, key=_date_of)):
+                self._complete_claimed(group_id, chord, parts, body)
+        except RETRIED as exc:
+            logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
+        except Exception as exc:  # one of its documents cannot be decoded
+            reason = f'{type(exc).__name__}: {exc}'
+            logger.error('chord %s cannot be completed, and is left until it expires: %.300s', group_id, reason)
+            self.chords.set_aside(chord)
+
+    def complete_unfinished_chords(self, ids: list[str]) -> None:
+        """Complete the chords with these document ids whose workers were killed before they completed them."""
+        for group_id in self.chords.unfinished(ids):
+            if not self.handover.complete_in_pool(group_id, unfinished=True):
+                self.complete_chord(group_id, unfinished=True)
 
     def _new_part(self, request: Any, state: str, result: Any, max_copy: float = float('inf')) -> ChordPart:
         payload = self.encode({'result': result})
         value = pack(payload, self.content_type) if len(payload) <= max_copy else None
-        return self.chords.new_part(request.group, request.group_index, request.id, state, value)
+        return self.chords.new_part(
+            request.group, request.group_index, request.id, state, value, self._copy_of_request(request)
+        )
+
+    def _copy_of_request(self, request: Any) -> Packed | None:
+        """Return the encoded request of a task, without its arguments if they are large; None if it is large."""
+        copied = {
+            name: value
+            for name, value in vars(request).items()
+            if value is not None and name not in _NOT_COPIED and not name.startswith('couchdb_')
+        }
+        for _ in range(2):
+            try:
+                payload = self.encode({'request': copied})
+            except Exception:  # whatever the serializer raises: the arguments may have another one
+                payload = None
+            if payload is not None and len(payload) <= _MAX_COPY_BYTES:
+                return pack(payload, self.content_type)
+            copied = {name: value for name, value in copied.items() if name not in ('args', 'kwargs')}
+        return None
+
+    @contextmanager
+    def _request_of(self, part: Document) -> Iterator[None]:
+        """Run as the task `celery.chord_unlock` with the request of a part, as far as it is stored.
+
+        Other backends of Celery use this task for the same. The signals before and after a task let an application
+        prepare what belongs to the request, such as the schema of a tenant, and close its connections.
+        """
+        try:
+            found = self.decode(unpack(part.get('request')))['request']
+            request = Context(found) if _is_request(found) else None
+        except Exception:  # stored by hand, or by an earlier version
+            request = None
+        request = request or Context(id=part['task_id'])
+        request.update(called_directly=False, args=request.args or (), kwargs=request.kwargs or {})
+        task = self.app.tasks['celery.chord_unlock']
+        about: dict[str, Any] = {'task_id': request.id, 'task': task, 'args': request.args, 'kwargs': request.kwargs}
+        _task_stack.push(task)
+        task.request_stack.push(request)
+        try:
+            signals.task_prerun.send(sender=task, **about)
+            yield
+        finally:
+            try:
+                signals.task_postrun.send(sender=task, **about, retval=None, state=part['state'])
+            finally:
+                _task_stack.pop()
+                task.request_stack.pop()
 
     def _store_part(self, part: ChordPart) -> None:
         """Store a part whose task stores no result. With `result_backend_always_retry`, try until it is stored."""
@@ -173,58 +250,61 @@ class ChordMixin(BaseKeyValueStoreBackend):
                     raise
                 time.sleep(LAG_SECONDS)
 
-    def complete_unfinished_chords(self, ids: list[str]) -> None:
-        """Complete the chords with these document ids whose workers were killed before they completed them."""
-        for group_id, chord, was_claimed in self.chords.claim_unfinished(ids):
-            logger.warning('chord %s was not completed by its last worker; this worker completes it', group_id)
-            try:
-                body = maybe_signature(self.decode(unpack(chord.get('body')))['body'], app=self.app)
-                if was_claimed and self.store.read(self.get_key_for_task(str(body.id))) is not None:
-                    self._finish(group_id, chord)  # the body has a result, so it was sent
-                else:
-                    self._complete(group_id, chord, body, is_repeated=was_claimed)
-            except RETRIED:
-                raise
-            except Exception as exc:  # its body cannot be decoded; the other chords are completed nevertheless
-                reason = f'{type(exc).__name__}: {exc}'
-                logger.error('chord %s cannot be completed, and is left until it expires: %.300s', group_id, reason)
-                self.chords.set_aside(chord)
+    def _complete(self, group_id: str, body: Any) -> None:
+        """Complete a chord in the task of its last part."""
+        try:
+            claimed = self.chords.claim(group_id, ordered=self.options.result_chord_ordered)
+        except RETRIED as exc:
+            logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
+            return
+        if claimed is not None:
+            self._complete_claimed(group_id, *claimed, body)
 
-    def _complete(self, group_id: str, chord: Chord, body: Any, *, is_repeated: bool = False) -> None:
+    def _complete_claimed(self, group_id: str, chord: Chord, parts: list[Document], body: Any) -> None:
         """Send the body, or store its failure. After an error of the server, a sweep claims the chord again."""
+        with self.chords.renewing(chord):
+            has_ended = self._send_body(group_id, chord, parts, body)
+        if has_ended:
+            self._finish(group_id, chord)
+
+    def _send_body(self, group_id: str, chord: Chord, parts: list[Document], body: Any) -> bool:
+        """Send the body, or store its failure; return False if another process completes the chord."""
+        claims = chord.get('claims', 1)
         try:
             try:
-                results = self._join(group_id, chord)
+                if claims > 1 and self.store.read(self.get_key_for_task(str(body.id))) is not None:
+                    return True  # the body has a result, so it was sent
+                if claims > _MAX_CLAIMS:
+                    raise ChordError(f'{_MAX_CLAIMS} processes ended while they completed chord {group_id}')
+                results = self._join(group_id, chord, parts)
                 # If this worker is killed now, another one sends the body again. With our own transport, the second
                 # message has the same id, so the body is published once.
-                with idempotent(f'{group_id}:{chord.get("run")}', repeated=is_repeated):
+                with idempotent(f'{group_id}:{chord.get("run")}', repeated=claims > 1):
                     body.delay(results)
             except (OperationalError, SoftTimeLimitExceeded, *RETRIED) as exc:
                 if chord.get('body'):
                     logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
-                    return
+                    return False
                 raise
         except Exception as exc:
             if not self.chords.has_claim(chord):
-                return  # another worker has completed the chord and deleted its documents
+                return False  # another worker has completed the chord and deleted its documents
             # Inside the except block, because Celery reads the current traceback.
             error = exc if isinstance(exc, ChordError) else _chord_error(f'Callback error: {exc!r}', exc)
             logger.error('chord %s fails: %s', group_id, error)
+            if claims > _MAX_CLAIMS:
+                body = body.clone()
+                body.options.pop('link_error', None)
             self.chord_error_from_stack(body, error)
-        self._finish(group_id, chord)
+        return True
 
     def _finish(self, group_id: str, chord: Chord) -> None:
         # A worker that has lost its claim must not delete the group: the worker with the claim still needs it.
         if self.chords.finish(group_id, chord) and chord.get('nested'):
             self.delete_group(group_id)
 
-    def _join(self, group_id: str, chord: Chord) -> list[Any]:
+    def _join(self, group_id: str, chord: Chord, parts: list[Document]) -> list[Any]:
         """Return the results of a chord's parts; *raises* `ChordError` if one has failed or its result was deleted."""
-        parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
-        if len(parts) < size_of(chord):  # in a cluster, another node may have counted them
-            raise ServerUnavailable(
-                f'{self.store.client.address.url}: found only {len(parts)} of the {size_of(chord)} parts of a chord'
-            )
         docs = self._read_results([part['task_id'] for part in parts if 'value' not in part])
         results = [self._result_of(part, docs) for part in parts]
         if not chord.get('nested'):
@@ -273,47 +353,17 @@ class ChordMixin(BaseKeyValueStoreBackend):
         )
 
 
-class Counting:
-    """Counts stored parts in a thread, which is started for the first part: one count for many parts of one chord.
+def complete_in_this_process(group_id: str, unfinished: bool) -> None:
+    """Complete a chord with the backend of the current app: what a process of a pool is told to do."""
+    try:
+        current_app.backend.complete_chord(group_id, unfinished=unfinished)
+    except Exception:  # a later sweep completes the chord
+        logger.exception('chord %s cannot be completed', group_id)
 
-    `count` is called with the id of a group, the ids of its parts that were stored just now, and the encoded body.
-    """
 
-    def __init__(self, count: Callable[[str, list[str], Packed], None]) -> None:
-        self._count = count
-        self.reset()
-        reset_in_child(self)
-
-    def reset(self) -> None:
-        """Forget everything in a forked child: the thread exists in the parent process only."""
-        self._parts: SimpleQueue[tuple[QueueItem, Done]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def add(self, results: Sequence[QueueItem], done: Done) -> None:
-        """Count the parts among these stored results; then, and for the other results now, call `done(results)`."""
-        done([each for each in results if not each.group_id])
-        for each in results:
-            if each.group_id:
-                self._parts.put((each, done))
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name='celery-couchdb-chords', daemon=True)
-                    self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            taken = [self._parts.get()]
-            while not self._parts.empty():
-                taken.append(self._parts.get())
-            groups: dict[str, list[tuple[QueueItem, Done]]] = {}
-            for part in taken:
-                groups.setdefault(part[0].group_id, []).append(part)
-            for group_id, parts in groups.items():
-                try:
-                    self._count(group_id, [each.part_id or each.id for each, _ in parts], parts[0][0].packed_body())
-                except BaseException:  # also what a callback raises to end its process; a sweep completes the chord
-                    logger.exception('the parts of chord %s cannot be counted', group_id)
-                for each, done in parts:
-                    done([each])
+def _date_of(part: Document) -> float:
+    found = part.get('date')
+    return found if isinstance(found, (int, float)) else 0.0
 
 
 def _value_or_error(task_id: str, state: str, result: Any) -> Any:

@@ -8,7 +8,7 @@
 The id of a part is fixed, so a part that is delivered twice counts once. A worker that stores a part counts the parts.
 If all of them are stored, it claims the `Chord` by its revision. Only the worker that has the claim sends the body. It
 then sets `sent` and deletes all documents of the chord. If this worker is killed before that, another worker finds the
-chord in its next sweep, see `claim_unfinished`. A chord expires with its parts if no part was stored during the
+chord in its next sweep, see `unfinished`. A chord expires with its parts if no part was stored during the
 lifetime of results.
 """
 
@@ -17,10 +17,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import Any, TypeGuard
 
 from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number, text
 from kombu_couchdb.documents.idempotency import is_repeated
+from kombu_couchdb.errors import CouchDBError
 
 from ..results.documents import Chord, ChordPart, Document, Packed, new_chord, stamp
 from ..results.result_store import Recent, ResultStore
@@ -113,11 +116,19 @@ class Chords:
 
     # -- parts
 
-    def new_part(self, group_id: str, index: int | None, task_id: str, state: str, value: Packed | None) -> ChordPart:
+    def new_part(
+        self,
+        group_id: str,
+        index: int | None,
+        task_id: str,
+        state: str,
+        value: Packed | None,
+        request: Packed | None,
+    ) -> ChordPart:
         """Return the document of a part, without storing it.
 
         `index` is its position in the header. `value` is its encoded result, or None if the result is stored under the
-        id of the task.
+        id of the task. `request` is the encoded request of the task, or None if it is too large.
         """
         position = f'{_LAST_INDEX if index is None else index:08d}'
         part: ChordPart = {
@@ -129,6 +140,8 @@ class Chords:
         }
         if value:
             part['value'] = value
+        if request:
+            part['request'] = request
         return stamp(part, self._now(), self._lifetime)
 
     def store_part(self, part: ChordPart) -> None:
@@ -143,31 +156,70 @@ class Chords:
 
     # -- completion
 
-    def claim(self, group_id: str, parts: Sequence[str]) -> Chord | None:
-        """Claim a chord if all its parts are stored, and return its document; None if the caller has no claim.
+    def is_complete(self, group_id: str, parts: Sequence[str]) -> bool:
+        """Tell whether all parts of a chord are stored, and nobody has claimed it yet.
 
-        `parts` are the ids of the parts that the caller has stored just before.
+        `parts` are the ids of parts that were stored just before. If the chord was completed, they are late duplicates,
+        and are deleted.
+        """
+        chord = self._known.get(group_id) or self._store.current(self._prefix + group_id)
+        if chord is None and self._store.known([self._prefix + group_id]):
+            for part in parts:
+                self._store.delete(part)
+        if chord is None or not is_sound(chord) or chord.get('claimed'):
+            return False  # not sound: its size is not known while its header is sent
+        self._remember(group_id, chord)
+        complete = self._is_complete(group_id, size_of(chord))
+        if complete is not False:
+            self._counted.pop(group_id, None)
+        if complete is None:  # it was completed
+            self._forget(group_id)
+            return self.is_complete(group_id, parts)
+        return complete
+
+    def claim(self, group_id: str, *, ordered: bool, unfinished: bool = False) -> tuple[Chord, list[Document]] | None:
+        """Claim a chord whose parts are all stored; return its document and its parts, see `parts`, or None.
+
+        With `unfinished`, also one that was claimed, but has not changed for `takeover_after` seconds.
         """
         for _ in range(_ATTEMPTS):
-            chord = self._known.get(group_id) or self._store.current(self._prefix + group_id)
-            if chord is None and self._store.known([self._prefix + group_id]):
-                for part in parts:
-                    self._store.delete(part)  # the chord was completed: this part is a late duplicate
-            if chord is None or not is_sound(chord) or chord.get('claimed'):
-                return None  # not sound: its size is not known while its header is sent
-            self._remember(group_id, chord)
-            complete = self._is_complete(group_id, size_of(chord))
-            if complete is False:
+            chord = self._known.pop(group_id, None) or self._store.current(self._prefix + group_id)
+            if (
+                chord is None
+                or not is_sound(chord)
+                or (chord.get('claimed') and not (unfinished and self._is_old(chord)))
+            ):
                 return None
-            if complete and (claimed := self._claim(chord)):
-                return claimed
-            self._forget(group_id)  # it is completed, claimed by another worker, or has got one more part
+            parts = self.parts(group_id, ordered=ordered)
+            if len(parts) < size_of(chord):  # one was added, or is not visible yet in a cluster
+                return None
+            if claimed := self._claim(chord):
+                return claimed, parts
         return None
 
     def has_claim(self, chord: Chord) -> bool:
         """Tell whether the caller still has its claim of `chord`."""
         found = self._store.current(chord['_id'])
-        return found is not None and bool(found['_rev'] == chord['_rev'])
+        return found is not None and bool(found.get('claimed') == chord['claimed'])
+
+    @contextmanager
+    def renewing(self, chord: Chord) -> Iterator[None]:
+        """Keep a claim for as long as the caller completes the chord: a thread writes it anew from time to time."""
+        end = Event()
+
+        def renew() -> None:
+            while not end.wait(self._takeover_after / 3):
+                with suppress(CouchDBError):
+                    if rev := self._put(chord):
+                        chord['_rev'] = rev
+
+        thread = Thread(target=renew, name='celery-couchdb-claim', daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
 
     def finish(self, group_id: str, chord: Chord) -> bool:
         """Mark a claimed chord as sent and delete its documents, itself last; False if another worker has the claim."""
@@ -182,25 +234,20 @@ class Chords:
 
     # -- for sweeps
 
-    def claim_unfinished(self, ids: Iterable[str]) -> Iterator[tuple[str, Chord, bool]]:
-        """Claim the complete chords with these document ids; yield each group id, document, and whether it was claimed.
+    def unfinished(self, ids: Iterable[str]) -> Iterator[str]:
+        """Yield the group ids of those chords with these document ids that the caller is to complete.
 
-        A chord that was claimed before may have sent its body. Chords that have changed in the last `takeover_after`
-        seconds are left out.
+        Their workers were killed. Chords that have changed in the last `takeover_after` seconds are left out. Those
+        whose body was sent are finished here.
         """
-        before = self._now() - self._takeover_after
         for chord in self._store.read_many(doc_id for doc_id in ids if doc_id.startswith(self._prefix)):
-            if chord is None or not is_sound(chord) or chord['date'] > before:
+            if chord is None or not is_sound(chord) or not self._is_old(chord):
                 continue
             group_id = chord['_id'].removeprefix(self._prefix)
             if chord.get('sent'):
                 self.finish(group_id, chord)
-            elif (
-                chord.get('body')
-                and (chord.get('claimed') or self._is_complete(group_id, size_of(chord)))
-                and (claimed := self._claim(chord))
-            ):
-                yield group_id, claimed, bool(chord.get('claimed'))
+            elif chord.get('body') and (chord.get('claimed') or self._is_complete(group_id, size_of(chord))):
+                yield group_id
 
     def set_aside(self, chord: Chord) -> None:
         """Keep a claimed chord that cannot be completed until it expires. Sweeps do not find it any more."""
@@ -243,8 +290,11 @@ class Chords:
     def _put(self, doc: Mapping[str, Any]) -> str | None:
         return self._store.put(stamp(doc, self._now(), self._lifetime))
 
+    def _is_old(self, chord: Chord) -> bool:
+        return chord['date'] <= self._now() - self._takeover_after
+
     def _claim(self, chord: Chord) -> Chord | None:
-        claimed: Chord = {**chord, 'claimed': uuid.uuid4().hex}
+        claimed: Chord = {**chord, 'claimed': uuid.uuid4().hex, 'claims': int(chord.get('claims') or 0) + 1}
         claimed = stamp(claimed, self._now(), self._lifetime)
         rev = self._store.claim(claimed)
         return {**claimed, '_rev': rev} if rev else None
@@ -297,6 +347,7 @@ _has_sound_members = members(
     date=number,
     body=maybe(members()),
     claimed=maybe(text),
+    claims=maybe(number),
 )
 
 

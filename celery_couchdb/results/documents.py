@@ -99,6 +99,8 @@ class Value(Packed, _Stored):
 class _ChordOptions(_Expiring, total=False):
     #: A random id of this run: the same chord may be sent a second time.
     run: str
+    #: How often it was claimed.
+    claims: int
 
 
 class Chord(_ChordOptions):
@@ -121,6 +123,8 @@ class Chord(_ChordOptions):
 class _PartOptions(_Expiring, total=False):
     #: The result, unless it is stored under the id of the task.
     value: Packed
+    #: The request of the task, without what is large, for the process that completes the chord.
+    request: Packed
 
 
 class ChordPart(_PartOptions):

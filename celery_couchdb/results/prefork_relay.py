@@ -6,8 +6,8 @@ connect to it, and a process that is killed leaves no file behind.
 The sockets keep the boundaries of messages (``SOCK_SEQPACKET``): all children send through the same socket, and a child
 that is killed or interrupted has sent a message completely or not at all. Each message is a result. A child that has
 sent a result has handed it over: the parent receives everything that was sent before it writes an acknowledgement, see
-`Relay.receive`. A message with a socket instead of a result asks the parent to close that socket when everything is
-done that was sent before.
+`Relay.receive`. A message may have a socket, which the parent closes when the result is done; one without a result asks
+the parent to close the socket when everything is done that was sent before.
 
 If the parent process does not receive for the time of the timeout, or has ended, the child writes to CouchDB itself. So
 does each child on systems without such sockets, such as macOS and Windows.
@@ -38,7 +38,7 @@ _FLUSH = b'.'
 
 
 class Received(NamedTuple):
-    """A message of a child: a result, or sockets that are closed when everything is done that was sent before."""
+    """A message of a child: a result, which may be empty, and sockets on which the child waits."""
 
     message: bytes
     waiting: list[socket.socket]
@@ -114,12 +114,16 @@ class Relay:
 
     # -- in a child
 
-    def send(self, message: bytes) -> bool:
-        """Send a result; return False if the child must store it itself."""
+    def send(self, message: bytes, waiting: socket.socket | None = None) -> bool:
+        """Send a result, and a socket on which the child waits; return False if the child must store it itself."""
         if self._child_end is None or len(message) > _MAX_BYTES:
             return False
         try:
-            self._child_end.send(message)
+            if waiting is None:
+                self._child_end.send(message)
+            else:
+                with waiting:
+                    socket.send_fds(self._child_end, [message], [waiting.fileno()])
         except OSError as exc:
             logger.debug('the parent process stores no results for this child, which stores them itself: %r', exc)
             return False

@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from socket import socket
 from typing import Any
 
 from kombu_couchdb.couchdb.http import encoded
 from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import CouchDBError
 
-from .documents import ChordPart, Document, Packed
+from .documents import ChordPart, Document
 
 #: The members of a document that carry the encoded value.
-_VALUE = frozenset({'value', 'base64', 'content_type'})
+_VALUE = frozenset({'value', 'base64', 'content_type', 'request'})
+
+#: What the task that waits reads if its chord is complete.
+COMPLETE = b'1'
 
 
 @dataclass(eq=False)
@@ -31,9 +35,10 @@ class QueueItem:
     #: The part of a chord that is stored in the same request: its id, and the document as JSON.
     part_id: str = ''
     part: bytes = b''
-    #: If the worker's process counts the part: the id of the chord's group, and the encoded body as JSON.
+    #: If the worker's process counts the part: the id of the chord's group.
     group_id: str = ''
-    body: bytes = b''
+    #: The socket of a task that waits until this is done. It is closed then; a byte says that the chord is complete.
+    waiting: socket | None = None
     #: The database beside the broker's in which it is stored; '': that of the results.
     database: str = ''
     #: The revision that the document is written over, if it is known.
@@ -49,7 +54,7 @@ class QueueItem:
         doc: Mapping[str, Any],
         part: ChordPart | None = None,
         group_id: str = '',
-        body: Packed | None = None,
+        waiting: socket | None = None,
     ) -> QueueItem:
         """Encode a document and its part of a chord; *raises* `Unstorable` if one cannot be encoded."""
         return cls(
@@ -58,7 +63,7 @@ class QueueItem:
             part['_id'] if part else '',
             encoded(part) if part else b'',
             group_id,
-            encoded(body) if body is not None else b'',
+            waiting,
         )
 
     @classmethod
@@ -86,11 +91,12 @@ class QueueItem:
 
     def __post_init__(self) -> None:
         #: The number of bytes that it occupies.
-        self.size = len(self.text) + len(self.part) + len(self.body)
+        self.size = len(self.text) + len(self.part)
 
     def take_part(self, other: QueueItem) -> None:
         """Take over the part of a chord of another result of the same task."""
-        self.part_id, self.part, self.group_id, self.body = other.part_id, other.part, other.group_id, other.body
+        self.part_id, self.part, self.group_id, self.waiting = other.part_id, other.part, other.group_id, other.waiting
+        other.waiting = None
 
     def docs(self) -> tuple[list[Document], list[bytes]]:
         """Return the documents to write, without their values, and the same documents as JSON."""
@@ -99,22 +105,30 @@ class QueueItem:
             text, head = b'{"_rev":' + json.dumps(self.rev).encode() + b',' + text[1:], {**head, '_rev': self.rev}
         return ([head, {'_id': self.part_id}], [text, self.part]) if self.part else ([head], [text])
 
-    def packed_body(self) -> Packed:
-        """Return the encoded body of the chord."""
-        body: Packed = json.loads(self.body)
-        return body
+    def tell_waiting(self) -> bool:
+        """Tell the task that waits that its chord is complete; return False if none waits any more."""
+        try:
+            return self.waiting is not None and self.waiting.send(COMPLETE) > 0
+        except OSError:  # it was killed, or has waited for too long
+            return False
+
+    def end_waiting(self) -> None:
+        """Let the task that waits go on."""
+        if self.waiting is not None:
+            self.waiting.close()
+            self.waiting = None
 
     def to_bytes(self) -> bytes:
         """Return it as one message; JSON texts contain no line breaks."""
         head = encoded([self.head, self.part_id, self.group_id, self.database])
-        return b'\n'.join([head, self.text, self.part, self.body])
+        return b'\n'.join([head, self.text, self.part])
 
     @classmethod
     def from_bytes(cls, message: bytes) -> QueueItem:
         """Return what `to_bytes` has made a message of; *raises* `ValueError` for anything else."""
-        head, text, part, body = message.split(b'\n')
+        head, text, part = message.split(b'\n')
         found, part_id, group_id, database = json.loads(head)
-        return cls(found, text, part_id, part, group_id, body, database)
+        return cls(found, text, part_id, part, group_id, database=database)
 
 
 #: Something handed over that is not stored, and why.

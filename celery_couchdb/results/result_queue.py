@@ -90,8 +90,8 @@ class ResultQueue:
     ) -> None:
         self._store, self._on_stored, self._on_refused = store, on_stored, on_refused
         self._others = others
-        self._timeout = sum(store.client.timeouts) + _GRACE_SECONDS
-        self._relay = Relay(self._timeout)
+        self.timeout = sum(store.client.timeouts) + _GRACE_SECONDS
+        self._relay = Relay(self.timeout)
         #: The database of the broker, if messages can be handed over.
         self.broker: Client | None = None
         #: What this child has handed over and perhaps is not stored.
@@ -157,7 +157,7 @@ class ResultQueue:
         if result.size > MAX_BYTES or not self.is_open:
             return False
         if self._relay.is_child:
-            taken = self._relay.send(result.to_bytes())
+            taken = self._relay.send(result.to_bytes(), result.waiting)
             if taken and not result.is_message and not result.database:
                 self._sent[result.id] = None
             return taken
@@ -174,7 +174,7 @@ class ResultQueue:
             self._sent.clear()
         wanted = {*ids}
         with self._changed:
-            self._changed.wait_for(lambda: wanted.isdisjoint(self.unstored()), self._timeout)
+            self._changed.wait_for(lambda: wanted.isdisjoint(self.unstored()), self.timeout)
 
     # -- for acknowledgements: see `pending_writes.Precondition`
 
@@ -251,6 +251,7 @@ class ResultQueue:
             self._is_flowing = self._last_at - last < _FLOW_SECONDS
             if (before := self._waiting.get(result.id)) is not None:
                 if is_outdated(result.head, before.head):
+                    result.end_waiting()
                     return
                 result.number = before.number
                 if not result.part:
@@ -279,9 +280,12 @@ class ResultQueue:
     def _accept(self, received: Received) -> None:
         if received.message:
             try:
-                self._add(QueueItem.from_bytes(received.message))
+                result = QueueItem.from_bytes(received.message)
             except ValueError:
                 logger.exception('a result of a child of the pool cannot be read')
+                return
+            result.waiting = next(iter(received.waiting), None)
+            self._add(result)
         else:
             self._waits.append((self._number, received.waiting))
             self._end_waits()
@@ -294,6 +298,7 @@ class ResultQueue:
             for each in results:
                 self._leave(each)
                 self._open.pop(each.number, None)
+                each.end_waiting()
             self._end_waits()
             self._changed.notify_all()
         pending_writes.wake()
@@ -338,7 +343,7 @@ class ResultQueue:
         began = grown = time.monotonic()
         self._take_in()
         count = len(self._waiting)
-        while self._is_flowing and count < _ENOUGH and not self._closing:
+        while self._is_flowing and count < _ENOUGH and not self._closing and not self._has_waiting_task():
             is_busy = _has_waiting_tasks()
             quiet, most = (_BUSY_QUIET_SECONDS, _BUSY_GATHER_SECONDS) if is_busy else (_QUIET_SECONDS, _GATHER_SECONDS)
             now = time.monotonic()
@@ -348,6 +353,10 @@ class ResultQueue:
             self._take_in()
             if len(self._waiting) > count:
                 count, grown = len(self._waiting), time.monotonic()
+
+    def _has_waiting_task(self) -> bool:
+        with self._changed:
+            return any(each.waiting for each in self._waiting.values())
 
     def _receive_for(self, seconds: float) -> None:
         """Take in what is handed over in the next `seconds`."""

@@ -7,6 +7,9 @@ databases in which a result is stored (`results.other_databases`).
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +23,15 @@ from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.log import get_logger
 
-from ..chords.completion import Counting
-from ..results.documents import ChordPart, Packed, Result, pack, stamp
+from ..chords.completion import complete_in_this_process
+from ..chords.counting import Counting
+from ..results.documents import ChordPart, Result, pack, stamp
 from ..results.other_databases import OtherDatabases
-from ..results.queue_item import QueueItem
+from ..results.queue_item import COMPLETE, QueueItem
 from ..results.result_queue import ResultQueue
 from ..results.result_store import ResultTooLarge
 from ..rooms import hooks
+from .pool import run_in_pool
 
 logger = get_logger(__name__)
 
@@ -35,6 +40,10 @@ _CELERY_STATES = states.ALL_STATES - {states.PENDING}
 
 #: More messages than this are not handed over: they are published in one request, which costs little for each.
 _MAX_NEXT_TASKS = 20
+
+#: If a part of a chord has ended in this process less than this number of seconds ago, the next one does not wait until
+#: it is counted: that takes 10 to 20 ms, which is much for a short task.
+_FLOW_SECONDS = 0.2
 
 #: What optional rooms say about where a result is stored.
 _results_elsewhere = hooks('results_elsewhere')
@@ -46,11 +55,20 @@ class HandOver:
     def __init__(self, backend: Any) -> None:
         self._backend, self._app = backend, backend.app
         self._others = OtherDatabases(self._app)
-        self.queue = ResultQueue(backend.store, Counting(backend.count_parts).add, self.refused, self._others)
+        counting = Counting(backend.all_parts_ended, self.complete_in_pool)
+        self.queue = ResultQueue(backend.store, counting.add, self.refused, self._others)
         self._has_our_broker = False
+        #: The consumer of this process, if it is that of a worker.
+        self._consumer: Any = None
+        #: By thread: when its last part of a chord has ended.
+        self._last_part = threading.local()
 
-    def open(self, *, serve_children: bool) -> None:
-        """Hand over from now on; with `serve_children`, also in children that are forked from now on."""
+    def open(self, consumer: Any = None, *, serve_children: bool) -> None:
+        """Hand over from now on; with `serve_children`, also in children that are forked from now on.
+
+        `consumer` is that of a worker which is ready.
+        """
+        self._consumer = consumer
         with self._app.connection_for_read() as connection:  # does not connect
             self._has_our_broker = connection.transport.driver_type == 'couchdb'
         broker = None
@@ -67,16 +85,47 @@ class HandOver:
         """
         if not self._may_hand_over(request, state):
             return False
-        body: Packed | None = None
-        if doc['type'] == 'Part' or part is not None:
-            body = self._backend.packed_body(request)
-            if body is None:  # then this process counts the part, as soon as it is stored
-                return False
-        if not self.queue.hand_over(QueueItem.of(doc, part, request.group if body else '', body)):
+        if doc['type'] != 'Part' and part is None:
+            return self.queue.hand_over(QueueItem.of(doc))
+        end = other = None
+        can_go_on = self._backend.can_be_completed_elsewhere(request, part or doc)
+        if get_current_task() is not None and not (can_go_on and self._is_flowing()):
+            end, other = socket.socketpair()
+            end.settimeout(self.queue.timeout)
+        elif not can_go_on:
+            return False  # then this process counts the part, as soon as it is stored
+        request.couchdb_taken = self.queue.hand_over(QueueItem.of(doc, part, request.group, other))
+        request.couchdb_answer = end
+        return bool(request.couchdb_taken)
+
+    def has_taken(self, request: Any) -> bool:
+        """Tell whether the worker's process counts the part of a chord with this request."""
+        return bool(getattr(request, 'couchdb_taken', False))
+
+    def is_last_part(self, request: Any) -> bool:
+        """Wait until a part that was handed over is counted; return whether this process is to complete the chord.
+
+        If tasks end quickly, one after the other, it does not wait, and another process may be told to do it.
+        """
+        end = request.couchdb_answer
+        try:
+            return end is not None and end.recv(1) == COMPLETE
+        except OSError:  # the worker's process does not respond in time: it will find that nobody waits
             return False
-        if body:
-            request.couchdb_handed_over = True
+        finally:
+            if end is not None:
+                end.close()
+            self._last_part.ended = time.monotonic()
+
+    def complete_in_pool(self, group_id: str, *, unfinished: bool = False) -> bool:
+        """Complete a chord in a process of the pool; return False if this process has none."""
+        if self._consumer is None:
+            return False
+        run_in_pool(self._consumer, complete_in_this_process, group_id, unfinished)
         return True
+
+    def _is_flowing(self) -> bool:
+        return time.monotonic() - getattr(self._last_part, 'ended', float('-inf')) < _FLOW_SECONDS
 
     def store_elsewhere(self, doc: Result, task_id: str, request: Any, sender: Any) -> bool:
         """Store a result in the databases that optional rooms name; return whether it is to be stored here, too.

@@ -118,7 +118,7 @@ def test_results_are_stored_read_and_swept(app: Celery, caplog: pytest.LogCaptur
     caplog.set_level(logging.WARNING)
     for _ in range(2):
         unfinished = sweep(backend.store, backend.chords, lambda: False)
-        list(backend.chords.claim_unfinished(unfinished))
+        backend.complete_unfinished_chords(unfinished)
     backend.store_result('second', 2, 'SUCCESS')
     assert [app.AsyncResult(task_id).get(timeout=PATIENCE) for task_id in ('first', 'second')] == [1, 2]
     assert backend.client.get('invoice')['total'] == 5

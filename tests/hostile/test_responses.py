@@ -155,8 +155,9 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'read a result': lambda c: chords(c)[0].read_many(['celery-task-meta-t', 'x']),
     'write a result': lambda c: chords(c)[0].write({'_id': 'celery-task-meta-t', 'status': 'SUCCESS'}),
     'sweep results': lambda c: sweep(*chords(c), lambda: False),
-    'claim a chord': lambda c: chords(c)[1].claim('g', 'chord-unlock-g:part:00000000:t'),
-    'unfinished chords': lambda c: list(chords(c)[1].claim_unfinished(['chord-unlock-g', 'chord-unlock-claimed'])),
+    'count parts': lambda c: chords(c)[1].is_complete('g', ['chord-unlock-g:part:00000000:t']),
+    'claim a chord': lambda c: chords(c)[1].claim('g', ordered=True),
+    'unfinished chords': lambda c: list(chords(c)[1].unfinished(['chord-unlock-g', 'chord-unlock-claimed'])),
     'parts': lambda c: chords(c)[1].parts('g', ordered=False),
 }
 

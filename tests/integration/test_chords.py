@@ -19,7 +19,7 @@ from celery_couchdb.backend import CouchDBBackend
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items
 from tests.support import end as end_app
 
@@ -325,15 +325,15 @@ def test_slow_worker_leaves_the_structure_to_its_successor(
     send, claimed = slow.app.send_task, list[Any]()
 
     def late(*args: Any, **options: Any) -> Any:
-        claimed.extend(successor.chords.claim_unfinished(['chord-unlock-chord']))
+        claimed.append(successor.chords.claim('chord', ordered=True, unfinished=True))
         return send(*args, **options)
 
     monkeypatch.setattr(slow.app, 'send_task', late)
     end(slow, parts[2])
     if ended:
         site.app.backend.mark_as_done('body of chord', 'result')
-    monkeypatch.setattr(successor.chords, 'claim_unfinished', lambda ids: claimed)
-    successor.complete_unfinished_chords([])
+    monkeypatch.setattr(successor.chords, 'claim', lambda *args, **options: claimed.pop())
+    successor.complete_chord('chord', unfinished=True)
     assert site.bodies() == [[[[0, [1]], 2]]]
     assert site.app.backend.get_state('body of chord') == (states.SUCCESS if ended else states.PENDING)
     assert site.left() == []
@@ -385,16 +385,54 @@ def test_malformed_chord_does_not_stop_the_sweep(
 ) -> None:
     [part] = site.send('a')
     worker = site.backend()
-    monkeypatch.setattr(worker.chords, 'claim', lambda *_: None)
+    monkeypatch.setattr(worker.chords, 'claim', lambda *_, **__: None)
     end(worker, part)
     malformed = {'type': 'Chord', 'size': 1, 'added': [], 'claimed': 'x', 'sent': False, 'nested': False, 'date': 1.0}
-    client.put({'_id': 'chord-unlock-0000', **malformed, 'body': {'value': 'no JSON'}})
-    client.put({'_id': 'chord-unlock-0001', **malformed, 'body': {'value': {'body': 7}}})
+    for name, body in (('0000', 'no JSON'), ('0001', {'body': 7}), ('0002', {'body': {'task': 'body'}})):
+        client.put({'_id': f'chord-unlock-{name}', **malformed, 'body': {'value': body}})
+        client.put(
+            {'_id': f'chord-unlock-{name}:part:00000000:t', 'type': 'Part', 'request': {'value': {'request': 7}}}
+        )
     sweep(site.backend())
     assert site.bodies() == [[[0]]]
     sweep(site.backend(), later=1000.0)
     lines = [line.split(',')[0] for line in caplog.messages if 'cannot be completed' in line]
-    assert lines == [f'chord {name} cannot be completed' for name in ('0000', '0001')]
+    assert lines == [f'chord {name} cannot be completed' for name in ('0000', '0001', '0002')]
+
+
+def test_chord_that_kills_its_processes_ends_without_its_errbacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    errback = site.app.signature('errback')
+    [part] = site.send('a', body=site.app.signature('body', task_id='the body').on_error(errback))
+    first, *others = (site.backend() for _ in range(3))
+    for backend in (first, *others):
+        monkeypatch.setattr(backend, 'chord_error_from_stack', die)
+    with pytest.raises(Killed):
+        first.mark_as_failure(part.id, ValueError('no'), request=part)
+    for minutes, backend in enumerate(others, 1):
+        with pytest.raises(Killed):
+            sweep(backend, later=60.0 * minutes)
+    assert site.app.backend.get_state('the body') == states.PENDING
+    sweep(site.backend(), later=300.0)
+    assert site.app.backend.get_state('the body') == states.FAILURE
+    assert (items(site.client), site.left()) == ([], [])
+
+
+def test_slow_end_of_a_chord_keeps_its_claim(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, worker = site.send('a'), site.backend()
+    worker.chords._takeover_after = 0.3
+    send, revisions = worker.app.send_task, list[str]()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        revisions.append(site.client.get(doc_id)['_rev'])
+        wait_for(lambda: site.client.get(doc_id)['_rev'] not in revisions, 'the claim to be written anew')
+        return send(*args, **options)
+
+    doc_id = f'chord-unlock-{parts[0].group}'
+    monkeypatch.setattr(worker.app, 'send_task', slow)
+    end(worker, parts[0])
+    assert len(revisions) == 1
+    assert site.bodies() == [[[0]]]
+    assert site.left() == []
 
 
 @pytest.mark.parametrize('ended', [False, True], ids=['begun', 'ended'])
@@ -418,7 +456,7 @@ def test_sweep_ignores_chords_in_progress(site: Site, monkeypatch: pytest.Monkey
     sweep(site.backend())
     assert site.bodies() == []
     worker = site.backend()
-    monkeypatch.setattr(worker.chords, 'claim', lambda *_: None)
+    monkeypatch.setattr(worker.chords, 'claim', lambda *_, **__: None)
     end(worker, parts[1])
     sweep(site.backend(), later=0.0)  # the worker may be about to claim the chord
     assert site.bodies() == []

@@ -293,8 +293,10 @@ def test_documents_of_chords(made: Callable[..., Celery], sent: list[Request]) -
         group_id = result.parent.id
         chords = app.backend.chords
         chords.add(group_id, 'c')
-        chords.store_part(chords.new_part(group_id, 0, 'a', 'SUCCESS', None))
-        chords.store_part(chords.new_part(group_id, None, 'c', 'SUCCESS', {'value': {}}))
+        chords.store_part(chords.new_part(group_id, 0, 'a', 'SUCCESS', None, None))
+        chords.store_part(chords.new_part(group_id, None, 'c', 'SUCCESS', {'value': {}}, {'value': {}}))
+        chords.store_part(chords.new_part(group_id, 1, 'b', 'SUCCESS', None, None))
+        assert chords.claim(group_id, ordered=True)
         chords.add(f'unprepared {group_id}', 'd')
     docs = written(sent)
     compare('Chord', docs['Chord'])
