@@ -153,9 +153,8 @@ class Node:
         tracebacks contain the password or the session cookie.
         """
         url = (self.address.server + '/' if path is None else self.address.url + path) + query
-        turn = Turn(*units_of(method, path, size))
         for is_last in (False, True):  # CouchDB has not executed a request that it refuses so, and it can be repeated
-            auth_headers, found = self._exchange_in_turn(turn, method, url, data, read_timeout, bounds)
+            auth_headers, found = self._exchange_in_turn(method, path, size, url, data, read_timeout, bounds)
             if isinstance(found, errors.CouchDBError):
                 raise found
             response = found
@@ -187,22 +186,32 @@ class Node:
         return self._exchange('POST', f'{self.address.server}/_session', Headers(), data)
 
     def _exchange_in_turn(
-        self, turn: Turn, method: str, url: str, data: bytes | None, read_timeout: float | None, bounds: Bounds
+        self,
+        method: str,
+        path: str | None,
+        size: int,
+        url: str,
+        data: bytes | None,
+        read_timeout: float | None,
+        bounds: Bounds,
     ) -> tuple[Headers, requests.Response | errors.CouchDBError]:
-        """Send a request at its turn, and again while the service refuses it for its limits.
+        """Send a request, at its turn if the service has limits, and again while the service refuses it for them.
 
         Return the authentication headers and what `_exchange` returned last.
         """
         found: requests.Response | errors.CouchDBError | None = None
         auth_headers = Headers()
-        while self.pace.wait(turn, seconds_left()):
+        turn = Turn(*units_of(method, path, size)) if self.pace.has_limits else None
+        while turn is None or self.pace.wait(turn, seconds_left()):
             auth_headers = self.auth.headers(self._post_session)  # after the wait: a token may end meanwhile
             found = self._exchange(method, url, auth_headers, data, read_timeout, bounds)
             if isinstance(found, errors.CouchDBError):
                 break
             if found.status_code != 429:
-                self.pace.accepted(turn)
+                if turn is not None:
+                    self.pace.accepted(turn)
                 break
+            turn = turn or Turn(*units_of(method, path, size))
             pause = _retry_after_seconds(found.headers.get('Retry-After'), self._clock.now())
             self.pace.refused(turn, min(pause, self.timeouts[1]))
         return auth_headers, self._out_of_time() if found is None else found
