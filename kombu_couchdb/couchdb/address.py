@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -109,13 +110,13 @@ class Address:
                 'remove one of the two'
             )
 
-    @property
+    @cached_property
     def server(self) -> str:
         """The URL of the server, without user and password."""
         host = f'[{self.host}]' if ':' in self.host else self.host
         return f'{"https" if self.tls else "http"}://{host}:{self.port}'
 
-    @property
+    @cached_property
     def url(self) -> str:
         """The URL of the database, without user and password, so that logs may contain it."""
         return f'{self.server}/{quote(self.database, safe="")}'
@@ -189,7 +190,7 @@ class Address:
 class _Root(Address):
     """The address of a server, without a database."""
 
-    @property
+    @cached_property
     def url(self) -> str:
         return self.server
 
