@@ -98,6 +98,8 @@ class BulkWrite:
         if texts is not None:
             return self._in_parts(docs, texts)
         texts, unstorable = _encode(docs)
+        if not unstorable:
+            return self._in_parts(docs, texts)
         kept = [index for index in range(len(docs)) if index not in unstorable]
         found = iter(self._in_parts([docs[index] for index in kept], [texts[index] for index in kept]))
         return [unstorable.get(index) or next(found) for index in range(len(docs))]
