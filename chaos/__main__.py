@@ -58,7 +58,6 @@ from .verdict import Verdict
 @click.option('--kill-server', help='The command that kills the server.')
 @click.option('--pause-server', help='The command that pauses the server.')
 @click.option('--resume-server', help='The command that makes a paused server continue.')
-@click.option('--rotate', 'moving', is_flag=True, help='Also move the databases, as "vacuum --rotate" does.')
 @click.option('--patience', default=300.0, show_default=True, help='Give up after this many seconds without progress.')
 @click.option(
     '--output',
@@ -80,7 +79,6 @@ def main(
     stop_server: str | None,
     kill_server: str | None,
     pause_server: str | None,
-    moving: bool,
     resume_server: str | None,
     patience: float,
     output: Path,
@@ -95,7 +93,7 @@ def main(
         raise click.UsageError('--pause-server and --resume-server need each other')
     changes = changed(acks, confirm_results, prefetch_multiplier, settings)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up then, too
-    kinds = faults_of(stopping=bool(stop_server), killing=bool(kill_server), pausing=bool(pause_server), moving=moving)
+    kinds = faults_of(stopping=bool(stop_server), killing=bool(kill_server), pausing=bool(pause_server))
     verdicts: dict[str, Verdict] = {}
     with ExitStack() as stack:
         server = Server(

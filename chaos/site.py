@@ -7,12 +7,12 @@ import json
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from kombu_couchdb.admin.status import status
-from kombu_couchdb.couchdb.location import location_name
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 from kombu_couchdb.queues.databases import broadcasts_of
 
@@ -129,12 +129,8 @@ class Site:
             with proxy:
                 pass
         for client in (self.client, broadcasts_of(self.client), self.result_client):
-            location = client.beside(location_name(client.address.database), moves=False)
-            for database in (client, location):
-                try:
-                    database.delete()
-                except (NotFound, DatabaseMissing):
-                    pass
+            with suppress(NotFound, DatabaseMissing):
+                client.delete()
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@
      ├── ServerUnavailable      no usable response: refused, cut off, timed out, 5xx, 429, account locked    retried
      │    ├── IndexNotReady     CouchDB builds the index of a view, and the request had to wait too long     retried
      │    ├── ViewFailed        CouchDB cannot process a document for a view                                 retried
-     │    ├── DatabaseMoved      the database is moved to another one, or was moved                          retried
      │    └── BrokenAnswer      the response is not one that CouchDB sends                                   retried
      │         └── AnswerTooLarge  the response is larger than the client reads                              retried
      ├── DatabaseMissing        404: the database does not exist; reconnecting creates it                    retried
@@ -39,7 +38,6 @@ __all__ = [
     'Conflict',
     'CouchDBError',
     'DatabaseMissing',
-    'DatabaseMoved',
     'DocumentTooLarge',
     'IndexNotReady',
     'NotCouchDB',
@@ -78,13 +76,6 @@ class ViewFailed(ServerUnavailable):
     """CouchDB's view server ended or ran out of time, usually because of one document. Retried.
 
     The next workers that use the database look for the document, and set it aside.
-    """
-
-
-class DatabaseMoved(ServerUnavailable):
-    """The database is moved (`vacuum --rotate`) and takes no writes, or the request was about its former place.
-
-    Writes wait for the end of the move before they raise it. kombu and Celery retry.
     """
 
 

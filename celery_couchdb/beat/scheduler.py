@@ -25,7 +25,7 @@ from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document, Row, chunks
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.documents.ids import LEADER
-from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError, DatabaseMoved
+from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError
 from kombu_couchdb.leases.leader import LEASE_SECONDS, Duty, LeaderLease, Led
 from kombu_couchdb.leases.lease import worker_name
 from kombu_couchdb.log import get_logger
@@ -168,10 +168,9 @@ class DueTasks(Duty):
     def work(self, *, stale: bool) -> float:
         """Take over edits, and send tasks that are due: a part of them, if there are many."""
         changes = self._follower.take()
-        if stale or (changes is not None and isinstance(changes.error, DatabaseMoved)):
+        if stale:
             self._read_all()
-            if stale:
-                logger.info('this beat leads from now on, with %d schedule entries', len(self._unread))
+            logger.info('this beat leads from now on, with %d schedule entries', len(self._unread))
         elif changes is not None and changes.last is not None:
             self._apply(changes.rows)
             self._since = changes.last

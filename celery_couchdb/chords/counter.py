@@ -62,7 +62,7 @@ class Chords:
         self._store, self._prefix, self._lifetime, self._takeover_after = store, prefix, lifetime, takeover_after
         self._known: Recent[Chord] = Recent(_REMEMBERED_CHORDS)
         #: By group id: the number of parts, and the number of the database's last write, when they were counted.
-        self._counted: Recent[tuple[int, tuple[str, int]]] = Recent(_REMEMBERED_CHORDS)
+        self._counted: Recent[tuple[int, int]] = Recent(_REMEMBERED_CHORDS)
 
     # -- the size of a chord
 
@@ -313,8 +313,7 @@ class Chords:
         """Tell whether all parts are stored; None if the chord was deleted, because it was completed.
 
         Each part is one write, and CouchDB numbers the writes to a database. If there were fewer writes since the last
-        count than parts were missing, parts are still missing.
-        A database that was moved counts anew. In a cluster each copy has its own numbers.
+        count than parts were missing, parts are still missing. In a cluster each copy has its own numbers.
         """
         writes = None
         if self._store.client.is_cluster():
@@ -325,8 +324,8 @@ class Chords:
         else:
             if size > _MAX_SMALL_CHORD:
                 writes = self._store.writes()
-                last_count, writes_then = self._counted.get(group_id, (0, ('', 0)))
-                if writes[0] == writes_then[0] and writes[1] - writes_then[1] < size - last_count:
+                last_count, writes_then = self._counted.get(group_id, (0, writes - size))
+                if writes - writes_then < size - last_count:
                     return False
             count = self._count(group_id)
         if count is None:

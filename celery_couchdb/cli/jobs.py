@@ -59,7 +59,7 @@ def list_(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List jobs: first those that workers hold, then the ready ones in the order in which workers claim them.
+    """List jobs: first those that workers hold, by the time of the claim, then those of each queue, by state and time.
 
     With --task, --since, --args or the state "done", the latest come first.
     """

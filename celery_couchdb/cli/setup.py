@@ -12,7 +12,6 @@ import kombu_couchdb.design
 from kombu_couchdb.admin.setup import Step, Wanted, plan
 from kombu_couchdb.couchdb.address import TOKENS
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.location import location_name
 from kombu_couchdb.errors import NotOffered
 from kombu_couchdb.log import printable
 from kombu_couchdb.queues.databases import REVS_LIMIT, broadcasts_of
@@ -77,8 +76,6 @@ def command(
     # Make all plans before the first change, so that an error leaves everything as it was.
     databases = [*_merged(broker, results), *([broadcasts] if broadcasts else [])]
     plans: list[tuple[str, Sequence[Step]]] = [(wanted.client.address.url, plan(wanted)) for wanted in databases]
-    locations = [location for wanted in databases if (location := _location(wanted))]
-    plans += [(wanted.client.address.url, plan(wanted)) for wanted in locations]
     of_rooms = [
         found
         for make in command_hooks('setup_plans')
@@ -165,15 +162,6 @@ def wanted_beside(
     """Return the wanted state of a database; `own` is a client with the user of the app."""
     by_token = own.address.auth in TOKENS
     return Wanted(client, documents, members_of(own.user, members, admin), not own.user, revisions, by_token=by_token)
-
-
-def _location(wanted: Wanted) -> Wanted | None:
-    """Return the wanted state of the database that says where a database is now; None if it was never moved."""
-    client = wanted.client
-    if client.present == client.address.database:
-        return None
-    location = client.beside(location_name(client.address.database), moves=False)
-    return replace(wanted, client=location, documents=[], users_of=client)
 
 
 def members_of(user: str | None, members: tuple[str, ...], admin: Admin) -> list[str]:

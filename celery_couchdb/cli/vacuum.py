@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from kombu_couchdb.admin import rotation
-from kombu_couchdb.admin.rotation import rotate
-from kombu_couchdb.admin.vacuum import AGE, Marks, Report, longest_lease, mark, vacuum
+from kombu_couchdb.admin.vacuum import AGE, Report, longest_lease, mark, vacuum
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
@@ -39,9 +37,6 @@ _STEPS = {
     'index': 'Bringing the indexes up to date',
     'purge': 'Purging tombstones',
     'compact': 'Compacting',
-    'copy': 'Copying documents',
-    'close': 'Closing the database for writes',
-    'delete': 'Deleting the former database',
 }
 
 
@@ -67,60 +62,50 @@ class VacuumPart(NamedTuple):
     f'of all workers.  [default: {AGE:g}, or that timeout plus {_MARGIN_SECONDS:g} if this is more]',
 )
 @click.option('--no-wait', is_flag=True, help='Do not wait: purge only what was deleted before an earlier vacuum.')
-@click.option(
-    '--rotate',
-    'rotates',
-    is_flag=True,
-    help='Instead of purging, move each database to a new one without the old tombstones, and delete the former one: '
-    'for services that do not offer a purge. Workers and publishers follow. Databases of parcels stay.',
-)
 @yes_option
 @admin_option
 @click.pass_context
-def command(
-    ctx: click.Context, given: float | None, no_wait: bool, rotates: bool, yes: bool, admin: Login | None
-) -> None:
+def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, admin: Login | None) -> None:
     """Purge tombstones and compact the databases.
 
     Workers can run meanwhile. The command needs a server administrator, and all nodes of a cluster must be up. You can
     stop it with Ctrl-C at any time; the next run continues.
-
-    With --rotate the command needs a user who may create and delete databases. Writes to a database wait for some
-    seconds while the last of its documents are copied.
     """
     app = app_of(ctx)
     broker = broker_of(app, admin)
     parts: list[VacuumPart] = [part for of_room in command_hooks('vacuum_part') if (part := of_room(app, admin))]
     replicated = [part.client for part in parts if part.client]
-    own = _distinct(broker, broadcasts_of(broker), results_of(app, admin))
-    clients = own if rotates else _distinct(*own, *replicated)
+    clients = _distinct(broker, broadcasts_of(broker), results_of(app, admin), *replicated)
     options = options_of(app)
     min_age = _min_age(given, max(options.visibility_timeout, longest_lease(broker)))
     if not yes:
         names = ' and '.join(client.address.url for client in clients)
-        confirm(f'{"Move the documents of" if rotates else "Purge and compact"} {names}?')
+        confirm(f'Purge and compact {names}?')
     for client in clients:
         with suppress(CouchDBError):  # its vacuum raises it again
-            Marks(client).add(min_age) if rotates else mark(client, min_age)
+            mark(client, min_age)
     reports, unread = list[Report](), list[str]()
     for client in clients:
         echo(client.address.url, err=True)
-        may_be_replicated = client.address.url in {each.address.url for each in replicated}
-        run = rotate if rotates else partial(vacuum, may_be_replicated=may_be_replicated)
-        moving = partial(_moving, parts, unread) if client is broker else frozenset
         with _Bars() as bars:
             try:
-                reports.append(run(client, bars.show, age=min_age, wait=not no_wait, moving=moving))
+                reports.append(
+                    vacuum(
+                        client,
+                        bars.show,
+                        age=min_age,
+                        wait=not no_wait,
+                        may_be_replicated=client.address.url in {each.address.url for each in replicated},
+                        moving=partial(_moving, parts, unread) if client is broker else frozenset,
+                    )
+                )
             except DatabaseMissing:
                 echo('does not exist yet: there is nothing to purge', err=True)
             except KeyboardInterrupt as exc:
                 bars.close()
-                done = (
-                    'another run begins again or finishes'
-                    if rotates
-                    else 'the purged tombstones stay purged, and another run continues'
-                )
-                raise click.ClickException(f'stopped; {done}') from exc
+                raise click.ClickException(
+                    'stopped; the purged tombstones stay purged, and another run continues'
+                ) from exc
     if reports:
         echo_styled(format_table(_SUMMARY, map(vars, reports)))
     for report in reports:
@@ -179,14 +164,6 @@ def _sizes(before: int, after: int) -> str:
 
 def _remarks(report: Report, min_age: float) -> Iterator[str]:
     """Yield, in sentences, what the summary of a database does not say."""
-    if isinstance(report, rotation.Report) and report.marked:
-        moved = (
-            f'its documents are in the database {report.present} now, and the former one, {report.former}, is deleted'
-        )
-        if report.finished:
-            yield f'{moved}: an earlier rotation, which was stopped, is finished; run it again for another one'
-        else:
-            yield f'{moved}; it took no writes for {format_duration(report.closed)}'
     if report.replicated:
         yield (
             'devices or servers replicate this database, so no tombstones were purged: a replica could bring parcels '
@@ -194,7 +171,7 @@ def _remarks(report: Report, min_age: float) -> Iterator[str]:
         )
     elif not report.marked:
         yield (
-            f'no earlier vacuum is {format_duration(min_age)} old, so no tombstones were removed: '
+            f'no earlier vacuum is {format_duration(min_age)} old, so no tombstones were purged: '
             f'run it again later, or without --no-wait'
         )
     elif report.young:

@@ -10,7 +10,7 @@ from typing import Any
 from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower, read
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import SYNC
-from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, DatabaseMissing, DatabaseMoved
+from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, DatabaseMissing
 
 #: The ids in one request for all documents.
 _PAGE_IDS = 1000
@@ -103,8 +103,7 @@ class Inbox:
         if changes is not None:
             if isinstance(changes.error, (AccessDenied, DatabaseMissing)):
                 raise changes.error
-            # Documents that are too large together are read in parts. A database that was moved has other sequences.
-            if isinstance(changes.error, (AnswerTooLarge, DatabaseMoved)):
+            if isinstance(changes.error, AnswerTooLarge):  # documents that are too large together are read in parts
                 self._since = self.client.sequence()
                 self._begin_scan()
             elif changes.error is not None:
@@ -122,10 +121,7 @@ class Inbox:
         if time.monotonic() < self._poll_at:
             return None
         body = {'selector': self._selector} if self._selector else {}
-        try:
-            found = read(self.client, self._since, body, LIMIT, docs=False)
-        except DatabaseMoved as exc:
-            return Changes((), None, exc)
+        found = read(self.client, self._since, body, LIMIT, docs=False)
         self._poll_at = time.monotonic() + (self._poll if len(found['results']) < LIMIT else 0.0)
         return Changes(found['results'], found['last_seq'])
 

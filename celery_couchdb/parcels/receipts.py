@@ -18,7 +18,7 @@ from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.conflicts import delete_leaves
 from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, UNSTORABLE, WriteResult
-from kombu_couchdb.errors import CouchDBError, DatabaseMoved
+from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.parcels import parcel
 from kombu_couchdb.values import is_number
@@ -179,9 +179,6 @@ class Receipts:
         if changes is not None and changes.last is not None:
             self._write([row['id'] for row in changes.rows if not row.get('deleted')])
             self._since = changes.last
-        elif changes is not None and isinstance(changes.error, DatabaseMoved):
-            self._since = self._backend.store.sequence()
-            self._unread.update(self._open)
 
     def _write(self, ids: Sequence[str]) -> None:
         """Write the results with these document ids into the open receipts of their parcels, if they are final."""

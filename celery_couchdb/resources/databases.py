@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from kombu_couchdb.admin.status import DatabaseStatus, Status
 
-from .columns import Column, Row, count_cell, format_size
-
-
-def _name(row: Row) -> str:
-    return row['name'] if row['present'] == row['name'] else f'{row["name"]} (in {row["present"]})'
-
+from .columns import Column, count_cell, format_size
 
 #: The columns of databases.
 DATABASES = [
-    Column('DATABASE', None, _name, min_width=10),
+    Column('DATABASE', 'name', min_width=10),
     Column('DOCUMENTS', 'documents', count_cell, right=True),
     Column('TOMBSTONES', 'tombstones', count_cell, right=True),
     Column('SIZE', 'size', format_size, right=True),

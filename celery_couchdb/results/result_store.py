@@ -268,10 +268,9 @@ class ResultStore:
         """Return the rows of all documents whose id starts with `prefix`."""
         return self.retried(lambda: self.client.id_range(prefix, docs=docs))
 
-    def writes(self) -> tuple[str, int]:
-        """Return the present database, and the number of the last write to it, as CouchDB counts them."""
-        sequence = self.retried(self.client.sequence)
-        return sequence.database, int(sequence.partition('-')[0])
+    def writes(self) -> int:
+        """Return the number of the last write to the database, as CouchDB counts them."""
+        return int(str(self.retried(self.client.sequence)).partition('-')[0])
 
     def put(self, doc: Mapping[str, Any]) -> str | None:
         """Store a document with the `_rev` that it has and return its new revision, or None in case of a conflict."""

@@ -31,7 +31,6 @@ from kombu_couchdb.errors import (
     RETRIED,
     AnswerTooLarge,
     CouchDBError,
-    DatabaseMoved,
 )
 from kombu_couchdb.log import get_logger
 
@@ -177,8 +176,7 @@ class Subscriber:
                 if not self._asks and (isinstance(exc, AnswerTooLarge) or not is_outage):
                     self._stop_following()
                 elif is_outage:
-                    is_new = retry == _MIN_RETRY_SECONDS and not isinstance(exc, DatabaseMoved)
-                    level = logging.WARNING if is_new else logging.DEBUG  # one for each outage
+                    level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one for each outage
                     logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
                     time.sleep(retry)
                     pause, retry = 0.0, min(retry * 2, _MAX_RETRY_SECONDS)

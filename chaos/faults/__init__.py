@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .base import Fault
 from .network import BlackHole, Broken, ClockSet, Cut, Failing, Narrow, Refused, Slow, TooMany, Unavailable
-from .server import DatabaseMoved, ServerKilled, ServerPaused, ServerStopped
+from .server import ServerKilled, ServerPaused, ServerStopped
 from .workers import ChildKilled, ChildPaused, ClockAstray, ListenerPaused, WorkerKilled, WorkerPaused, WorkerStopped
 
 __all__ = ['Fault', 'faults_of']
@@ -32,17 +32,11 @@ _ALWAYS: tuple[type[Fault], ...] = (
 )
 
 
-def faults_of(
-    *, stopping: bool, killing: bool, pausing: bool = False, moving: bool = False
-) -> Mapping[str, type[Fault]]:
-    """Return the kinds of faults by name; faults of the server only if it may be stopped, killed or paused.
-
-    Databases are only moved if `moving` is true.
-    """
+def faults_of(*, stopping: bool, killing: bool, pausing: bool = False) -> Mapping[str, type[Fault]]:
+    """Return the kinds of faults by name; faults of the server only if it may be stopped, killed or paused."""
     allowed: Mapping[type[Fault], bool] = {
         ServerStopped: stopping,
         ServerKilled: killing,
         ServerPaused: pausing,
-        DatabaseMoved: moving,
     }
     return {kind.name: kind for kind in (*_ALWAYS, *(kind for kind, may in allowed.items() if may))}

@@ -21,7 +21,7 @@ from .jobs import FIRST_ROWS, needs_jobs_view, paged
 _BATCH_DOCS = 200
 
 #: The shapes of the rows of the view `dead`, and of its reduction.
-LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
+_LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
 
 #: The shape of the rows of the views `failures`, reduced to groups.
 GROUP = members(
@@ -59,7 +59,7 @@ def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
 
     You may delete or replay the letters while you iterate.
     """
-    for row in paged(client, design.NAME, 'dead', LETTER, **range_of(queue), include_docs=True, reduce=False):
+    for row in paged(client, design.NAME, 'dead', _LETTER, **range_of(queue), include_docs=True, reduce=False):
         if doc := row.get('doc'):
             yield as_letter(doc)
 
@@ -86,7 +86,7 @@ def latest(
         start = ['date'] if task is None else ['task', task] if kind is None else ['group', task, kind]
     where = {'startkey': [*start, last], 'endkey': [*start, *after], 'descending': True, 'include_docs': True}
     with needs_jobs_view(client):
-        for row in paged(client, name, view, LETTER, first=FIRST_ROWS, **where, reduce=False):
+        for row in paged(client, name, view, _LETTER, first=FIRST_ROWS, **where, reduce=False):
             if (doc := row.get('doc')) and is_letter(doc):
                 letter = as_letter(doc)
                 if (task is None or workitem.task_name(letter) == task) and kind in (None, dead_letter.kind_of(letter)):

@@ -1,24 +1,19 @@
-"""Lists of jobs: those in the queues, in the order in which they run, or the history, the latest first."""
+"""Lists of jobs: those in the queues, by state and time, or the history, the latest first."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from heapq import merge
-from itertools import chain, islice
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document
-from ..couchdb.shapes import Shape, anything, exactly, maybe, members, number, text
-from ..design.rows import Row, WaitingRow
+from ..couchdb.shapes import anything, exactly, maybe, members, number, text
 from ..documents import workitem
-from ..documents.task_message import HIGHEST
-from ..queues import waiting
 from ..queues.backlog import internal
 from .claimants import Claimants
-from .dead import LETTER, as_letter, range_of
+from .dead import as_letter, range_of
 from .jobs import BATCH_ROWS, TYPES, items_in, needs_jobs_view, paged
 
 #: The most documents that one page reads; the first requests for a queue count as so many documents.
@@ -26,19 +21,15 @@ MAX_EXAMINED, _QUEUE_COST = 1000, 20
 
 #: The shapes of rows. The queue in the key of a malformed item can be anything.
 _HEAD = members(key=exactly(lambda queue: True, number, number))
-_ROW, _CLAIM = members(id=text, key=anything), members(id=text, key=exactly(text, text, lambda queue: True))
+_ROW = members(id=text, key=anything)
+_CLAIM = members(id=text, key=exactly(text, text, lambda queue: True), value=number)
 
-#: The parts of a list for each queue, and all parts in their order.
+#: The parts of a list for each queue. Their rows follow each other in the view `waiting`.
 _IN_QUEUES = ('ready', 'scheduled', 'parked')
-_PARTS = ('history', 'claimed', *_IN_QUEUES, 'dead')
 
-#: The shapes of a place in a list: of the last row that was read, and of that of messages that are due.
-_LAST = exactly(anything, text)
-_LAST_DUE = exactly(maybe(_LAST), exactly(exactly(text, number, number), text), exactly(number, number, text))
+#: The shape of a place in a list.
 _PLACE = exactly(
-    lambda part: part in ('history', 'claimed', *_IN_QUEUES, 'dead'),
-    maybe(text),
-    exactly(maybe(_LAST), maybe(_LAST_DUE)),
+    lambda part: part in ('history', 'claimed', *_IN_QUEUES, 'dead'), maybe(text), maybe(exactly(anything, text))
 )
 
 
@@ -72,9 +63,10 @@ class JobFilter(NamedTuple):
 def listing(client: Client, wanted: JobFilter, limit: int) -> Iterator[Document]:
     """Yield up to `limit` jobs, in batches that are read when they are needed.
 
-    If only states and a queue are `wanted`, and `done` is not: claimed items come first, then ready ones in the order
-    in which workers claim them, scheduled, parked and dead ones. Otherwise the latest come first, by the time of the
-    last thing that happened to them; that request first brings its index up to date.
+    If only states and a queue are `wanted`, and `done` is not: claimed items come first, by the time of the claim; then
+    those of each queue: ready ones by priority and time (those that had a due date after the others), scheduled ones by
+    due date, and parked ones; then dead ones. Otherwise the latest come first, by the time of the last thing that
+    happened to them; that request first brings its index up to date.
     """
     return islice((doc for docs, _, _ in _examined(client, wanted) for doc in docs), limit)
 
@@ -84,9 +76,8 @@ class Place(NamedTuple):
 
     part: str
     queue: str | None
-    #: The key and the id of the last row, None before the first one; and the same of ready messages that had a due
-    #: date, see `_by_priority`.
-    after: tuple[Any, Any]
+    #: The key of the last row, of a claimed item the time of its claim, and its id; None before the first row.
+    after: Any
 
     def text(self) -> str:
         """Return the place as text, for a URL."""
@@ -101,8 +92,7 @@ class Place(NamedTuple):
             raise ValueError('nested too deeply') from exc
         if not _PLACE(found):
             raise ValueError('this is not the place of a page')
-        part, queue, after = found
-        return cls(part, queue, tuple(after))
+        return cls(*found)
 
 
 class JobPage(NamedTuple):
@@ -142,25 +132,6 @@ def published_since(client: Client, wanted: JobFilter, since: float, limit: int)
 # -- the parts of a list
 
 
-class _Range(NamedTuple):
-    """A range of the keys of a view."""
-
-    view: str
-    where: dict[str, Any]
-    row: Shape = _ROW
-    design: str = design.NAME
-    #: Only the rows whose keys end in this; None stands for all.
-    last: str | None = None
-
-    def rows(self, client: Client, after: Any, first: int | None = None) -> Iterator[Row]:
-        """Yield the rows in the order of the view, after the one with the key and id `after`; see `paged`."""
-        more = {'reduce': False} if self.design == design.NAME else {}
-        with needs_jobs_view(client) if self.design == design.JOBS else nullcontext():
-            for row in paged(client, self.design, self.view, self.row, after=after, first=first, **self.where, **more):
-                if self.last is None or row['key'][-1] == self.last:
-                    yield row
-
-
 def _examined(
     client: Client, wanted: JobFilter, after: Place | None = None, batch: int = BATCH_ROWS
 ) -> Iterator[tuple[list[Document], Place, int]]:
@@ -170,12 +141,12 @@ def _examined(
     """
     now, is_claimed = client.clock.now(), bool({'running', 'prefetched'} & set(wanted.states))
     claimants = Claimants.all(client) if is_claimed else Claimants((), now)
-    rows = _rows(client, wanted, now, after, batch)
+    rows = _rows(client, wanted, now, after or Place('claimed', None, None), batch)
     while part := list(islice(rows, batch)):
-        docs = iter(client.fetch([row['id'] for row, _ in part if row]))
-        for row, place in part:
-            jobs = _jobs_in(next(docs), place.part, now) if row else ()
-            yield [job for job in jobs if wanted.matches(job, claimants, now)], place, 1 if row else _QUEUE_COST
+        docs = iter(client.fetch([doc_id for doc_id, _ in part if doc_id]))
+        for doc_id, place in part:
+            jobs = _jobs_in(next(docs), place.part, now) if doc_id else ()
+            yield [job for job in jobs if wanted.matches(job, claimants, now)], place, 1 if doc_id else _QUEUE_COST
         batch = BATCH_ROWS
 
 
@@ -186,130 +157,77 @@ def _jobs_in(doc: Document | None, part: str, now: float) -> Iterable[Document]:
 
 
 def _rows(
-    client: Client, wanted: JobFilter, now: float, after: Place | None, first: int
-) -> Iterator[tuple[Row | None, Place]]:
-    """Yield the rows of a list, and the place after each; also None with the place where each queue begins."""
-    hidden = dict[str, bool]()  # the queues for replies, events and remote control, which rarely have messages
-    for part, queue, ranges in _parts(client, wanted, now, after):
-        if not ranges:
-            yield None, Place(part, queue, (None, None))
-            continue
-        last, last_due = after.after if after and (after.part, after.queue) == (part, queue) else (None, None)
-        for row, position in _ordered(client, part, ranges, last, last_due, first):
-            if queue is not None and wanted.queue is None:
-                if queue not in hidden:
-                    hidden[queue] = bool(internal(client, [queue]))
-                if hidden[queue]:
-                    break
-            if part == 'ready' and _is_planned(row):
-                last_due = position
-            else:
-                last = position
-            yield row, Place(part, queue, (last, last_due))
+    client: Client, wanted: JobFilter, now: float, after: Place, first: int
+) -> Iterator[tuple[str | None, Place]]:
+    """Yield the ids of the documents of a list, and the place after each; None with the place where a queue begins."""
 
+    def begin(part: str, queue: str | None = None) -> Place:
+        return after if after[:2] == (part, queue) else Place(part, queue, None)
 
-def _ordered(
-    client: Client, part: str, ranges: Sequence[_Range], last: Any, last_due: Any, first: int
-) -> Iterator[tuple[Row, Any]]:
-    """Yield the rows of a part of a list, and for each what to give as `last` or `last_due` to go on after it."""
-    if part == 'ready':
-        *at_once, due = ranges
-        rows = [*(_positioned(one.rows(client, last, first)) for one in at_once), _by_priority(client, due, last_due)]
-        return merge(*rows, key=lambda found: _order(found[0]))
-    return _positioned(ranges[0].rows(client, last, first))
-
-
-def _positioned(rows: Iterator[Row]) -> Iterator[tuple[Row, Any]]:
-    return ((row, [row['key'], row['id']]) for row in rows)
-
-
-def _is_planned(row: Row) -> bool:
-    return bool(row['key'][1] == design.PLANNED)
-
-
-_Part = tuple[str, str | None, Sequence[_Range]]
-
-
-def _parts(client: Client, wanted: JobFilter, now: float, after: Place | None) -> Iterator[_Part]:
-    """Yield the parts of a list in their order, each with its ranges; without those before `after`."""
     if wanted.needs_history:
         task = wanted.task or ''
         where = {'startkey': [task, {}], 'endkey': [task, wanted.since or 0], 'descending': True}
-        yield 'history', None, [_Range('history', where, design=design.JOBS)]
+        with needs_jobs_view(client):
+            yield from _range(client, design.JOBS, 'history', begin('history'), first, **where)
         return
-    states, begin = set(wanted.states), after or Place('claimed', None, (None, None))
-    if begin.part == 'claimed' and states & {'running', 'prefetched'}:
-        queue = None if wanted.queue is None else design.key_of(wanted.queue)
-        yield (
-            'claimed',
-            None,
-            [_Range('leases', {'startkey': ['claim'], 'endkey': ['claim', LAST]}, _CLAIM, last=queue)],
-        )
-    if begin.part != 'dead' and states & {*_IN_QUEUES}:
-        for name, rank in _queues(client, wanted.queue, begin.queue):
-            if name != begin.queue:
-                yield 'ready', name, []
-            for state in _IN_QUEUES:
-                is_before = name == begin.queue and _PARTS.index(state) < _PARTS.index(begin.part)
-                if state in states and not is_before and (ranges := _ranges(state, name, rank, now)):
-                    yield state, name, ranges
+    states = set(wanted.states)
+    if after.part == 'claimed' and states & {'running', 'prefetched'}:
+        yield from _claimed(client, wanted.queue, begin('claimed'))
+    if after.part != 'dead' and states & {*_IN_QUEUES}:
+        for queue in _queues(client, wanted.queue, after.queue):
+            is_begun = queue == after.queue and after.part in _IN_QUEUES
+            if not is_begun:
+                yield None, Place('ready', queue, None)
+            for state, where in _ranges(queue, now).items():
+                is_before = is_begun and _IN_QUEUES.index(state) < _IN_QUEUES.index(after.part)
+                if state in states and not is_before:
+                    yield from _range(client, design.NAME, 'waiting', begin(state, queue), first, reduce=False, **where)
     if 'dead' in states:
-        yield 'dead', None, [_Range('dead', range_of(wanted.queue), LETTER)]
+        where = range_of(wanted.queue)
+        yield from _range(client, design.NAME, 'dead', begin('dead'), first, reduce=False, **where)
 
 
-def _queues(client: Client, queue: str | None, first: str | None) -> Iterator[tuple[str, int]]:
-    """Yield the queues that have messages, from `first` on, and the lowest rank of a message in each.
+def _range(client: Client, name: str, view: str, place: Place, first: int, **where: Any) -> Iterator[tuple[str, Place]]:
+    """Yield the ids of the rows of a view after a place, see `paged`, and the place after each."""
+    for row in paged(client, name, view, _ROW, after=place.after, first=first, **where):
+        yield row['id'], place._replace(after=[row['key'], row['id']])
 
-    One small request for each. To group all rows by queue takes a second with a million messages.
+
+def _claimed(client: Client, queue: str | None, place: Place) -> Iterator[tuple[str, Place]]:
+    """Yield the ids of claimed items after a place, and the place after each; there are as many as workers hold."""
+    where = {'startkey': ['claim'], 'endkey': ['claim', LAST], 'reduce': False}
+    rows = client.view(design.NAME, 'leases', _CLAIM, **where)
+    key = None if queue is None else design.key_of(queue)
+    last = place.after if place.after and number(place.after[0]) else []
+    for found in sorted([row['value'], row['id']] for row in rows if key in (None, row['key'][2])):
+        if found > last:
+            yield found[1], place._replace(after=found)
+
+
+def _queues(client: Client, queue: str | None, first: str | None) -> Iterator[str]:
+    """Yield the queues that have messages, from `first` on, without those for replies, events and remote control.
+
+    Two small requests for each. To group all rows by queue takes a second with a million messages.
     """
     if queue is not None:
-        yield queue, 0
+        yield queue
         return
     start: list[Any] = [] if first is None else [design.key_of(first)]
     while rows := client.view(design.NAME, 'waiting', _HEAD, startkey=start, limit=1, reduce=False):
-        key, rank, _ = rows[0]['key']
-        if (name := design.queue_of(key)) is not None:
-            yield name, int(rank)
+        key = rows[0]['key'][0]
+        if (name := design.queue_of(key)) is not None and not internal(client, [name]):
+            yield name
         start = [key, LAST]
 
 
-def _ranges(state: str, queue: str, rank: int, now: float) -> Sequence[_Range]:
-    """Return the ranges of a queue's messages in a state; `rank` is the lowest that any of its messages has."""
+def _ranges(queue: str, now: float) -> dict[str, dict[str, Any]]:
+    """Return the ranges of a queue's messages in the view `waiting`, by state."""
     key = design.key_of(queue)
-    if state == 'parked':
-        return [_Range('waiting', design.rows_of(queue, design.PARKED))]
-    if rank > design.PLANNED:
-        return []
-    if state == 'scheduled':
-        return [_Range('waiting', design.planned_rows(queue, now))]
-    at_once = {'startkey': [key], 'endkey': [key, HIGHEST, LAST]}
-    due = {'startkey': [key, design.PLANNED], 'endkey': [key, design.PLANNED, now]}
-    ranges = [_Range('waiting', where, waiting.is_row) for where in (at_once, due)]
-    return ranges if rank <= HIGHEST else ranges[1:]
-
-
-def _by_priority(client: Client, due: _Range, after: Any) -> Iterator[tuple[Row, Any]]:
-    """Yield the rows of messages that are due, which the view sorts by date only, sorted by priority.
-
-    They are sorted in parts, as workers do. So the place after a row has three members: the last row before its part,
-    the last row of its part, and its own order there.
-    """
-    before, end, done = after or (None, None, None)
-    rows = due.rows(client, before)
-    while batch := list(islice(rows, BATCH_ROWS)):
-        part = [row for row in batch if end is None or row['key'][2] <= end[0][2]]
-        rows = chain(batch[len(part) :], rows)
-        end = end or [part[-1]['key'], part[-1]['id']]
-        for row in sorted(part, key=_order):
-            order = list(_order(row))
-            if done is None or order > done:
-                yield row, [before, end, order]
-        before, end, done = end, None, None
-
-
-def _order(row: Row) -> tuple[int, float, str]:
-    found = WaitingRow.of(row)
-    return found.rank, found.date, found.id
+    return {
+        'ready': {'startkey': [key], 'endkey': [key, design.PLANNED, now]},
+        'scheduled': design.planned_rows(queue, now),
+        'parked': design.rows_of(queue, design.PARKED),
+    }
 
 
 def mentions(doc: Document, searched: str) -> bool:

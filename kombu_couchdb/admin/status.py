@@ -100,8 +100,6 @@ class DatabaseStatus(TypedDict):
     """One database. The embedded server does not know `tombstones`, `size` and `active`: they are None."""
 
     name: str
-    #: The name of the database to which it was moved, if it was, see `couchdb.location`; otherwise the same.
-    present: str
     documents: int
     tombstones: int | None
     #: The size of the files, in bytes.
@@ -313,7 +311,6 @@ def _database(client: Client) -> DatabaseStatus:
     sizes = info.get('sizes') or {}
     return {
         'name': client.address.database,
-        'present': client.present,
         'documents': info['doc_count'],
         'tombstones': info.get('doc_del_count'),
         'size': sizes.get('file'),

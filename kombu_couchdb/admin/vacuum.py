@@ -62,7 +62,7 @@ _MIN_PURGE_DOCS, _MAX_PURGE_DOCS = 100, 2000
 _IDLE_SECONDS = 1.0
 
 #: The shape of CouchDB's response about a database.
-INFO = members(compact_running=flag, doc_count=number, doc_del_count=number, sizes=members(file=number))
+_INFO = members(compact_running=flag, doc_del_count=number, sizes=members(file=number))
 
 #: The document with the marks. Only administrators of the server or of the database can write design documents.
 MARKS = '_design/celery-marks'
@@ -149,14 +149,6 @@ def mark(client: Client, age: float) -> None:
     Marks(client).add(age)
 
 
-def wait_for_mark(marks: Marks, age: float, progress: Progress) -> None:
-    """Wait until the oldest mark is `age` seconds old."""
-    total = marks.ready_in(age)
-    while seconds := marks.ready_in(age):
-        progress('wait', int(total - seconds), int(total))
-        time.sleep(min(0.5, seconds))
-
-
 def vacuum(
     client: Client,
     progress: Progress,
@@ -224,11 +216,18 @@ class _Vacuum:
             self._report.replicated = True
             return
         if wait:
-            wait_for_mark(self._marks, self._age, self._progress)
+            self._wait()
         mark = self._marks.latest(self._age)
         self._report.marked = mark is not None
         if mark is not None:
             self._purge_before(mark)
+
+    def _wait(self) -> None:
+        """Wait until the oldest mark is old enough."""
+        total = self._marks.ready_in(self._age)
+        while seconds := self._marks.ready_in(self._age):
+            self._progress('wait', int(total - seconds), int(total))
+            time.sleep(min(0.5, seconds))
 
     def _purge_before(self, mark: Any) -> None:
         self._cluster.synchronise(self._age)
@@ -275,14 +274,14 @@ class _Vacuum:
 
     def _compacting(self) -> bool:
         # Both are needed: `compact_running` covers some nodes only, `_active_tasks` not all parts of a compaction.
-        if self._client.info(INFO)['compact_running']:
+        if self._client.info(_INFO)['compact_running']:
             return True
         with suppress(NotOffered):
             return self._cluster.busy('database_compaction', 'view_compaction')
         return False
 
     def _file(self) -> int:
-        return int(self._client.info(INFO)['sizes']['file'])
+        return int(self._client.info(_INFO)['sizes']['file'])
 
 
 # -- tombstones
@@ -371,17 +370,10 @@ class Tombstones:
 
     def count(self) -> int:
         """Return the number of tombstones in the database, including those of other applications."""
-        return int(self._client.info(INFO)['doc_del_count'])
+        return int(self._client.info(_INFO)['doc_del_count'])
 
     def before(self, mark: Any, moving: Collection[str] | None = ()) -> Iterator[list[DeletedDocument]]:
-        """Yield our tombstones that are older than the sequence `mark`, in pages; `moving` is that of `read`."""
-        for _, old, _ in self.read(mark, moving):
-            yield old
-
-    def read(
-        self, mark: Any, moving: Collection[str] | None = ()
-    ) -> Iterator[tuple[list[Row], list[DeletedDocument], Any]]:
-        """Yield all changes in pages, with our tombstones among them that are older than `mark`, and the last sequence.
+        """Yield our tombstones that are older than the sequence `mark`, in pages.
 
         Leave out those of messages in `moving`: their parcels are still there, and would be moved a second time. None
         leaves out all that were parcels.
@@ -392,7 +384,7 @@ class Tombstones:
             return doc_id.startswith(_MOVED) if moving is None else doc_id.partition('-')[0] in moving
 
         self._read_until = mark
-        for rows, last in pages(self._client, 0):
+        for rows, _ in self._pages(0):
             # Read the changes after the page: they include everything that happened to its documents before.
             self._read_changes()
             ours = [
@@ -402,7 +394,7 @@ class Tombstones:
             ]
             old = [tombstone for tombstone in ours if tombstone.id not in self._changed]
             self.young += len(ours) - len(old)
-            yield rows, [tombstone for tombstone in old if not is_kept(tombstone.id)], last
+            yield [tombstone for tombstone in old if not is_kept(tombstone.id)]
 
     def purge(self, tombstones: list[DeletedDocument]) -> None:
         """Purge tombstones. A document that was created anew meanwhile is kept."""
@@ -428,19 +420,18 @@ class Tombstones:
     def _read_changes(self) -> None:
         """Add the documents that have changed since the last call to `_changed`."""
         if self._read_until is not None:
-            for rows, last in pages(self._client, self._read_until):
+            for rows, last in self._pages(self._read_until):
                 self._read_until = last
                 self._changed.update(row['id'] for row in rows)
 
-
-def pages(client: Client, since: Any) -> Iterator[tuple[list[Row], Any]]:
-    """Yield the changes after the sequence `since` until now, in pages, each with its last sequence."""
-    rows: list[Row] | None = None
-    while rows is None or len(rows) == _PAGE_CHANGES:
-        params = {'since': since, 'limit': _PAGE_CHANGES, 'style': 'all_docs'}
-        page = client.request('GET', '/_changes', params, repeat=True, shape=_CHANGES)
-        rows, since = cast('list[Row]', page['results']), page['last_seq']
-        yield rows, since
+    def _pages(self, since: Any) -> Iterator[tuple[list[Row], Any]]:
+        """Yield the changes after the sequence `since` until now, in pages, each with its last sequence."""
+        rows: list[Row] | None = None
+        while rows is None or len(rows) == _PAGE_CHANGES:
+            params = {'since': since, 'limit': _PAGE_CHANGES, 'style': 'all_docs'}
+            page = self._client.request('GET', '/_changes', params, repeat=True, shape=_CHANGES)
+            rows, since = cast('list[Row]', page['results']), page['last_seq']
+            yield rows, since
 
 
 def batches(tombstones: list[DeletedDocument]) -> Iterator[dict[str, list[str]]]:

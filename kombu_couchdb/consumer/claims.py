@@ -167,8 +167,8 @@ class Gate:
         """Return the monotonic time of the next cycle that the gate needs, with this credit by queue; or infinity."""
         return inf
 
-    def begin(self, in_use: set[str]) -> None:
-        """Begin a cycle. `in_use` has the ids of the messages that are held, or whose tasks may still be running."""
+    def begin(self, in_use: Callable[[], set[str]]) -> None:
+        """Begin a cycle. `in_use` returns the ids of the messages that are held, or whose tasks may still run."""
 
     def saw(self, key: str) -> None:
         """Note that messages are parked under a key, perhaps by another consumer."""
@@ -193,7 +193,7 @@ class Gate:
         """Tell whether messages of this consumer use something that ends with its lease."""
         return False
 
-    def settle(self, in_use: set[str]) -> list[Document]:
+    def settle(self, in_use: Callable[[], set[str]]) -> list[Document]:
         """End a cycle, after its writes; return the messages that were woken, to be claimed again."""
         return []
 

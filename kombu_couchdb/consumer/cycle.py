@@ -155,7 +155,7 @@ class Cycle:
         self._writes.retry_changed(self._client.fetch)
         pulls = list(self.unacked.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
-        self._gate.begin(self._in_use())
+        self._gate.begin(self._in_use)
         pending = self._writes.take()
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         writes: list[PendingWrite] = []
@@ -203,7 +203,7 @@ class Cycle:
             )
             pending += self._writes.take_begun()
             self._commits.write(pending, writes)
-            self._offer(self._gate.settle(self._in_use()))
+            self._offer(self._gate.settle(self._in_use))
             self._ring()
         except CouchDBError:
             give_up([*pending, *writes])
@@ -219,7 +219,7 @@ class Cycle:
     def finish(self) -> None:
         """Release all unacknowledged messages and end the lease; *raises* the errors of `Client`."""
         self.unacked.release_all()
-        self._gate.begin(self._in_use())
+        self._gate.begin(self._in_use)
         changes: list[PendingWrite] = []
         # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other consumer
         # can write an outcome before the lease ends.

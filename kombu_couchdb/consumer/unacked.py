@@ -67,7 +67,7 @@ class Unacked:
         self.wakeup, self.pace = Wakeup(), Pace()
         #: The decisions that are not stored yet.
         self.writes = PendingWrites(self.wakeup, self.pace)
-        self._subscriptions: list[Subscription] = []
+        self._set_subscriptions([])
         self._held: dict[str, Delivery] = {}  # by delivery tag
         self._confirm_acks, self._in_outage = confirm_acks, False
         #: By delivery tag: who is told when a task that waits may begin. The tags of tasks that may begin and are
@@ -89,6 +89,12 @@ class Unacked:
         #: Whether the I/O thread ends because it has no work. The next use needs another consumer.
         self.retired = False
 
+    def _set_subscriptions(self, subscriptions: list[Subscription]) -> None:
+        #: The subscriptions, their queues, and the credits of their channels: replaced together, and never changed.
+        self._subscriptions = subscriptions
+        self.queues = {subscription.queue for subscription in subscriptions}
+        self._credits = {subscription.credit for subscription in subscriptions}
+
     # -- for kombu's thread: subscriptions
 
     def subscribe(self, subscription: Subscription) -> bool:
@@ -99,7 +105,7 @@ class Unacked:
             # The older subscriptions of the queue are served before it.
             same = [other.claimed for other in self._subscriptions if other.queue == subscription.queue]
             subscription.claimed = max(same, default=0)
-            self._subscriptions.append(subscription)
+            self._set_subscriptions([*self._subscriptions, subscription])
             for message in self._waiting_broadcasts.pop(subscription.queue, ()):
                 self._mailbox.put(broadcast(message, subscription))
             self.wakeup.set()
@@ -116,11 +122,10 @@ class Unacked:
     def cancel(self, subscription: Subscription) -> None:
         """Claim no more messages for a subscription, and release those that kombu has not received."""
         with self._lock:
-            if subscription in self._subscriptions:
-                self._subscriptions.remove(subscription)
+            self._set_subscriptions([other for other in self._subscriptions if other is not subscription])
             if subscription.queue not in self.queues:
                 self.acked.pop(subscription.queue, None)
-            if subscription.credit not in self._credits():
+            if subscription.credit not in self._credits:
                 subscription.credit.reset_ahead()
             self._release_undelivered(lambda delivery: delivery.subscription is subscription)
             self.wakeup.set()
@@ -138,7 +143,7 @@ class Unacked:
         """Note that kombu's thread asks for messages: more are claimed then for channels without a prefetch limit."""
         with self._lock:
             found_nothing = not len(self._mailbox)
-            for credit in self._credits():
+            for credit in self._credits:
                 if credit.request_more(self._unlimited, found_nothing=found_nothing):
                     self.wakeup.set()
 
@@ -314,12 +319,6 @@ class Unacked:
 
     # -- for the I/O thread: credit
 
-    @property
-    def queues(self) -> set[str]:
-        """The queues of the subscriptions."""
-        with self._lock:
-            return {subscription.queue for subscription in self._subscriptions}
-
     def credit(self, *, ahead: bool = False) -> dict[str, int]:
         """Return for each queue how many messages may be claimed for it now.
 
@@ -374,9 +373,6 @@ class Unacked:
             if self._paused != before:
                 self._release_undelivered(lambda delivery: delivery.doc['queue'] in paused)
                 self.wakeup.set()
-
-    def _credits(self) -> set[Credit]:
-        return {subscription.credit for subscription in self._subscriptions}
 
     # -- for the I/O thread: messages
 
@@ -500,19 +496,19 @@ class Unacked:
     def shelved(self) -> set[str]:
         """The queues from which messages are claimed ahead."""
         with self._lock:
-            return {delivery.doc['queue'] for credit in self._credits() for delivery in credit.shelf.values()}
+            return {delivery.doc['queue'] for credit in self._credits for delivery in credit.shelf.values()}
 
     @property
     def overdue_at(self) -> float:
         """The monotonic time at which the first message claimed ahead has waited for too long; infinite without one."""
         with self._lock:
-            return min((credit.overdue_at for credit in self._credits()), default=inf)
+            return min((credit.overdue_at for credit in self._credits), default=inf)
 
     def give_back(self, queues: Collection[str]) -> None:
         """Give back the messages claimed ahead from these queues, and those of channels that have become slow."""
         with self._lock:
             now = time.monotonic()
-            for credit in self._credits():
+            for credit in self._credits:
                 is_slow = credit.overdue_at <= now
                 if is_slow:
                     credit.throughput.stalled()

@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -77,8 +78,6 @@ class Address:
     proxy_roles: tuple[str, ...] = ()
     #: The same database on other nodes of the cluster. The client uses them in turn when this node is unavailable.
     others: tuple[Address, ...] = ()
-    #: Whether the database may be in another place than `database` says, see `couchdb.location`.
-    moves: bool = True
 
     def __post_init__(self) -> None:
         try:
@@ -111,31 +110,26 @@ class Address:
                 'remove one of the two'
             )
 
-    @property
+    @cached_property
     def server(self) -> str:
         """The URL of the server, without user and password."""
         host = f'[{self.host}]' if ':' in self.host else self.host
         return f'{"https" if self.tls else "http"}://{host}:{self.port}'
 
-    @property
+    @cached_property
     def url(self) -> str:
         """The URL of the database, without user and password, so that logs may contain it."""
-        return self.url_of(self.database)
-
-    def url_of(self, database: str | None) -> str:
-        """Return the URL of another database on the same server, without user and password; None: of this one."""
-        return f'{self.server}/{quote(database or self.database, safe="")}'
+        return f'{self.server}/{quote(self.database, safe="")}'
 
     @property
     def root(self) -> Address:
         """The address of the server itself, for requests that do not concern one database."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return _Root(**{**given, 'others': tuple(other.root for other in self.others), 'moves': False})
+        return _Root(**{**given, 'others': tuple(other.root for other in self.others)})
 
-    def beside(self, database: str, *, moves: bool = True) -> Address:
+    def beside(self, database: str) -> Address:
         """Return the address of another database on the same server, with the same user."""
-        others = tuple(other.beside(database, moves=moves) for other in self.others)
-        return replace(self, database=database, others=others, moves=moves)
+        return replace(self, database=database, others=tuple(other.beside(database) for other in self.others))
 
     @classmethod
     def of(
@@ -196,7 +190,8 @@ class Address:
 class _Root(Address):
     """The address of a server, without a database."""
 
-    def url_of(self, database: str | None) -> str:
+    @cached_property
+    def url(self) -> str:
         return self.server
 
 

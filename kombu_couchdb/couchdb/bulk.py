@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeVar
 from .. import errors
 from ..log import get_logger
 from .address import Address
-from .http import Http, encoded
-from .location import Pursuit
+from .http import encoded
 from .pacing import Kind, Pace, TooManyUnits
 from .shapes import Document, Shape, equal, exactly, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
@@ -44,16 +43,11 @@ class _Client(Protocol):
     """What a bulk write needs of a client."""
 
     address: Address
-    http: Http
     replicas: int
 
     @property
     def pace(self) -> Pace:
         """The pace of this process's requests."""
-
-    @property
-    def present(self) -> str:
-        """The name of the database to which requests go now."""
 
     def request(
         self,
@@ -63,7 +57,6 @@ class _Client(Protocol):
         body: Any,
         repeat: bool = False,
         size: int,
-        only: str | None = None,
         shape: Shape,
     ) -> Any:
         """Send a request and return the JSON of the response."""
@@ -96,9 +89,8 @@ class RequestSize:
 class BulkWrite:
     """One write of many documents: `update` or `create`."""
 
-    def __init__(self, client: _Client, size: RequestSize, only: str | None = None) -> None:
-        self._client, self._size, self._only = client, size, only
-        self._pursuit: Pursuit | None = None
+    def __init__(self, client: _Client, size: RequestSize) -> None:
+        self._client, self._size = client, size
         self._write = self._update
 
     def update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
@@ -106,6 +98,8 @@ class BulkWrite:
         if texts is not None:
             return self._in_parts(docs, texts)
         texts, unstorable = _encode(docs)
+        if not unstorable:
+            return self._in_parts(docs, texts)
         kept = [index for index in range(len(docs)) if index not in unstorable]
         found = iter(self._in_parts([docs[index] for index in kept], [texts[index] for index in kept]))
         return [unstorable.get(index) or next(found) for index in range(len(docs))]
@@ -119,7 +113,7 @@ class BulkWrite:
         return self.update(docs, texts)
 
     def copy(self, revisions: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        """Write revisions as they are, see `Client.copy_revisions`."""
+        """Write revisions with their histories as they are, see `Client.write_anew`."""
         self._write = self._create
         return self._in_parts(revisions, [encoded(doc) for doc in revisions])
 
@@ -141,20 +135,6 @@ class BulkWrite:
         return results
 
     def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
-        database = self._client.present
-        results = self._write_once(docs, texts)
-        if closed := [index for index, result in enumerate(results) if result.is_closed]:
-            self._pursuit = self._pursuit or Pursuit(self._client.http.location)
-            error = results[closed[0]].exception(self._client.address.url)
-            if not self._pursuit.follows(database, error, self._client.http.locate) or self._only:
-                raise error
-            again = self._in_parts([docs[index] for index in closed], [texts[index] for index in closed])
-            for index, result in zip(closed, again, strict=True):
-                results[index] = result
-        return results
-
-    def _write_once(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
-        """Write documents; those that a closed database refuses are in the result."""
         size = sum(map(len, texts))
         try:
             results = self._write(docs, texts)
@@ -166,11 +146,7 @@ class BulkWrite:
         self._size.learn(size, answered=True)
         for result in results:
             # The server has a problem, instead of a reason to refuse this document.
-            if (
-                result.is_refused
-                and not result.is_closed
-                and isinstance(error := result.exception(self._client.address.url), errors.RETRIED)
-            ):
+            if result.is_refused and isinstance(error := result.exception(self._client.address.url), errors.RETRIED):
                 raise error
         return results
 
@@ -179,9 +155,7 @@ class BulkWrite:
         shape = exactly(*(_shape_of_result(doc['_id']) for doc in docs))
         return [
             WriteResult.of(element)
-            for element in self._client.request(
-                'POST', '/_bulk_docs', body=body, size=len(docs), only=self._only, shape=shape
-            )
+            for element in self._client.request('POST', '/_bulk_docs', body=body, size=len(docs), shape=shape)
         ]
 
     def _create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple, cast
 
 import requests
 
-from ..errors import BrokenAnswer, CouchDBError, DatabaseMoved, ServerUnavailable
+from ..errors import BrokenAnswer, CouchDBError, ServerUnavailable
 from ..log import get_logger
 from .bounds import Bounds
 from .client import Client, Document, Row
 from .failures import from_transport
-from .location import UpdateSequence
 from .shapes import CHANGES
 
 logger = get_logger(__name__)
@@ -44,13 +43,10 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.5, 5.0
 def read(client: Client, since: Any, body: Document, limit: int, *, docs: bool = True) -> Document:
     """Return the changes after `since` as `{'results', 'last_seq'}`, without waiting.
 
-    `body`, `limit` and `docs` are those of `open_feed`. *Raises* `DatabaseMoved` if the database was moved after the
-    sequence `since`, and the errors of `Client`.
+    `body`, `limit` and `docs` are those of `open_feed`. *Raises* the errors of `Client`.
     """
-    database = UpdateSequence.database_of(since, client.present)
     params = _params(since, body, limit, docs)
-    text, _ = client.http.exchange('POST', '/_changes', params, body, repeat=True, only=database)
-    return _decoded(client, text, database)
+    return cast(Document, client.request('POST', '/_changes', params, body, repeat=True, shape=CHANGES))
 
 
 def open_feed(
@@ -69,19 +65,12 @@ def open_feed(
         body,
         read_timeout=heartbeat * 2 + 2,
         bounds=Bounds(longpoll=True),
-        only=UpdateSequence.database_of(since, client.present),
     )
 
 
 def _params(since: Any, body: Document, limit: int, docs: bool) -> dict[str, Any]:
     filters = {'filter': f'_{next(iter(body))}'} if body else {}
     return {'since': since, 'include_docs': docs, 'limit': limit, **filters}
-
-
-def _decoded(client: Client, text: bytes, database: str) -> Document:
-    """Return the JSON in a response, with the sequence as one of the present `database`."""
-    found = client.decode(text, request='POST /_changes', shape=CHANGES)
-    return {**found, 'last_seq': UpdateSequence.of(found['last_seq'], database)}
 
 
 class Longpoll:
@@ -131,7 +120,6 @@ class Longpoll:
         """
         if generation != self._generation:
             return None
-        database = UpdateSequence.database_of(since, self._client.present)
         try:
             response = open_feed(self._client, since, body, limit, heartbeat, docs=docs)
         except CouchDBError:
@@ -145,9 +133,6 @@ class Longpoll:
             for chunk in response.iter_content(None):
                 if generation != self._generation or not is_wanted():
                     return None
-                if self._client.present != database:
-                    error = DatabaseMoved(f'{self._client.address.url}: the database was moved during the changes feed')
-                    break
                 text += chunk
         except requests.RequestException as exc:
             error = from_transport(exc, f'{self._client.address.url}: the changes feed was cut off')
@@ -165,7 +150,7 @@ class Longpoll:
             raise error
         if not text.strip():  # a proxy may close the response between two empty lines
             raise BrokenAnswer(f'{self._client.address.url}: the changes feed was cut off')
-        return _decoded(self._client, bytes(text), database)
+        return cast(Document, self._client.decode(bytes(text), request='POST /_changes', shape=CHANGES))
 
 
 class Changes(NamedTuple):

@@ -17,7 +17,6 @@ from .bulk import BulkWrite, RequestSize, Unusable, read_in_parts
 from .clock import ServerClock
 from .failures import from_answer, not_offered
 from .http import Http, decoded, encoded, path_of
-from .location import UpdateSequence
 from .pacing import Pace
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
 from .write_result import WriteResult
@@ -99,11 +98,6 @@ class Client:
         return self.http.current.pace
 
     @property
-    def present(self) -> str:
-        """The name of the database to which requests go now, see `couchdb.location`."""
-        return self.http.location.database
-
-    @property
     def has_other_nodes(self) -> bool:
         """Whether the address names several nodes, so that the request after a failed one goes to another node."""
         return len(self.http.nodes) > 1
@@ -116,12 +110,9 @@ class Client:
         """Close idle connections. Later requests open new ones."""
         self.http.close()
 
-    def beside(self, database: str, *, moves: bool = True) -> Client:
-        """Return a client for another database on the same server, with the same user and time limits.
-
-        With `moves` false it is the one of this name, wherever its documents have been moved, see `couchdb.location`.
-        """
-        return type(self)(self.address.beside(database, moves=moves), self.timeouts[1], self.timeouts[0])
+    def beside(self, database: str) -> Client:
+        """Return a client for another database on the same server, with the same user and time limits."""
+        return type(self)(self.address.beside(database), self.timeouts[1], self.timeouts[0])
 
     def welcome(self) -> Document:
         """Return CouchDB's response to `GET /`; *raises* `NotCouchDB` if another service responds."""
@@ -151,7 +142,6 @@ class Client:
         *,
         repeat: bool = False,
         size: int = 1,
-        only: str | None = None,
         shape: Shape = anything,
     ) -> Any:
         """Send a request and return the JSON of the response.
@@ -164,7 +154,7 @@ class Client:
         administrators that the service does not offer.
         """
         try:
-            text, status = self.http.exchange(method, path, params, body, repeat=repeat, size=size, only=only)
+            text, status = self.http.exchange(method, path, params, body, repeat=repeat, size=size)
         except errors.CouchDBError as exc:
             if error := not_offered(exc, path, self):
                 raise error from exc
@@ -455,14 +445,11 @@ class Client:
         except errors.Conflict:
             return None
 
-    def bulk(
-        self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None, only: str | None = None
-    ) -> list[WriteResult]:
+    def bulk(self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None) -> list[WriteResult]:
         """Write many documents and return the result for each, in the same order; some may be stored and others not.
 
         `texts` are the documents as JSON, if the caller has encoded them. Documents that exceed the size of one request
-        are written in several requests. If the present database (see `present`) is not `only`, or is being moved, it
-        *raises* `DatabaseMoved` at once: for a write that makes no sense after a move.
+        are written in several requests.
 
         If CouchDB refuses a request because of one document (status 413, 400 or 412), the result of that document is
         refused with the error `document_too_large`, `refused` or `missing_stub`, and the others are written. A document
@@ -471,7 +458,7 @@ class Client:
         *Raises* `ServerUnavailable` if CouchDB did not decide about each document; the attribute `answered` of the
         error contains the results of earlier requests.
         """
-        return BulkWrite(self, self.request_size, only).update(docs, texts)
+        return BulkWrite(self, self.request_size).update(docs, texts)
 
     def create_once(
         self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None
@@ -498,17 +485,11 @@ class Client:
         generation, parent = revision_parts(tombstone['_rev']) if tombstone else (0, '')
         text = md5(encoded([parent, doc]), usedforsecurity=False).hexdigest()
         history = {'start': generation + 1, 'ids': [text, parent] if parent else [text]}
-        [result] = self.copy_revisions([{**doc, '_rev': f'{generation + 1}-{text}', '_revisions': history}])
+        revision = {**doc, '_rev': f'{generation + 1}-{text}', '_revisions': history}
+        [result] = BulkWrite(self, self.request_size).copy([revision])
         if result.is_refused:
             raise result.exception(self.address.url)
         return result.rev
-
-    def copy_revisions(self, revisions: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        """Write revisions as they are, as replication does, and return a result for each.
-
-        Each has `_revisions` (the parameter `revs` of reads). Those that the database has are stored already.
-        """
-        return BulkWrite(self, self.request_size).copy(revisions)
 
     # -- after a write without a response
     #
@@ -544,10 +525,9 @@ class Client:
 
         The response also contains the number of copies: update `replicas`.
         """
-        database = self.present  # if it is moved meanwhile, the first use of the sequence raises `DatabaseMoved`
         info = self.info(members(update_seq=shapes.sequence))
         self._learn_replicas(info)
-        return UpdateSequence.of(info['update_seq'], database)
+        return info['update_seq']
 
     # -- the database
 
@@ -568,7 +548,6 @@ class Client:
 
     def create(self) -> None:
         """Create the database if it does not exist; *raises* `AccessDenied`."""
-        self.http.locate()  # else a database that was moved would be created anew at its former place
         try:
             self.request('PUT', '')
         except errors.Conflict:
@@ -582,9 +561,3 @@ class Client:
 def winning(leaves: Sequence[Document]) -> Document | None:
     """Return the leaf that CouchDB shows: not deleted, then the longest history, then the largest revision."""
     return max(leaves, key=lambda leaf: (not leaf.get('_deleted'), *revision_parts(leaf['_rev'])), default=None)
-
-
-def _feed(since: Any, body: Document, limit: int, docs: bool) -> dict[str, Any]:
-    """Return the query parameters of a request to `_changes`; `body` is that of `Client.open_changes`."""
-    filters = {'filter': f'_{next(iter(body))}'} if body else {}
-    return {'since': since, 'include_docs': docs, 'limit': limit, **filters}

@@ -17,7 +17,6 @@ from ..errors import (
     Conflict,
     CouchDBError,
     DatabaseMissing,
-    DatabaseMoved,
     DocumentTooLarge,
     NotCouchDB,
     NotFound,
@@ -80,9 +79,6 @@ _NO_NUMBER = 'badarith'
 #: The reasons of CouchDB and PouchDB for a missing database; a missing document has other reasons.
 _NO_DATABASE = frozenset({'Database does not exist.', 'no_db_file', 'Database does not exist'})
 
-#: The reason for which a database refuses writes while it is moved, see `couchdb.location`.
-CLOSED = 'celery couchdb vacuum --rotate moves this database to another one'
-
 #: The errors of single documents in a bulk write, and of `write_result`; with any other the server has a problem.
 _DECISIONS: dict[str, type[CouchDBError]] = {
     'conflict': Conflict,
@@ -94,7 +90,7 @@ _DECISIONS: dict[str, type[CouchDBError]] = {
 }
 
 #: What to do about tombstones that cannot be purged.
-_TOMBSTONES_STAY = 'tombstones stay; leave them behind with "celery -A your_app couchdb vacuum --rotate"'
+_TOMBSTONES_STAY = 'tombstones stay; only a new database is without them, see "Move to a new database" in the docs'
 
 #: A purge has conditions that only these endpoints can tell.
 _UNSAFE = f'whether a purge would be safe is unknown, so {_TOMBSTONES_STAY}'
@@ -168,8 +164,6 @@ def _from_status(response: requests.Response, where: str, who: str | None, size:
     status, reason = response.status_code, reason_of(response)
     if status == 403 and is_account_lock(reason):
         return account_locked(where, who)
-    if status == 403 and reason == CLOSED:
-        return _moved(where)
     if status in (401, 403):
         return AccessDenied(
             f'{where} refused {who or NOBODY}: {reason.rstrip(".") or "access denied"}; '
@@ -237,15 +231,6 @@ def _is_administrator(client: _Client) -> bool:
         return True
 
 
-def is_closed(error: object, reason: object) -> bool:
-    """Tell whether CouchDB refused a document because its database is moved just now."""
-    return error == 'forbidden' and reason == CLOSED
-
-
-def _moved(where: str) -> DatabaseMoved:
-    return DatabaseMoved(f'{where}: the database is moved just now (vacuum --rotate), and takes no writes meanwhile')
-
-
 def reason_of(response: requests.Response) -> str:
     """Return the server's reason for a status of 400 or more, in one line of at most 300 characters."""
     body = body_of(response)
@@ -259,8 +244,6 @@ def is_account_lock(reason: str) -> bool:
 
 def from_answer(answer: dict[str, Any], where: str) -> CouchDBError:
     """Return the error for one document in a response to `_bulk_docs`."""
-    if is_closed(answer.get('error'), answer.get('reason')):
-        return _moved(where)
     kind = _DECISIONS.get(str(answer.get('error')), ServerUnavailable)
     return kind(f'{where}: {one_line(answer.get("error"))}: {one_line(answer.get("reason"))[:300]}')
 

@@ -29,7 +29,6 @@ from .auth import REFUSED, Auth, Headers
 from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds, seconds_left
 from .clock import ServerClock
 from .fork_safety import Shared, reset_in_child
-from .location import DOCUMENT, Location, Pursuit, location_name
 from .pacing import Pace, Turn, units_of
 
 logger = get_logger(__name__)
@@ -143,22 +142,19 @@ class Node:
         *,
         bounds: Bounds = ORDINARY,
         size: int = 1,
-        database: str | None = None,
     ) -> requests.Response:
         """Send a request and return the response. The body of a longpoll response (see `bounds`) is not read.
 
         `path` is relative to the URL of the database; None means the root of the server. `data` is the request body,
         and `size` the number of documents to write or of queries in it. `read_timeout` replaces the time limit for the
-        response, in seconds. It does not include the time for which the request waits, see `couchdb.pacing`. `database`
-        replaces the name in the address.
+        response, in seconds. It does not include the time for which the request waits, see `couchdb.pacing`.
 
         *Raises* the errors of `kombu_couchdb.errors`. Neither the errors nor their causes nor the frames of their
         tracebacks contain the password or the session cookie.
         """
-        url = (self.address.server + '/' if path is None else self.address.url_of(database) + path) + query
-        turn = Turn(*units_of(method, path, size))
+        url = (self.address.server + '/' if path is None else self.address.url + path) + query
         for is_last in (False, True):  # CouchDB has not executed a request that it refuses so, and it can be repeated
-            auth_headers, found = self._exchange_in_turn(turn, method, url, data, read_timeout, bounds)
+            auth_headers, found = self._exchange_in_turn(method, path, size, url, data, read_timeout, bounds)
             if isinstance(found, errors.CouchDBError):
                 raise found
             response = found
@@ -190,22 +186,32 @@ class Node:
         return self._exchange('POST', f'{self.address.server}/_session', Headers(), data)
 
     def _exchange_in_turn(
-        self, turn: Turn, method: str, url: str, data: bytes | None, read_timeout: float | None, bounds: Bounds
+        self,
+        method: str,
+        path: str | None,
+        size: int,
+        url: str,
+        data: bytes | None,
+        read_timeout: float | None,
+        bounds: Bounds,
     ) -> tuple[Headers, requests.Response | errors.CouchDBError]:
-        """Send a request at its turn, and again while the service refuses it for its limits.
+        """Send a request, at its turn if the service has limits, and again while the service refuses it for them.
 
         Return the authentication headers and what `_exchange` returned last.
         """
         found: requests.Response | errors.CouchDBError | None = None
         auth_headers = Headers()
-        while self.pace.wait(turn, seconds_left()):
+        turn = Turn(*units_of(method, path, size)) if self.pace.has_limits else None
+        while turn is None or self.pace.wait(turn, seconds_left()):
             auth_headers = self.auth.headers(self._post_session)  # after the wait: a token may end meanwhile
             found = self._exchange(method, url, auth_headers, data, read_timeout, bounds)
             if isinstance(found, errors.CouchDBError):
                 break
             if found.status_code != 429:
-                self.pace.accepted(turn)
+                if turn is not None:
+                    self.pace.accepted(turn)
                 break
+            turn = turn or Turn(*units_of(method, path, size))
             pause = _retry_after_seconds(found.headers.get('Retry-After'), self._clock.now())
             self.pace.refused(turn, min(pause, self.timeouts[1]))
         return auth_headers, self._out_of_time() if found is None else found
@@ -305,8 +311,6 @@ class Http:
 
     def __init__(self, address: Address, clock: ServerClock, timeouts: tuple[float, float]) -> None:
         self.nodes = [Node(node, clock, timeouts) for node in (address, *address.others)]
-        #: Where the database is.
-        self.location = Location.of(address)
         self._current = _current_nodes.of(tuple(node.address.server for node in self.nodes), lambda: [0])
 
     @property
@@ -331,7 +335,6 @@ class Http:
         repeat: bool = False,
         bounds: Bounds = ORDINARY,
         size: int = 1,
-        only: str | None = None,
     ) -> requests.Response:
         """Send a request, as `Node.send` does, and return the response; `body` is JSON or an object.
 
@@ -340,68 +343,17 @@ class Http:
         With `repeat`, for reads, the request is sent again if the connection was cut before the response: once, or once
         to each other node. A server or proxy may close an idle connection at the moment at which the client uses it
         again.
-
-        What a database refuses because it is moved is sent again to the present one, see `couchdb.location`. If the
-        request makes sense for the database `only`, it *raises* `DatabaseMoved` instead.
         """
         if isinstance(body, dict) and 'queries' in body:
             size = len(body['queries'])
         data = body if body is None or isinstance(body, bytes) else encoded(body)
-        pursuit = None
-        while True:
-            present = self.location.database
-            if only not in (None, present):
-                raise errors.DatabaseMoved(
-                    f'{self.current.address.url}: the database was moved; what was read has to be read again'
-                )
-            try:
-                return self._send(
-                    method, path, _query(params), data, read_timeout, repeat, bounds, size, database=present
-                )
-            except (errors.DatabaseMissing, errors.DatabaseMoved) as exc:
-                pursuit = pursuit or Pursuit(self.location)
-                if path is None or not pursuit.follows(present, exc, self.locate):
-                    raise
-
-    def locate(self) -> None:
-        """Ask where the database is; other requests do so only if it is missing or closed."""
-        if self.location.moves:
-            name = location_name(self.location.given)
-            url = self.current.address.url_of(name)
-            try:
-                text = self._send('GET', f'/{DOCUMENT}', repeat=True, database=name).content
-            except (errors.NotFound, errors.DatabaseMissing):
-                text = b'null'
-            except errors.AccessDenied:
-                return  # the error of the request tells more
-            try:
-                self.location.learn(decoded(text))
-            except ValueError:
-                raise errors.BrokenAnswer(f'{url}: unexpected response to GET /{DOCUMENT}') from None
-
-    def _send(
-        self,
-        method: str,
-        path: str | None,
-        query: str = '',
-        data: bytes | None = None,
-        read_timeout: float | None = None,
-        repeat: bool = False,
-        bounds: Bounds = ORDINARY,
-        size: int = 1,
-        database: str | None = None,
-    ) -> requests.Response:
-        """Send a request to the current node, and again or to other nodes as `send` says."""
-        if database == self.location.given:
-            database = None  # that of each node's own URL
+        query = _query(params)
         attempts = max(2, len(self.nodes)) if repeat else 1
         while True:
             attempts -= 1
             node = self.current
             try:
-                return node.send(method, path, query, data, read_timeout, bounds=bounds, size=size, database=database)
-            except errors.DatabaseMoved:
-                raise  # no other node would respond otherwise
+                return node.send(method, path, query, data, read_timeout, bounds=bounds, size=size)
             except errors.ServerUnavailable as exc:
                 self.switch_from(node)
                 if not attempts or not exc.was_cut:

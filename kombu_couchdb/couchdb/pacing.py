@@ -5,7 +5,8 @@ window of one second. Over the limit it refuses a request with status 429, and h
 the request is sent again by the same call, and the process sends fewer of its kind.
 
 Nobody tells a client its share of the limit, so each process finds it out: its rate falls with a refusal, and grows
-while requests wait for it (AIMD, as TCP does). Before the first refusal nothing is delayed.
+while requests wait for it (AIMD, as TCP does). Before the first refusal nothing is delayed, and nothing is counted
+unless the service is known to have limits: most servers have none.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ _REQUEST_SECONDS = 0.25
 #: limit this one, too, and what is above the limit is a burden for the other processes.
 _CAREFUL_UNITS = 4
 
-#: The most units of a request before the first refusal, if the service is known to have limits.
+#: The most units of a request before the first refusal, if the service is known to have limits; and what a process is
+#: supposed to have used in a second before the first refusal by a service of which that was not known.
 _FIRST_UNITS = 20
 
 #: The most reads that replace a query while queries are limited: a service offers more reads.
@@ -274,7 +276,9 @@ class Lane:
         if turn.sent <= self._refused_at and self.is_limited:
             return  # it was sent before the last refusal was known
         if not self._in_a_row:
-            used = sum(units for sent, units in self._sent if sent > turn.sent - _WINDOW_SECONDS)
+            is_counted = turn.sent > -inf
+            recent = (units for sent, units in self._sent if sent > turn.sent - _WINDOW_SECONDS)
+            used = sum(recent) if is_counted else _FIRST_UNITS
             if self.is_limited and turn.has_waited:
                 self._share, self._start = self.rate, inf
             else:
@@ -303,6 +307,8 @@ class Pace:
     def __init__(self, server: str, has_limits: bool = False) -> None:
         self._server, self._lanes = server, {kind: Lane() for kind in Kind}
         self._first_units = _FIRST_UNITS if has_limits else inf
+        #: Whether requests have to `wait`: the server is known to have limits, or has refused a request for them.
+        self.has_limits = has_limits
         self.reset()
         reset_in_child(self)
 
@@ -319,6 +325,8 @@ class Pace:
 
     def spare(self, kind: Kind) -> float:
         """Return the most units that a request of this kind may have now; 0 if it would have to wait."""
+        if not self.has_limits:
+            return inf
         with self._changed:
             return min(self._lanes[kind].spare(time.monotonic()), self.most(kind))
 
@@ -328,18 +336,22 @@ class Pace:
 
     def most(self, kind: Kind) -> float:
         """Return the most units that a request of this kind should have; infinite if no limit is known."""
+        if not self.has_limits:
+            return inf
         if self.is_limited(kind):
             return self._lanes[kind].most
         return _CAREFUL_UNITS if any(map(self.is_limited, Kind)) else self._first_units
 
     def next_at(self, kind: Kind) -> float:
         """Return the monotonic time at which `spare` may be more than 0; infinitely long ago without a limit."""
+        if not self.is_limited(kind):
+            return -inf
         with self._changed:
-            return self._lanes[kind].next_at(time.monotonic()) if self.is_limited(kind) else -inf
+            return self._lanes[kind].next_at(time.monotonic())
 
     def is_limited(self, kind: Kind) -> bool:
         """Tell whether requests of this kind were refused not long ago: they should be few."""
-        return self._lanes[kind].is_limited
+        return self.has_limits and self._lanes[kind].is_limited
 
     @property
     def reads_for_query(self) -> float:
@@ -373,8 +385,9 @@ class Pace:
     def refused(self, turn: Turn, pause: float) -> None:
         """Note that the service refused a request, and asked for a `pause` of so many seconds, if it did.
 
-        The request can be sent again after another `wait`. *Raises* `TooManyUnits` if it has too many for that.
+        The request can be sent again after a `wait`. *Raises* `TooManyUnits` if it has too many for that.
         """
+        self.has_limits = True
         with self._changed:
             lane = self._lanes[turn.kind]
             lane.refused(turn, time.monotonic(), pause)

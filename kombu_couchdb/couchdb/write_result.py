@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ..errors import CouchDBError
-from .failures import from_answer, is_closed
+from .failures import from_answer
 
 #: Errors that the client itself puts in place of a status code that CouchDB gave to a whole request, see `Client.bulk`.
 DOCUMENT_TOO_LARGE, REFUSED, MISSING_STUB, UNSTORABLE = 'document_too_large', 'refused', 'missing_stub', 'unstorable'
@@ -93,11 +93,6 @@ class WriteResult(NamedTuple):
     def is_refused(self) -> bool:
         """Whether CouchDB refuses the document, for now or for ever."""
         return self.status is WriteStatus.REFUSED
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether CouchDB refused the document because its database is moved just now."""
-        return self.is_refused and is_closed(self.error, self.reason)
 
     @property
     def is_permanent(self) -> bool:

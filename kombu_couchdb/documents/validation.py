@@ -60,20 +60,25 @@ def is_deeper(value: Any, levels: int = _MAX_LEVELS) -> bool:
     return bool(layer)
 
 
-def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> None:
-    """Raise `Unstorable` if CouchDB would not return `value` unchanged; `what` names the value in the error."""
-    if isinstance(value, dict):
-        if any(not isinstance(name, str) for name in value):
-            raise Unstorable(f'{what} cannot be stored: the names of members must be text')
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
+def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> Any:
+    """Return a copy of `value`; faster than `deepcopy`.
+
+    *Raises* `Unstorable` if CouchDB would not return the value unchanged; `what` names it in the error.
+    """
+    if not isinstance(value, (dict, list, tuple)):
         if isinstance(value, (int, float)) and not (value == 0 or _MIN_NUMBER <= abs(value) <= _MAX_NUMBER):
             raise Unstorable(f'{what} cannot be stored: CouchDB cannot hold the number {value!r:.40}')
-        return
+        return value
     if not levels:
         raise Unstorable(f'{what} cannot be stored: it is nested in more than {_MAX_LEVELS} levels')
-    for member in value:
-        check_value(what, member, levels - 1)
+    if not isinstance(value, dict):
+        return [check_value(what, member, levels - 1) for member in value]
+    copied = {}
+    for name, member in value.items():
+        if not isinstance(name, str):
+            raise Unstorable(f'{what} cannot be stored: the names of members must be text')
+        copied[name] = check_value(what, member, levels - 1)
+    return copied
 
 
 def flaw(doc: Mapping[str, Any]) -> str | None:

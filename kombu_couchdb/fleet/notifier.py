@@ -18,7 +18,7 @@ from ..couchdb.changes import LIMIT, Changes, Follower
 from ..couchdb.client import Client, Document
 from ..documents.ids import BROADCAST, BROKER
 from ..documents.workitem import is_waiting
-from ..errors import CouchDBError, DatabaseMissing, DatabaseMoved
+from ..errors import CouchDBError, DatabaseMissing
 from ..log import get_logger
 from ..queues import waiting
 from ..queues.databases import BroadcastsDatabase
@@ -326,11 +326,6 @@ class Notifier:
         """Return the documents that the feed reported, and let it continue."""
         report = self._follower.take()
         if report is None:
-            return []
-        if isinstance(report.error, DatabaseMoved):  # an outage of the feed only
-            self.on_outage()
-            for queue_candidates in candidates.values():
-                queue_candidates.clear()
             return []
         if report.error is not None:
             raise report.error

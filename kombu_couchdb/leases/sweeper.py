@@ -21,7 +21,7 @@ from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..couchdb.pacing import urgent
 from ..documents import concurrency, conflict_rules, rates
-from ..errors import DatabaseMoved, ServerUnavailable
+from ..errors import ServerUnavailable
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE
 from ..queues.routing import limit_in
@@ -94,8 +94,6 @@ class Sweeper:
         """Create a sweeper; `timeout` is the visibility timeout in seconds, and `sweep_limits` a part of each sweep."""
         self._store, self._topology, self._timeout, self._sweep_limits = store, topology, timeout, sweep_limits
         self._watch = Watch(store.client.clock, timeout)
-        #: The present database of the last sweep.
-        self._database = store.client.present
         #: Queues whose lifetime has passed by the server's time, by name, with the time at which it had.
         self._overdue = Unchanged(timeout / HEARTBEATS_PER_LEASE)
         #: Deletes queues without consumers.
@@ -151,13 +149,10 @@ class Sweeper:
         database has more of its claims, the sweep calls `on_orphans`. *Raises* the errors of `Client`; the next sweep
         does the rest.
         """
-        asked, database = time.monotonic(), self._store.client.present
+        asked = time.monotonic()
         leases = self._store.leases()
-        if database != self._database:  # nobody could write heartbeats while it was moved
-            self._watch.interrupted(inf)
-            self._database = database
         now = self._store.client.clock.now()
-        expired = self._end_expired_leases(leases, own, asked, database)
+        expired = self._end_expired_leases(leases, own, asked)
         self._release_messages(leases, own, expired)
         self._sweep_limits(leases, own, {doc['_id'] for doc in expired})
         living = set(leases['consumer']) - {doc['_id'] for doc in expired}
@@ -182,11 +177,11 @@ class Sweeper:
         self._schedule(pause if unfinished else None, len(living))
         return living
 
-    def _end_expired_leases(self, leases: LeaseStats, own: str, asked: float, database: str) -> list[Document]:
+    def _end_expired_leases(self, leases: LeaseStats, own: str, asked: float) -> list[Document]:
         """Delete the heartbeats of silent consumers; return those whose deletion was proven."""
         expires = {name: stats['max'] for name, stats in leases['consumer'].items() if name != own}
         self._watch.observe(expires, asked, self._store.client.fetch, {*leases['claim'], *leases['slot']})
-        expired = self._delete_heartbeats(self._watch.silent(), database)
+        expired = self._delete_heartbeats(self._watch.silent())
         for doc in expired:
             logger.warning(
                 'consumer %s on %s (pid %s) wrote no heartbeat for longer than its lease',
@@ -196,11 +191,8 @@ class Sweeper:
             )
         return expired
 
-    def _delete_heartbeats(self, silent: list[str], database: str) -> list[Document]:
-        """Delete these consumers' documents by their revision; return those whose deletion was proven.
-
-        *Raises* `DatabaseMoved` if their silence in `database` proves nothing: it is moved, and takes no heartbeats.
-        """
+    def _delete_heartbeats(self, silent: list[str]) -> list[Document]:
+        """Delete these consumers' documents by their revision; return those whose deletion was proven."""
         client, docs = self._store.client, list[Document]()
         for name, doc in zip(silent, client.fetch(silent), strict=True):
             # The view may be older than the last heartbeat: only a document as the watch saw it is deleted.
@@ -211,10 +203,7 @@ class Sweeper:
         asked = time.monotonic()
         try:
             with urgent(self._timeout / HEARTBEATS_PER_LEASE):
-                results = client.bulk([deletion(doc) for doc in docs], only=database)
-        except DatabaseMoved:
-            self._watch.interrupted(inf)
-            raise
+                results = client.bulk([deletion(doc) for doc in docs])
         except ServerUnavailable as exc:
             if exc.status != 429:
                 raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -154,10 +154,10 @@ class LimitsGate(Gate):
             return -inf
         return min((look.at for key, look in self._looks.items() if _is_served(key, credit)), default=inf)
 
-    def begin(self, in_use: set[str]) -> None:
-        """Begin a cycle. `in_use` has the ids of the messages that are held, or whose tasks may still be running."""
+    def begin(self, in_use: Callable[[], set[str]]) -> None:
+        """Begin a cycle. `in_use` returns the ids of the messages that are held, or whose tasks may still run."""
         self._began = time.monotonic()
-        self._slots.begin(in_use)
+        self._slots.begin(in_use() if len(self._slots) else set())
 
     def saw(self, key: str) -> None:
         """Note that messages are parked under a key, perhaps by another consumer."""
@@ -169,6 +169,8 @@ class LimitsGate(Gate):
 
         They still have to be admitted. *Raises* the errors of `Client`.
         """
+        if not self._looks:
+            return []
         now = time.monotonic()
         due = {
             parked: (look, *queue_and_key)
@@ -248,9 +250,9 @@ class LimitsGate(Gate):
         """Tell whether messages of this consumer use slots: they end with its lease."""
         return len(self._slots.spare) < len(self._slots)
 
-    def settle(self, in_use: set[str]) -> list[Document]:
+    def settle(self, in_use: Callable[[], set[str]]) -> list[Document]:
         """End a cycle, after its writes; return the messages that were woken, to be claimed again."""
-        self._slots.begin(in_use)
+        self._slots.begin(in_use() if len(self._slots) else set())
         woken, self._woken = self._woken, []
         # There is a spare slot if the claim that it was taken for has failed.
         self._is_due = bool(woken or self._freed or self._slots.spare)

@@ -116,8 +116,10 @@ class Store:
         request if no queue is temporary, else one, and two more for messages without a queue.
         """
         docs = [doc for doc in docs if doc.get('temporary') is True and isinstance(doc.get('queue'), str)]
+        if not docs:
+            return
         queues = sorted({doc['queue'] for doc in docs})
-        found = self.client.find([QUEUE + queue for queue in queues]) if queues else []
+        found = self.client.find([QUEUE + queue for queue in queues])
         missing = {queue for queue, doc in zip(queues, found, strict=True) if doc is None}
         if ids := [doc['_id'] for doc in docs if doc['queue'] in missing]:
             now = self.client.clock.now()

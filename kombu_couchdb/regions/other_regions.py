@@ -42,6 +42,8 @@ class OtherRegions:
 
         *Raises* `ConfigurationError` if the message names an unknown region.
         """
+        if not region.MEMBERS & {*message['properties'], *(message['headers'] or ())}:
+            return message, []
         name, plain = region.route(message)
         fallback = region.fallback(message['properties'], name, self._regions)
         if name is None or name == self.own:
@@ -74,8 +76,7 @@ class OtherRegions:
 
     def store(self, docs: Sequence[Any]) -> Sequence[Any]:
         """Store the parcels among documents, and return the others; *raises* what `Store.publish` raises."""
-        parcels = [doc for doc in docs if doc['type'] == 'Parcel']
-        if not parcels:
+        if not self.own or not (parcels := [doc for doc in docs if doc['type'] == 'Parcel']):
             return docs
         if self._store is None:
             self._store = Store(self._couchdb.beside(region.database(self._regions, str(self.own))))

@@ -65,6 +65,9 @@ ANY = 'any'
 #: seconds, and its default.
 _FALLBACK, _FALLBACK_AFTER, _FALLBACK_SECONDS = 'fallback', 'fallback_after', 30.0
 
+#: The properties and headers of messages that concern regions.
+MEMBERS = frozenset({REGION_PROPERTY, REGION_HEADER, _FALLBACK, _FALLBACK_AFTER})
+
 #: The longest time after which a task runs in another region, in seconds: about 31 years.
 _MAX_SECONDS = 1e9
 

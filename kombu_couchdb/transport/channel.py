@@ -159,14 +159,13 @@ class Channel(virtual.Channel):
     def _prepared(self, message: Document, exchange: str, routing_key: str) -> Document:
         """Return a copy of the message as it is stored: kombu may publish `message` again, and its caller change it."""
         body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
-        check_value('the message', {**message, 'body': body})
+        prepared: Document = check_value('the message', {**message, 'body': body})
         if reason := content_flaw(message):
             raise Unstorable(f'the message would become a dead letter: {reason}')
         if compression := (message.get('headers') or {}).get('compression'):
             check_unpacked(message['body'], compression)
         if (keep := message['properties'].get(KEEP_DONE)) is not None:
             check_keep_done(keep)
-        prepared: Document = _copied({**message, 'body': body})
         properties = prepared['properties']
         properties['body_encoding'] = encoding
         properties['delivery_info'] = {
@@ -432,13 +431,6 @@ class Channel(virtual.Channel):
         """Delete the ready and scheduled messages of a queue and return their number; claimed messages are kept."""
         check_names(queue=queue)
         return int(self.connection.store.purge(queue))
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of a message; faster than `deepcopy`."""
-    if isinstance(value, dict):
-        return {key: _copied(member) for key, member in value.items()}
-    return [_copied(element) for element in value] if isinstance(value, (list, tuple)) else value
 
 
 class Declared(queue_declare_ok_t):

@@ -73,7 +73,7 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, connection: Connection, steps: i
 
         return method
 
-    for name in ('bulk', 'create_once', 'copy_revisions'):
+    for name in ('bulk', 'create_once', 'write_anew'):
         monkeypatch.setattr(client, name, until_killed(getattr(client, name)))
 
 

@@ -13,6 +13,7 @@ from kombu.pidbox import Mailbox
 
 from celery_couchdb.jobs import Jobs, Unreadable
 from kombu_couchdb import design
+from kombu_couchdb.admin.jobs import OPEN
 from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.couchdb.client import Client, Row
 from kombu_couchdb.documents import workitem
@@ -265,23 +266,27 @@ def test_jobs_are_listed_by_state_and_queue(app: Celery, connect: Connect, clien
     assert [workitem.task_id(doc) for doc in listing(client, JobFilter(('scheduled',), 'q0'), 10)] == [later.id]
 
 
-def test_pending_jobs_are_listed_in_the_order_of_claims(
-    app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Jobs that were planned and are due now are between the others, over several pages.
+def test_jobs_of_a_state_are_listed_by_time(app: Celery, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claimed ones by claim, ready ones by priority and then those that had a due date, scheduled ones by due date.
 
     The embedded server returns some dates a little larger than they are stored.
     """
     monkeypatch.setattr('kombu_couchdb.admin.jobs.BATCH_ROWS', 4)
     app.send_task('task')
     [like] = items(client)
-    del like['_rev']
+    rev = like.pop('_rev')
     begin = client.clock.now() - 900
-    docs = [
-        {**like, '_id': f'{number:030x}', 'priority': number % 2, 'published': begin + number / 7}
-        for number in range(80)
-    ]
-    client.bulk([{**doc, **({'date': doc['published']} if number % 3 == 0 else {})} for number, doc in enumerate(docs)])
-    found = [doc['_id'] for doc in listing(client, JobFilter(('ready',)), 100)]
-    assert found[:-1] == [doc['_id'] for doc in sorted(docs, key=lambda doc: (-doc['priority'], doc['published']))]
-    assert [doc['_id'] for doc in listing(client, JobFilter(('ready',)), 50)] == found[:50]
+    docs, expected = list[Any](), list[Any]()
+    for number in range(100):
+        date = begin + number / 7
+        doc = {**like, '_id': f'{number * 7 % 100:030x}', 'priority': number % 2, 'published': date}
+        if kind := number % 4:
+            doc |= ({'claimed': {'by': f'gone-{number % 3}', 'date': date}}, {'date': date}, {'date': date + 7200})[
+                kind - 1
+            ]
+        docs.append(doc)
+        expected.append(((1, 0, 2, 3)[kind], -doc['priority'] if kind == 0 else 0, date, doc['_id']))
+    client.bulk([{**like, '_deleted': True, '_rev': rev}, *docs])
+    found = [doc['_id'] for doc in listing(client, JobFilter(OPEN), 100)]
+    assert found == [doc_id for *_, doc_id in sorted(expected)]
+    assert [doc['_id'] for doc in listing(client, JobFilter(('ready', 'scheduled')), 60)] == found[25:85]

@@ -87,7 +87,7 @@ def test_no_lease_ends_while_all_writes_are_refused(
     sweeper = Sweeper(Store(client), Topology(client), 3.0)
     refusals = []
 
-    def bulk(docs: Sequence[Any], *, only: str) -> list[WriteResult]:
+    def bulk(docs: Sequence[Any]) -> list[WriteResult]:
         refusals.append(docs)
         error = ServerUnavailable('refused')
         error.status = 429

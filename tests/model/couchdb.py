@@ -17,7 +17,6 @@ from urllib.parse import unquote
 
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.failures import CLOSED
 from kombu_couchdb.couchdb.shapes import Shape, anything
 
 Document = dict[str, Any]
@@ -32,9 +31,8 @@ class Revision(NamedTuple):
 #: All revisions of one document that a node knows, by revision.
 Tree = dict[str, Revision]
 
-#: A document's reply to a write at one node: its new revision, None for a conflict, or that the database is closed.
+#: A document's reply to a write at one node: its new revision, or None for a conflict.
 Reply = str | None
-REFUSED = ''
 
 
 def leaves(tree: Tree) -> list[str]:
@@ -111,11 +109,8 @@ class Node:
 class Write:
     """A `_bulk_docs` request in progress, which reaches the nodes one by one."""
 
-    #: Why the whole request failed.
-    error: errors.CouchDBError | None = None
-
-    def __init__(self, couchdb: CouchDB, docs: Sequence[Document], nodes: int, *, new_edits: bool = True) -> None:
-        self.couchdb, self.docs, self._nodes, self.new_edits = couchdb, docs, nodes, new_edits
+    def __init__(self, docs: Sequence[Document], nodes: int, *, new_edits: bool = True) -> None:
+        self.docs, self._nodes, self.new_edits = docs, nodes, new_edits
         self.pending = set(range(nodes))
         self._replies: list[list[Reply]] = []
 
@@ -147,8 +142,6 @@ class Write:
             return {'ok': True, 'id': doc['_id'], 'rev': proven}
         if self.pending:
             return None
-        if REFUSED in replies:
-            return {'id': doc['_id'], 'error': 'forbidden', 'reason': CLOSED}
         if stored:
             return {'ok': True, 'id': doc['_id'], 'rev': next(iter(stored)), 'accepted': True}
         if replies:
@@ -167,7 +160,7 @@ class CouchDB:
 
     def begin(self, docs: Sequence[Document], *, new_edits: bool = True) -> Write:
         """Receive a write, which has reached no node yet."""
-        write = Write(self, json.loads(json.dumps(docs)), len(self.nodes), new_edits=new_edits)
+        write = Write(json.loads(json.dumps(docs)), len(self.nodes), new_edits=new_edits)
         self.under_way.append(write)
         return write
 
@@ -379,7 +372,6 @@ class ModelClient(Client):
         *,
         repeat: bool = False,
         size: int = 1,
-        only: str | None = None,
         shape: Shape = anything,
     ) -> Any:
         body = json.loads(body) if isinstance(body, bytes) else body

@@ -187,7 +187,7 @@ class FleetClient(ModelClient):
         self.database: Database = member.fleet.broadcasts if is_secondary else member.fleet.broker
         self.clock = member.clock
 
-    def beside(self, database: str, *, moves: bool = True) -> Client:
+    def beside(self, database: str) -> Client:
         return FleetClient(self.member, is_secondary=True)
 
     def close(self) -> None:

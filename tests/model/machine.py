@@ -50,9 +50,6 @@ class Protocol(RuleBasedStateMachine):
         assert self._world is not None
         return self._world
 
-    def make_world(self, salt: int) -> World:
-        return World(self.nodes, salt)
-
     @initialize(
         skews=st.tuples(*[st.sampled_from([0.0, 1.9])] * 3),
         credit=st.integers(1, 2),
@@ -70,7 +67,7 @@ class Protocol(RuleBasedStateMachine):
         ahead: int = 0,
         keeps: bool = False,
     ) -> None:
-        self._world = self.make_world(salt)
+        self._world = World(self.nodes, salt)
         self.world.ahead, self.world.keeps = ahead, keeps
         self.stack.enter_context(self.world.in_place())
         self.world.wrong = wrong

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_couchdb.admin.rotation import _Rotation
 from kombu_couchdb.consumer.cycle import Cycle
 from kombu_couchdb.consumer.heartbeat import Heartbeat
 from kombu_couchdb.consumer.pending_writes import PendingWrites
@@ -22,7 +21,6 @@ from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Single
 from .publishing import PublishingCluster, PublishingJob, PublishingSingle
 from .removing import RemovingSingle
-from .rotation import Rotating
 
 FAULTS = [
     Fault(
@@ -30,7 +28,7 @@ FAULTS = [
         Single,
         Sweeper,
         '_delete_heartbeats',
-        'client.bulk([deletion(doc) for doc in docs], only=database)',
+        'client.bulk([deletion(doc) for doc in docs])',
         "[type('', (), {'is_proven': True}) for doc in docs]",
     ),
     Fault(
@@ -163,38 +161,6 @@ FAULTS = [
         '_store',
         "{**doc, '_rev': _opened(client, job, shown)}",
         '{**doc}',
-    ),
-    Fault(
-        'a database that is moved is not closed',
-        Rotating,
-        _Rotation,
-        '_put_closing',
-        'self._former.put(',
-        '(lambda doc: None)(',
-    ),
-    Fault(
-        'a rotation does not notice that the database had opened',
-        Rotating,
-        _Rotation,
-        '_close',
-        'while self._catch_up():',
-        'while False:',
-    ),
-    Fault(
-        'a rotation opens a database that another one has closed',
-        Rotating,
-        _Rotation,
-        '_put_closing',
-        "self._location.get(DOCUMENT)['_rev'] != self._place['_rev']",
-        'False',
-    ),
-    Fault(
-        'a rotation that was overtaken switches',
-        Rotating,
-        _Rotation,
-        '_put_location',
-        "doc['_rev'] = self._place['_rev']",
-        "doc['_rev'] = self._location.get(DOCUMENT)['_rev']",
     ),
 ]
 

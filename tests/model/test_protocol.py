@@ -9,7 +9,6 @@ from .limited import LimitedCluster, LimitedSingle
 from .machine import Cluster, Protocol, Single
 from .publishing import PublishingCluster, PublishingJob, PublishingSingle
 from .removing import RemovingCluster, RemovingSingle
-from .rotation import Rotating
 
 
 @pytest.mark.slow
@@ -25,7 +24,6 @@ from .rotation import Rotating
         (PublishingSingle, 40),
         (PublishingCluster, 25),
         (PublishingJob, 25),
-        (Rotating, 40),
     ],
 )
 def test_promises_hold_in_any_order_of_events(machine: type[Protocol], examples: int) -> None:

@@ -135,10 +135,6 @@ class World:
         """Return the client of a process whose clock is `skew` seconds ahead."""
         return _ModelClient(self, skew)
 
-    def read(self, request: Request, at: int) -> Any:
-        """Return the response of node `at` to a request that writes nothing; raise the error that it causes."""
-        return self.couchdb.read(*request[:3], at % len(self.couchdb.nodes))
-
     def set_server_clock(self, wrong: float) -> None:
         """Make the server's clock wrong by this number of seconds."""
         self.wrong, self.set_at = wrong, self.now
@@ -179,9 +175,7 @@ class World:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Patch the clocks, threads and identities in the modules of the product with those of this world."""
-        clock = SimpleNamespace(
-            time=lambda: self.now, monotonic=lambda: self.now - START, sleep=lambda seconds: wait(Sleep(seconds))
-        )
+        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now - START)
         fakes: list[tuple[Any, str, Any]] = [
             (io_thread, 'threading', SimpleNamespace(Thread=ThreadOfModel, Event=SilentEvent)),
             (io_thread, 'at_exit', mock.Mock()),
@@ -222,16 +216,14 @@ class Actor:
             return self._resume(None)
         if self.waiting.write is None:
             try:
-                answer = self._world.read(self.waiting, at)
+                answer = self._world.couchdb.read(*self.waiting[:3], at % len(self._world.couchdb.nodes))
             except errors.CouchDBError as exc:
                 return self._resume(exc)
             return self._resume(answer)
         write = self.waiting.write
         for more in range(len(self._world.couchdb.nodes)):
             if write.answers is None:
-                write.couchdb.land(write, (at + more) % len(self._world.couchdb.nodes))
-        if write.error is not None:
-            return self._resume(write.error)
+                self._world.couchdb.land(write, (at + more) % len(self._world.couchdb.nodes))
         for doc, answer in zip(write.docs, write.answers or [], strict=True):
             self._on_response(doc, answer)
         return self._resume(self._shape(write.response))

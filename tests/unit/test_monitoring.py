@@ -58,7 +58,7 @@ STATUS: Status = {
         }
     ],
     'leaders': [{'duty': 'beat:default', 'name': 'beat@host', 'holder': 'host', 'renewed': 1.0, 'alive': True}],
-    'database': {'name': '', 'present': '', 'documents': 1, 'tombstones': 1, 'size': 1, 'active': 1},
+    'database': {'name': '', 'documents': 1, 'tombstones': 1, 'size': 1, 'active': 1},
     'broadcasts': None,
     'results': None,
 }

@@ -137,6 +137,12 @@ def test_requests_wait_after_a_refusal() -> None:
     assert 0.1 < lane.take(following, 3.0) < 0.2
 
 
+def test_first_refusal_by_a_service_whose_limits_were_unknown() -> None:
+    lane = Lane()
+    lane.refused(Turn(Kind.WRITE), 1.0)  # what was sent before is not known
+    assert 10 < lane.rate < 20
+
+
 def test_service_that_asks_for_a_pause_gets_it() -> None:
     lane, turn = Lane(), Turn(Kind.READ)
     lane.take(turn, 1.0)
@@ -241,9 +247,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pace_says_what_is_spare(quick: None) -> None:
     pace, turn = Pace('http://127.0.0.1:1'), Turn(Kind.QUERY, 8)
     assert pace.spare(Kind.QUERY) == pace.most(Kind.QUERY) == inf
+    assert not pace.has_limits
     assert pace.wait(turn, 1.0)
     with pytest.raises(TooManyUnits):
         pace.refused(Turn(Kind.QUERY, 200), 0.0)
+    assert pace.has_limits
     assert pace.most(Kind.QUERY) < 200
     assert 1 < pace.most(Kind.WRITE) < 10  # it is probably limited, too
 

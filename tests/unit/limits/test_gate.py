@@ -57,12 +57,12 @@ class World:
         """Claim messages in a cycle; return the ids of those that are admitted, and of all documents to be written."""
         docs = [{'_id': name, '_rev': '1-a', 'queue': 'q', 'message': {'headers': headers}} for name in names]
         writes: list[PendingWrite] = []
-        self.gate.begin(self.held)
+        self.gate.begin(lambda: self.held)
         admitted = [doc['_id'] for doc in self.gate.admit({'q': docs}, writes)['q']]
         self.gate.wake(writes)
         self.gate.free(writes)
         self.held = {*self.held, *admitted}
-        self.gate.settle(self.held)
+        self.gate.settle(lambda: self.held)
         assert all('parked' in doc or doc.get('_deleted') for doc, _ in writes)
         return admitted, [doc['_id'] for doc, _ in writes]
 

@@ -61,7 +61,7 @@ def consumer(*queues: str, alive: bool = True) -> ConsumerStatus:
 
 
 def database(name: str, size: int | None = None) -> DatabaseStatus:
-    return {'name': name, 'present': name, 'documents': 5, 'tombstones': size, 'size': size, 'active': size}
+    return {'name': name, 'documents': 5, 'tombstones': size, 'size': size, 'active': size}
 
 
 def a_status(
