@@ -68,7 +68,7 @@ class HandOver:
 
         `consumer` is that of a worker which is ready.
         """
-        self._consumer = consumer
+        self._consumer = consumer or self._consumer  # there is none yet when the first processes of a pool are forked
         with self._app.connection_for_read() as connection:  # does not connect
             self._has_our_broker = connection.transport.driver_type == 'couchdb'
         broker = None
