@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .entries import LEAST_GRACE_SECONDS, MALFORMED, Entry, ScheduleState, error_of, new_state, task_id_of
+from .entries import LEAST_GRACE_SECONDS, MALFORMED, Entry, ScheduleState, error_of, task_id_of
 from .schedules import LATEST, Asked, Rule
 
 #: The most missed due dates of an entry of which `all` are sent.
@@ -39,26 +39,27 @@ class Decision(NamedTuple):
 
 
 def planned(
-    entry: Entry, state: ScheduleState | None, doc_id: str, rev: str | None, now: float, earliest: float = 0.0
+    entry: Entry, state: ScheduleState | None, blank: ScheduleState, now: float, earliest: float = 0.0
 ) -> ScheduleState:
     """Return the state of an entry whose schedule is new, or the same object if the schedule has not changed.
 
-    `state` is the stored state, if there is a valid one, with the id `doc_id` and the revision `rev`. No due date is
-    before `earliest`. After an edit none is in the past, unless the edit also set a later `start`.
+    Without a `state` it begins with `blank`. Nothing can have been written before the date `earliest`, so what an older
+    `start` made due is past. After an edit no due date is in the past, unless the edit also set a later `start`.
     """
     if state is not None and state['plan'] == entry.plan and (entry.error is None or state['error'] == entry.error):
         return state
     anchor = now if entry.start is None else float(entry.start)
-    fresh: ScheduleState = {**(state or new_state(doc_id, rev)), 'plan': entry.plan, 'due': None, 'error': entry.error}
+    fresh: ScheduleState = {**(state or blank), 'plan': entry.plan, 'due': None, 'error': entry.error}
     fresh['anchor'] = anchor
     if entry.rule is None or not entry.enabled:
         return fresh
-    after = max(anchor, earliest, now if rev and state is None else 0.0)  # somebody has edited the state
-    if state is not None:
-        # What was sent is not sent again: CouchDB may have forgotten its id.
-        after = max(after if anchor > state['anchor'] else max(after, now), state['last'] or 0.0)
+    if state is None:
+        after = max(anchor if anchor >= earliest else now, blank['anchor'])
+    else:
+        after = max(anchor, earliest if anchor > state['anchor'] else now)
     try:
-        fresh['due'] = _next(entry.rule, anchor, after)
+        # What was sent is not sent again: CouchDB may have forgotten its id.
+        fresh['due'] = _next(entry.rule, anchor, max(after, fresh['last'] or 0.0))
     except Exception as exc:  # schedules in the code of the app may raise anything
         fresh['error'], fresh['plan'] = f'its next due date cannot be computed: {error_of(exc)}', MALFORMED
     return fresh

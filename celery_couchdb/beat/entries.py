@@ -31,6 +31,7 @@ from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab
 from kombu.utils.json import dumps, loads
 
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.shapes import Shape, flag, maybe, text
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_value
@@ -291,14 +292,31 @@ def _value(member: str, doc: Mapping[str, Any], code: CodeEntry | None) -> Any:
 
 
 def state_of(doc: Document | None) -> ScheduleState | None:
-    """Return a document as a state; None if there is none, or if it was edited and is malformed."""
-    if doc is None or not all(name in doc and check(doc[name]) for name, check in _STATE.items()):
+    """Return a document as a state; None if there is none, or it was deleted, or somebody's edit made it malformed."""
+    if doc is None or doc.get('_deleted') or not all(name in doc and _STATE[name](doc[name]) for name in _STATE):
         return None
     return cast(ScheduleState, doc)
 
 
-def new_state(doc_id: str, rev: str | None) -> ScheduleState:
-    """Return the first state of an entry; `rev` is the revision of a malformed state, which it replaces."""
+def deleted_state(doc: Document, now: float) -> Document:
+    """Return the deletion of a state. It tells what was sent: an entry that is added anew must not send it again."""
+    state, deleted = state_of(doc), deletion(doc)
+    if state is None:
+        return deleted
+    until = now if state['due'] is None else min(now, state['due'] - 0.001)
+    return {**deleted, 'key': state['key'], 'until': max(until, state['last'] or 0.0)}
+
+
+def tells_dates(former: Document | None) -> bool:
+    """Tell whether it is known which due dates are past: there never was a state, or `deleted_state` tells it."""
+    return former is None or (_STATE['key'](former.get('key')) and _is_date(former.get('until')))
+
+
+def new_state(doc_id: str, former: Document | None = None) -> ScheduleState:
+    """Return the first state of an entry; `former` was deleted or is malformed, and what it tells is kept.
+
+    Its `anchor` is the date until which due dates are past.
+    """
     state: ScheduleState = {
         '_id': doc_id,
         'type': 'ScheduleState',
@@ -313,8 +331,10 @@ def new_state(doc_id: str, rev: str | None) -> ScheduleState:
         'skipped': 0,
         'error': None,
     }
-    if rev:
-        state['_rev'] = rev
+    if former is not None and tells_dates(former):
+        state['key'], state['anchor'] = former['key'], float(former['until'])
+    if former is not None and '_rev' in former and not former.get('_deleted'):
+        state['_rev'] = former['_rev']
     return state
 
 

@@ -20,9 +20,8 @@ from celery.beat import BeatLazyFunc, Scheduler
 from celery.utils.nodenames import gethostname, nodename
 from kombu.exceptions import OperationalError
 
-from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import Follower
-from kombu_couchdb.couchdb.client import Client, Document, Row, chunks
+from kombu_couchdb.couchdb.client import Client, Document, Row, chunks, winning
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.documents.ids import LEADER
 from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError, DatabaseMoved
@@ -32,7 +31,19 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import CollectingProducer, Transport
 
 from .due_dates import Decision, decide, noted, planned
-from .entries import CodeEntry, Entry, Names, ScheduleState, code_entries, state_of, task_id_of, to_write
+from .entries import (
+    CodeEntry,
+    Entry,
+    Names,
+    ScheduleState,
+    code_entries,
+    deleted_state,
+    new_state,
+    state_of,
+    task_id_of,
+    tells_dates,
+    to_write,
+)
 
 logger = get_logger(__name__)
 
@@ -133,9 +144,10 @@ class _Unread(NamedTuple):
     """An entry that was not taken over yet."""
 
     doc: Document
-    #: The document of its state, if it has one that this process has not taken over.
+    #: Its state, if this process has not taken it over: the document, perhaps malformed, or what is left of a deleted
+    #: one; without a revision if this process knows it and it is not stored any more.
     state: Document | None
-    #: It has no due date before this date.
+    #: The document was not written before this date.
     earliest: float = 0.0
 
 
@@ -198,7 +210,11 @@ class DueTasks(Duty):
         self._since = self._client.sequence()
         docs, states = (self._read(prefix) for prefix in (self._names.entries, self._names.states))
         self._sync(docs)
-        self._unread = {name: _Unread(doc, states.pop(name, None)) for name, doc in docs.items()}
+        left = self._find_states([name for name in docs if name not in states])
+        just_now, self._unread = self._just_now(), {}
+        for name, doc in docs.items():
+            state = states.pop(name, None) or left[name]
+            self._unread[name] = _Unread(doc, state, 0.0 if tells_dates(state) else just_now)
         self._entries, self._states = {}, {}
         self._delete([*states.values()])
 
@@ -209,11 +225,12 @@ class DueTasks(Duty):
         docs = self._client.find([prefix + name for name in changed])
         stored = {name: self._unread[name].state for name in changed if name in self._unread}
         stored |= self._find_states([name for name in changed if name not in self._states and not stored.get(name)])
-        deleted = list[Mapping[str, Any]]()
+        deleted = list[Document]()
         for name, doc in zip(changed, docs, strict=True):
             known = self._unread.get(name) or self._entries.get(name)
             if doc is None:
-                deleted += filter(None, (self._states.pop(name, None), stored.get(name)))
+                states = (self._states.pop(name, None), stored.get(name))
+                deleted += [dict(state) for state in states if state and '_rev' in state and '_deleted' not in state]
                 self._unread.pop(name, None)
                 self._entries.pop(name, None)
             elif known is None or known.doc['_rev'] != doc['_rev']:
@@ -228,10 +245,9 @@ class DueTasks(Duty):
         for name, unread in list(islice(self._unread.items(), _ROUND_ENTRIES)):
             state = self._states.get(name) or state_of(unread.state)
             entry = Entry.of(name, unread.doc, self._app, self._code.get(name))
-            rev = unread.state['_rev'] if unread.state else None
-            wanted = planned(entry, state, self._names.states + name, rev, now, unread.earliest)
+            wanted = planned(entry, state, new_state(self._names.states + name, unread.state), now, unread.earliest)
             self._entries[name] = entry
-            if wanted is state:
+            if wanted is state and '_rev' in state:
                 self._set_state(name, state)
             else:
                 fresh[name] = wanted
@@ -315,20 +331,31 @@ class DueTasks(Duty):
         return self._client.clock.now() - LEASE_SECONDS
 
     def _find_states(self, names: Sequence[str]) -> dict[str, Document | None]:
-        return dict(zip(names, self._client.find([self._names.states + name for name in names]), strict=True))
+        """Return the states of entries by name; of a deleted one what is left of it."""
+        found = dict[str, Document | None]()
+        for part in chunks(names, _READ_DOCS):
+            ids = sorted(self._client.known([self._names.states + name for name in part]))
+            found |= {
+                doc_id: winning(leaves) for doc_id, leaves in zip(ids, self._client.fetch_leaves(ids), strict=True)
+            }
+            self.renew()
+        return {name: found.get(self._names.states + name) for name in names}
 
     def _set_state(self, name: str, state: ScheduleState) -> None:
         self._unread.pop(name, None)
         self._states.pop(name, None)
         self._states[name] = state
 
-    def _delete(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def _delete(self, states: Sequence[Document]) -> None:
         """Delete the states of deleted entries: a new entry of the same name must not continue them."""
         for part in chunks(states, _READ_DOCS):
-            self._client.bulk([deletion(state) for state in part])
+            self._client.bulk([deleted_state(state, self._client.clock.now()) for state in part])
 
     def _store(self, states: Mapping[str, ScheduleState]) -> None:
-        """Store states, and take over those that another process has changed instead."""
+        """Store states, and take over those that another process has changed instead.
+
+        If somebody has deleted or damaged a state, what this process knows is written again.
+        """
         conflicts = []
         for name, result in zip(states, self._client.bulk([*states.values()]) if states else (), strict=True):
             if result.is_stored:
@@ -346,6 +373,9 @@ class DueTasks(Duty):
         if conflicts:
             logger.debug('the states of %d schedule entries were changed by another process', len(conflicts))
             for name, doc in self._find_states(conflicts).items():
+                if state_of(doc) is None:
+                    known = {key: value for key, value in states[name].items() if key != '_rev'}
+                    doc = {**known, **({} if doc is None or doc.get('_deleted') else {'_rev': doc['_rev']})}
                 self._unread[name] = self._unread[name]._replace(state=doc)
 
 

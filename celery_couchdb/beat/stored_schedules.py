@@ -23,7 +23,17 @@ from kombu_couchdb.values import is_number
 
 from ..connections import producer_as
 from .due_dates import upcoming
-from .entries import CODE_MEMBERS, MALFORMED, Entry, Names, ScheduleState, code_entries, error_of, state_of
+from .entries import (
+    CODE_MEMBERS,
+    MALFORMED,
+    Entry,
+    Names,
+    ScheduleState,
+    code_entries,
+    deleted_state,
+    error_of,
+    state_of,
+)
 from .scheduler import send
 from .schedules import described
 
@@ -172,11 +182,11 @@ class Schedules:
             raise ConfigurationError(
                 f'schedule entry {name!r:.220} is in the code of the app: remove it there, or disable it'
             )
-        for found in (doc, state):
-            if found is not None:
-                [result] = self.client.bulk([deletion(found)])
-                if not result.is_stored and found is doc:
-                    raise result.exception(self.client.address.url)
+        [result] = self.client.bulk([deletion(doc)])
+        if not result.is_stored:
+            raise result.exception(self.client.address.url)
+        if state is not None:
+            self.client.bulk([deleted_state(state, self.client.clock.now())])
 
     def run(self, name: str) -> Any:
         """Send the task of an entry now, and return its result. The due dates of the entry do not change.

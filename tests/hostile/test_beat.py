@@ -42,7 +42,7 @@ ENTRY: dict[str, Any] = {
     'digest': 'x',
     'code': ['args', 'options'],
 }
-STATE: dict[str, Any] = {**new_state('beat:state:e', None), 'anchor': NOW, 'due': NOW, 'last': NOW, 'task_id': 'x'}
+STATE: dict[str, Any] = {**new_state('beat:state:e'), 'anchor': NOW, 'due': NOW, 'last': NOW, 'task_id': 'x'}
 
 
 class Own(BaseSchedule):

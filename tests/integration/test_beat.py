@@ -23,6 +23,7 @@ from click.testing import Result
 from celery_couchdb.beat import Schedules
 from celery_couchdb.beat.entries import Entry, new_state, task_id_of
 from celery_couchdb.beat.scheduler import Messages
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import (
@@ -318,7 +319,54 @@ def add(client: Client, count: int, schedule: Any, due_ago: float, prefix: str =
     names = [f'{prefix}{number}' for number in range(count)]
     client.bulk([{'_id': f'beat:entry:{name}', **entry} for name in names])
     changes = {'plan': plan, 'anchor': due - 60, 'due': due}
-    client.bulk([{**new_state(f'beat:state:{name}', None), **changes} for name in names])
+    client.bulk([{**new_state(f'beat:state:{name}'), **changes} for name in names])
+
+
+def delete(client: Client, schedules: Schedules, how: str) -> None:
+    """Delete the entry `e0` or its state, and write the entry again with the same `start`."""
+    docs = {kind: client.get(f'beat:{kind}:e0') for kind in ('entry', 'state')}
+    if how == 'damaged':
+        client.put({**docs['state'], 'count': 'x'})
+    elif how == 'functions':
+        schedules.delete('e0')
+    else:
+        client.bulk([deletion(docs[kind]) for kind in how.split(' and ')])
+    if client.get_or_none('beat:entry:e0') is None:
+        client.put({name: value for name, value in docs['entry'].items() if name != '_rev'})
+
+
+@pytest.mark.parametrize('how', ['state', 'damaged', 'entry', 'entry and state', 'functions'])
+def test_entry_that_is_written_anew_sends_nothing_again(
+    beat: Beat, client: Client, schedules: Schedules, how: str
+) -> None:
+    """The leader was told of it, or another one begins to lead."""
+    add(client, 1, {'every': 3600}, due_ago=2)
+    scheduler = beat()
+    until(scheduler, lambda: by_name(client)['e0']['count'] == 1)
+    for _ in range(2):
+        delete(client, schedules, how)
+        until_idle(scheduler, 10)
+        scheduler.close()
+        scheduler = beat()
+        until(scheduler, lambda: by_name(client).get('e0', {}).get('plan'))
+        until_idle(scheduler, 10)
+        assert len(items(client)) == 1
+        assert by_name(client)['e0']['due'] > client.clock.now()
+
+
+@pytest.mark.parametrize('how', ['state', 'damaged'])
+def test_leader_goes_on_without_the_state(beat: Beat, client: Client, schedules: Schedules, how: str) -> None:
+    schedules.add('e0', 'add', 0.5, grace=3600)
+    scheduler = beat()
+    for _ in range(2):
+        before = len(items(client))
+        until(scheduler, lambda: len(items(client)) >= before + 3)  # noqa: B023
+        until(scheduler, lambda: by_name(client).get('e0', {}).get('count') != 'x')
+        delete(client, schedules, how)
+    until(scheduler, lambda: by_name(client).get('e0', {}).get('count') not in ('x', None))
+    scheduler.close()
+    state = by_name(client)['e0']
+    assert len(items(client)) == round((state['last'] - state['anchor']) / 0.5)
 
 
 @pytest.mark.parametrize('step', [-DAY, 3600.0])

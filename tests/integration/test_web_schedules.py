@@ -47,7 +47,7 @@ def test_list(app: Celery, admin: Browser, schedules: Schedules, client: Client,
     assert 'No beat runs' not in admin.text
     schedules.add('books', 'shop.close', {'crontab': '30 3 * * mon-fri', 'timezone': 'Europe/Berlin'})
     schedules.add(HOSTILE, HOSTILE, 60, args=[HOSTILE])
-    client.put({**new_state('beat:state:books', None), 'task_id': 'task-1', 'sent': 1800000000.0, 'count': 1234})
+    client.put({**new_state('beat:state:books'), 'task_id': 'task-1', 'sent': 1800000000.0, 'count': 1234})
     app.backend.store_result('task-1', ValueError('no books'), 'FAILURE')
     admin.get('/schedules')
     assert 'No beat runs: start "celery -A your_app beat -S couchdb".' in admin.text

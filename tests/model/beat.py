@@ -41,7 +41,9 @@ class World:
     def __init__(self) -> None:
         #: The seconds since the start, and how far the server's clock is ahead of the true time.
         self.elapsed, self.server_step = 0.0, 0.0
+        #: The documents, and what is left of deleted ones.
         self.docs: dict[str, Document] = {}
+        self.deleted: dict[str, Document] = {}
         self.changed: dict[str, int] = {}
         self.seq = itertools.count(1)
         #: The due dates that were sent, as entry and date, and the times at which CouchDB learned the ids of tasks.
@@ -66,6 +68,12 @@ class World:
         number = next(self.seq)
         self.docs[doc['_id']], self.changed[doc['_id']] = {**doc, '_rev': f'{number}-x'}, number
         return f'{number}-x'
+
+    def delete(self, doc_id: str, left: Document | None = None) -> None:
+        """Delete a document; `left` is what is left of it, with its id."""
+        number, _ = next(self.seq), self.docs.pop(doc_id)
+        self.deleted[doc_id] = {**(left or {'_id': doc_id}), '_rev': f'{number}-x', '_deleted': True}
+        self.changed[doc_id] = number
 
     def leaders(self) -> list[Beat]:
         """Return the beats that lead now."""
@@ -126,7 +134,7 @@ class ModelClient:
                 results.append(WriteResult.conflict(doc['_id']))
                 continue
             if doc.get('_deleted'):
-                del self.world.docs[doc['_id']]
+                self.world.delete(doc['_id'], doc)
                 rev = ''
             else:
                 rev = self.world.write(doc)
@@ -141,6 +149,18 @@ class ModelClient:
         return found
 
     fetch = find
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        self._stop()
+        found = {doc_id for doc_id in ids if doc_id in self.world.docs or doc_id in self.world.deleted}
+        self._responded()
+        return found
+
+    def fetch_leaves(self, ids: Sequence[str]) -> list[list[Document]]:
+        self._stop()
+        found = [[self.world.docs.get(doc_id) or self.world.deleted[doc_id]] for doc_id in ids]
+        self._responded()
+        return found
 
     def get_or_none(self, doc_id: str) -> Document | None:
         return self.find([doc_id])[0]
