@@ -91,6 +91,7 @@ class World:
 
         with (
             mock.patch.object(leader, 'time', clock),
+            mock.patch.object(leader, 'uptime', clock.monotonic),
             mock.patch.object(beat_scheduler, 'time', clock),
             mock.patch.object(beat_scheduler, 'decide', decide),
             mock.patch.object(beat_scheduler, 'Follower', ModelFollower),
@@ -104,13 +105,14 @@ class Clock:
 
     def __init__(self, world: World) -> None:
         self._world, self._offset = world, world.server_step
-        #: The error of the local clock in seconds.
-        self.local_step = 0.0
+        #: The error of the local clock in seconds, and how far the server's time has run ahead.
+        self.local_step = self.gained = 0.0
 
     def now(self) -> float:
         return START + self._world.elapsed + self._offset
 
     def observe(self) -> None:
+        self.gained += max(0.0, self._world.server_step - self._offset)
         self._offset = self._world.server_step
 
 
