@@ -143,6 +143,14 @@ def disable_(ctx: click.Context, names: tuple[str, ...]) -> None:
     _for_each(names, _schedules(ctx).disable, 'disabled')
 
 
+@command.command('reset')
+@click.argument('names', metavar='NAME…', nargs=-1, required=True)
+@click.pass_context
+def reset_(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Return entries to what the code of the app (beat_schedule) says, after somebody has edited them."""
+    _for_each(names, _schedules(ctx).reset, 'as in the code')
+
+
 @command.command('run')
 @click.argument('names', metavar='NAME…', nargs=-1, required=True)
 @click.pass_context

@@ -152,6 +152,9 @@ _CHECKS: dict[str, tuple[Shape, str]] = {
     'code': (lambda value: isinstance(value, list), 'a list'),
 }
 
+#: The members of an entry that the code describes.
+_DESCRIBED = frozenset({'task', 'schedule', *CODE_MEMBERS, *_ENTRY_OPTIONS, 'code'})
+
 #: What the members of a state must be; all must be there.
 _STATE: dict[str, Shape] = {
     'key': lambda value: text(value) and bool(re.fullmatch('[0-9a-f]{32}', value)),
@@ -200,6 +203,15 @@ class CodeEntry:
     #: What is wrong with it.
     error: str | None = None
 
+    def document(self, old: Document | None, prefix: str, now: float) -> Document:
+        """Return the document to write instead of `old`; `prefix` is that of its id. There must be no error."""
+        assert self.description is not None
+        kept = {name: value for name, value in (old or {}).items() if name in ('_rev', 'enabled', 'start')}
+        doc: Document = {'_id': prefix + self.name, 'type': 'Schedule', 'enabled': True, 'start': now, **kept}
+        if old is not None and (old.get('removed') or old.get('schedule') != self.description['schedule']):
+            doc['start'] = now
+        return {**doc, **self.description, 'source': 'app', 'digest': digest_of(self.description)}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -219,6 +231,8 @@ class Entry:
     enabled: bool = False
     #: What the due dates depend on: if it changes, they are computed anew.
     plan: str = MALFORMED
+    #: Whether it is in the code of the app, and somebody has changed more than `enabled` and `start` since.
+    edited: bool = False
 
     @classmethod
     def of(cls, name: str, doc: Document, app: Any, code: CodeEntry | None = None) -> Entry:
@@ -246,6 +260,8 @@ class Entry:
                 doc.get('start'),
                 enabled,
                 digest_of([doc['schedule'], doc.get('start'), rule.basis]) if enabled else DISABLED,
+                doc.get('source') == 'app'
+                and doc.get('digest') != digest_of({k: doc[k] for k in _DESCRIBED & doc.keys()}),
             )
         except Exception as exc:  # a document, and what the code of the app makes of it, may contain anything
             return cls(name, doc, error_of(exc))
@@ -411,15 +427,10 @@ def to_write(
         description, old = entry.description, docs.get(entry.name)
         if description is None:
             continue
-        digest = digest_of(description)
         if old is not None and old.get('source') != 'app':
             replaced.append(entry.name)
-        elif old is None or old.get('digest') != digest or old.get('removed'):
-            kept = {name: value for name, value in (old or {}).items() if name in ('_rev', 'enabled', 'start')}
-            doc: Document = {'_id': prefix + entry.name, 'type': 'Schedule', 'enabled': True, 'start': now, **kept}
-            if old is not None and (old.get('removed') or old.get('schedule') != description['schedule']):
-                doc['start'] = now
-            found.append({**doc, **description, 'source': 'app', 'digest': digest})
+        elif old is None or old.get('digest') != digest_of(description) or old.get('removed'):
+            found.append(entry.document(old, prefix, now))
     for name, old in docs.items():
         if name not in names and old.get('source') == 'app' and not old.get('removed'):
             found.append({**old, 'removed': True})

@@ -167,6 +167,11 @@ def _disable(schedules: Schedules, name: str) -> str:
     return 'disabled'
 
 
+def _reset(schedules: Schedules, name: str) -> str:
+    schedules.reset(name)
+    return 'as in the code'
+
+
 def _run(schedules: Schedules, name: str) -> str:
     return f'sent as {schedules.run(name).id}'
 
@@ -189,6 +194,7 @@ page = Page(
             'disable', 'Disable', _for_each(_disable), 'Disable {}?', 'Nothing is sent until somebody enables it again.'
         ),
         Action('edit', 'Edit', _edit, 'Edit {}', fields=_fields, rows='one'),
+        Action('reset', 'Reset', _for_each(_reset), 'Reset {}?', 'What the code of the app says replaces all edits.'),
         Action(
             'delete',
             'Delete',

@@ -87,6 +87,7 @@ def _described(schedules: Schedules, item: Item, now: float, count: int, result:
         'rule': in_words(doc.get('schedule'), item.entry.rule),
         **{member: doc[member] for member in _MEMBERS if member in doc},
         'source': doc.get('source', 'database'),
+        'edited': item.entry.edited,
         'next': item.upcoming(now, count),
         'last': state and state['last'],
         'sent': state and state['sent'],
@@ -110,9 +111,10 @@ def _state(item: Item, now: float) -> str:
 def _state_cell(entry: Row) -> Cell:
     if entry['error']:
         return Cell(f'{entry["state"]}: {entry["error"]}', 'bad')
+    text = entry['state'] + (', not as in the code' if entry['edited'] else '')
     if entry['state'] == 'active' and not entry['known']:
-        return Cell(f'active, but {_UNKNOWN}', 'warning')
-    return Cell(entry['state'], '' if entry['state'] == 'active' else 'dim')
+        return Cell(f'{text}, but {_UNKNOWN}', 'warning')
+    return Cell(text, '' if entry['state'] == 'active' else 'dim')
 
 
 def _result_cell(state: str | None) -> Cell:

@@ -209,7 +209,7 @@ class DueTasks(Duty):
         """Read all documents, and write those of the code's entries that have changed."""
         self._since = self._client.sequence()
         docs, states = (self._read(prefix) for prefix in (self._names.entries, self._names.states))
-        self._sync(docs)
+        self._sync(self._code.values(), docs)
         left = self._find_states([name for name in docs if name not in states])
         just_now, self._unread = self._just_now(), {}
         for name, doc in docs.items():
@@ -225,7 +225,7 @@ class DueTasks(Duty):
         docs = self._client.find([prefix + name for name in changed])
         stored = {name: self._unread[name].state for name in changed if name in self._unread}
         stored |= self._find_states([name for name in changed if name not in self._states and not stored.get(name)])
-        deleted = list[Document]()
+        deleted, lost = list[Document](), list[CodeEntry]()
         for name, doc in zip(changed, docs, strict=True):
             known = self._unread.get(name) or self._entries.get(name)
             if doc is None:
@@ -233,9 +233,18 @@ class DueTasks(Duty):
                 deleted += [dict(state) for state in states if state and '_rev' in state and '_deleted' not in state]
                 self._unread.pop(name, None)
                 self._entries.pop(name, None)
+                if name in self._code and self._code[name].error is None:
+                    logger.warning(
+                        'schedule entry %s was deleted and is written again, because it is in the code of the app; '
+                        'disable it if it should not be sent',
+                        name,
+                    )
+                    lost.append(self._code[name])
             elif known is None or known.doc['_rev'] != doc['_rev']:
                 self._unread[name] = _Unread(doc, stored.get(name), self._just_now())
         self._delete(deleted)
+        if lost:
+            self._sync(lost, {})
 
     # -- rounds
 
@@ -312,9 +321,9 @@ class DueTasks(Duty):
             start = rows[-1]['id'] + '\0'
         return found
 
-    def _sync(self, docs: dict[str, Document]) -> None:
-        """Write the documents of the code's entries that have changed, and update `docs`."""
-        changed, replaced = to_write(self._code.values(), docs, self._names.entries, self._client.clock.now())
+    def _sync(self, code: Iterable[CodeEntry], docs: dict[str, Document]) -> None:
+        """Write the documents of entries in the code that are not in `docs` as the code has them, and update `docs`."""
+        changed, replaced = to_write(code, docs, self._names.entries, self._client.clock.now())
         for name in replaced:
             logger.warning('schedule entry %s of the app is not used: an entry of this name is in the database', name)
         for doc, result in zip(changed, self._client.bulk(changed), strict=True):

@@ -172,6 +172,22 @@ class Schedules:
         """Disable an entry, and return it. *Raises* `NotFound`."""
         return self._change(name, lambda doc: {**doc, 'enabled': False})
 
+    def reset(self, name: str) -> Item:
+        """Return an entry to what the code of the app says; whether it is enabled stays as it is.
+
+        An entry of the database that replaces the code's belongs to the code from now on. *Raises* `NotFound`;
+        `ConfigurationError` if `beat_schedule` has no entry of this name, or if that is malformed.
+        """
+        code = code_entries(self.app, {}).get(name)
+        if code is None or code.error is not None:
+            why = f'is malformed: {code.error}' if code else 'does not exist'
+            raise ConfigurationError(f'the schedule entry {name!r:.220} of beat_schedule {why}')
+
+        def change(doc: Document) -> Document:
+            return code.document(doc, self.names.entries, self.client.clock.now())
+
+        return self._change(name, change)
+
     def delete(self, name: str) -> None:
         """Delete an entry and its state.
 

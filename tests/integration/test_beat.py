@@ -210,6 +210,34 @@ def test_entries_of_the_code(schedules: Schedules, beat: Beat, client: Client) -
     schedules.delete('a')
 
 
+def test_deleted_entry_of_the_code_is_written_again(
+    beat: Beat, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = beat(a=entry_of(), b=entry_of())
+    until(scheduler, lambda: len(states(client)) == 2)
+    client.bulk([deletion(client.get('beat:entry:a'))])
+    until(scheduler, lambda: client.get_or_none('beat:entry:a') and client.get_or_none('beat:state:a'))
+    assert 'schedule entry a was deleted and is written again' in caplog.text
+
+
+def test_edited_entry_of_the_code_is_marked_and_reset(beat: Beat, run: Callable[..., Result], client: Client) -> None:
+    scheduler = beat(a=entry_of(), b=entry_of())
+    until(scheduler, lambda: len(states(client)) == 2)
+    before = client.get('beat:entry:a')
+    run('edit', 'a', '--args', '[7]')
+    assert ['active, not as in the code' in line for line in run('list').stdout.splitlines()[1:]] == [
+        True,
+        False,
+    ]
+    assert json.loads(run('show', 'a', '--json').stdout)['edited'] is True
+    assert run('reset', 'a').stdout == 'a: as in the code\n'
+    after = client.get('beat:entry:a')
+    assert {**after, '_rev': ''} == {**before, '_rev': ''}
+    assert "the schedule entry 'c' of beat_schedule does not exist" in run('reset', 'c').stderr
+    run('add', 'c', 'add', '--every', '60')
+    assert 'does not exist' in run('reset', 'c').stderr
+
+
 def test_commands(run: Callable[..., Result], client: Client) -> None:
     def fails(words: str, *given: str) -> None:
         done = run(*given)

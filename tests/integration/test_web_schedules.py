@@ -162,6 +162,10 @@ def test_entries_are_run_disabled_enabled_and_deleted(admin: Browser, client: Cl
     assert '2: disabled.' in act('disable', 'code', 'other')
     assert client.get('beat:entry:code')['enabled'] is False
     assert 'code: enabled.' in act('enable', 'code')
+    client.put({**client.get('beat:entry:code'), 'args': [7]})
+    assert 'active, not as in the code' in admin.get('/schedules').text
+    assert 'code: as in the code.' in act('reset', 'code')
+    assert client.get('beat:entry:code')['args'] == []
     assert "Schedule entry 'code' is in the code of the app" in act('delete', 'code')
     client.put({**client.get('beat:entry:other'), 'source': 'database'})
     assert 'other: deleted.' in act('delete', 'other')
