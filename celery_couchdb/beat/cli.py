@@ -45,7 +45,7 @@ def _members(function: F) -> F:
             click.option(
                 '--missed',
                 type=click.Choice(MISSED),
-                help='What to send if no beat ran for longer than --grace: the latest due date, none, or all.',
+                help='What to send if no beat ran for longer than --grace: the latest due date, or none.',
             ),
             click.option(
                 '--grace',

@@ -18,9 +18,6 @@ from typing import NamedTuple
 from .entries import LEAST_GRACE_SECONDS, MALFORMED, Entry, ScheduleState, error_of, task_id_of
 from .schedules import LATEST, Asked, Rule
 
-#: The most missed due dates of an entry of which `all` are sent.
-MAX_MISSED = 20_000
-
 
 class Decision(NamedTuple):
     """What is done about the due dates of an entry that have come."""
@@ -84,7 +81,7 @@ def decide(entry: Entry, state: ScheduleState, now: float, limit: int) -> Decisi
             is_due, seconds = rule.ask(due, state['last'] or anchor, moment)
             is_skipped = is_due and is_late and entry.missed == 'skip'
             return Decision([due] if is_due and not is_skipped else [], int(is_skipped), moment + seconds)
-        if is_late and not (entry.missed == 'all' and rule.count(due, now) <= MAX_MISSED):
+        if is_late:
             if (last := _latest(rule, anchor, due, now)) > due:
                 return Decision([], rule.count(due, last) - 1, last)
             if entry.missed == 'skip':

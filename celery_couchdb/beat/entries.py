@@ -40,8 +40,8 @@ from kombu_couchdb.values import is_number, is_whole
 
 from .schedules import LATEST, Asked, Malformed, Rule, described, digest_of, rule_of
 
-#: What is sent after an interruption of more than `grace` seconds: the latest due date, none, or all.
-MISSED = ('once', 'skip', 'all')
+#: What is sent after an interruption of more than `grace` seconds: the latest due date, or none.
+MISSED = ('once', 'skip')
 
 #: An interruption of at most this length changes nothing: all due dates are sent.
 DEFAULT_GRACE_SECONDS = 60.0
@@ -75,7 +75,7 @@ class _ScheduleOptions(TypedDict, total=False):
     options: dict[str, Any]
     #: False: nothing is sent.
     enabled: bool
-    missed: Literal['once', 'skip', 'all']
+    missed: Literal['once', 'skip']
     grace: float
     #: Only due dates after this date are sent. Intervals count from here. Missing: when the leader first reads it.
     start: float

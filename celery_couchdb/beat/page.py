@@ -95,7 +95,7 @@ def _fields(view: View, targets: Sequence[str]) -> list[Field]:
             'missed',
             'Missed',
             str(doc.get('missed', MISSED[0])),
-            'What is sent if no beat ran for longer than the grace: the latest due date, none, or all.',
+            'What is sent if no beat ran for longer than the grace: the latest due date, or none.',
             'select',
             MISSED,
         ),

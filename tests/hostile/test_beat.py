@@ -35,7 +35,7 @@ ENTRY: dict[str, Any] = {
     'options': {'queue': 'q', 'priority': 5, 'expires': 60, 'headers': {'a': 1}, 'serializer': 'json', 'job_key': 'k'},
     'enabled': True,
     'removed': 5.0,
-    'missed': 'all',
+    'missed': 'skip',
     'grace': 60,
     'start': NOW,
     'source': 'app',

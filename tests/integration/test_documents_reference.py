@@ -194,7 +194,7 @@ def test_documents_of_the_history(client: Client, connection: Connection, sent: 
 
 
 def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: list[Request]) -> None:
-    options = {'missed': 'all', 'grace': 5}
+    options = {'missed': 'skip', 'grace': 5}
     app = made(
         beat_schedule={'a': {'task': 't', 'schedule': 5, 'args': ({1},), 'options': options}}, result_expires=None
     )

@@ -77,7 +77,7 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         timezone='Europe/Berlin',
         kwargs='{"year": 2026}',
         options='{"queue": "slow"}',
-        missed='all',
+        missed='skip',
         grace='10m',
     )
     assert 'books: added.' in text
@@ -87,7 +87,7 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         'schedule': {'crontab': '30 3 * * *', 'timezone': 'Europe/Berlin'},
         'kwargs': {'year': 2026},
         'options': {'queue': 'slow'},
-        'missed': 'all',
+        'missed': 'skip',
         'grace': 600.0,
         'enabled': True,
     }

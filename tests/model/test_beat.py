@@ -213,7 +213,7 @@ class Beats(RuleBasedStateMachine):
 
     @staticmethod
     def entry(seconds: int | float, start: float) -> dict[str, Any]:
-        return {'type': 'Schedule', 'task': 't', 'schedule': {'every': seconds}, 'start': start, 'missed': 'all'}
+        return {'type': 'Schedule', 'task': 't', 'schedule': {'every': seconds}, 'start': start, 'grace': 1e9}
 
 
 def is_on_grid(date: float, seconds: float, start: float) -> bool:

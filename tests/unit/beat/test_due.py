@@ -12,7 +12,7 @@ from celery.schedules import BaseSchedule, schedstate, schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_couchdb.beat.due_dates import MAX_MISSED, Decision, decide, noted, planned, upcoming
+from celery_couchdb.beat.due_dates import Decision, decide, noted, planned, upcoming
 from celery_couchdb.beat.entries import (
     MALFORMED,
     CodeEntry,
@@ -78,7 +78,7 @@ def test_edit_of_the_schedule_alone_sends_nothing_for_the_past(entry: Make) -> N
     known = planned(entry(schedule=nightly, start=day - 86400), None, STATE, day - 86400)
     _, known = run(entry(schedule=nightly, start=day - 86400), known, day + 3 * 3600)
     assert known['last'] == day + 3 * 3600
-    edited = entry(schedule={'crontab': '0 3,15 * * *', 'timezone': 'UTC'}, start=day - 86400, missed='all')
+    edited = entry(schedule={'crontab': '0 3,15 * * *', 'timezone': 'UTC'}, start=day - 86400)
     assert planned(edited, known, STATE, day + 10 * 3600)['due'] == day + 15 * 3600
 
 
@@ -135,24 +135,13 @@ def test_short_interruption_changes_nothing(entry: Make) -> None:
     assert (left['due'], left['count'], left['skipped'], left['last']) == (1070.0, 6, 0, 1060.0)
 
 
-@pytest.mark.parametrize(
-    ('missed', 'expected'),
-    [('once', [4600.0]), ('skip', [4600.0]), ('all', [1000.0 + 10 * count for count in range(1, 361)])],
-)
-def test_interruption_of_an_hour(entry: Make, missed: str, expected: list[float]) -> None:
+@pytest.mark.parametrize('more', [{'missed': 'once'}, {'missed': 'skip'}, {'grace': 3600}])
+def test_interruption_of_an_hour(entry: Make, more: dict[str, Any]) -> None:
     """The latest date is only seconds old, so that it is sent even with `skip`."""
-    sent, left = run(entry(missed=missed), state(due=1010.0), 4605.0, limit=100)
-    assert sent == expected
+    sent, left = run(entry(**more), state(due=1010.0), 4605.0, limit=100)
+    assert sent == ([1000.0 + 10 * count for count in range(1, 361)] if 'grace' in more else [4600.0])
     assert left['due'] == 4610.0
     assert left['count'] + left['skipped'] == 360
-
-
-def test_of_more_missed_dates_than_all_allows_the_latest_is_sent(entry: Make) -> None:
-    late = state(due=1001.0)
-    sent, left = run(entry(schedule={'every': 1}, missed='all'), late, 1000.5 + MAX_MISSED + 1)
-    assert sent == [1001.0 + MAX_MISSED]
-    assert (left['due'], left['skipped']) == (1002.0 + MAX_MISSED, MAX_MISSED)
-    assert len(run(entry(schedule={'every': 1}, missed='all'), late, 1000.5 + MAX_MISSED)[0]) == MAX_MISSED
 
 
 def test_grace_decides_what_was_missed(entry: Make) -> None:
@@ -222,7 +211,7 @@ def in_code(app: Celery, schedule: Any, **members: Any) -> Entry:
 
 def test_class_of_the_app_is_late(app: Celery) -> None:
     """What it would have answered meanwhile is not known: only the stored date is missed."""
-    for missed, expected in (('once', [4600.0]), ('skip', []), ('all', [4600.0])):
+    for missed, expected in (('once', [4600.0]), ('skip', [])):
         sent, left = run(in_code(app, Hourly(app=app), missed=missed), state(due=4600.0), 1e6)
         assert (sent, left['due'], left['skipped']) == (expected, 1e6 + 3600, 1 - len(expected))
 
@@ -299,7 +288,7 @@ def test_malformed_state_is_replaced(entry: Make, broken: dict[str, Any]) -> Non
 @pytest.mark.parametrize('forged', [{'anchor': 0.0}, {'anchor': 3e10}, {'last': 3e10}, {'due': 0.0}])
 def test_forged_state_costs_no_time(entry: Make, forged: dict[str, Any]) -> None:
     """Its numbers are dates, but no dates of the schedule."""
-    often = entry(schedule={'every': 0.01}, missed='all', start=1000)
+    often = entry(schedule={'every': 0.01}, grace=1e9, start=1000)
     known: Any = {**planned(often, None, STATE, 1000.0), **forged}
     assert state_of(known) == known
     decision = decide(often, known, 1_763_709_000.0, 500)

@@ -24,7 +24,7 @@ from .conftest import STATE, Make
         ({'options': {'headers': {'id': 'x'}}}, 'options.headers must not contain "id"'),
         ({'start': False}, 'start must be a date'),
         ({'enabled': 'yes'}, 'enabled must be true or false'),
-        ({'missed': 'never'}, 'missed must be one of once, skip, all'),
+        ({'missed': 'all'}, 'missed must be one of once, skip'),
         ({'grace': -1}, 'grace must be a number of seconds'),
         ({'source': 'me'}, 'source must be "app" or "database"'),
         ({'code': ['args']}, 'its args are in the code of the app'),
