@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,12 @@ from kombu_couchdb.errors import CouchDBError
 
 from ..jobs import Jobs
 from ..resources.columns import Row, json_line
-from ..resources.inputs import choice, duration, json_value
+from ..resources.inputs import choice, duration, json_value, whole
 from ..resources.jobs import stored_states
 from ..web.actions import each
 from ..web.tables import Table
 from ..web.view import Action, ActionOutcome, Field, InputRefused, Page, View
-from .entries import DEFAULT_GRACE_SECONDS, MISSED
+from .entries import DEFAULT_GRACE_SECONDS, MISSED, is_date
 from .inputs import KINDS, members_of, typed_rule
 from .resource import no_beat, schedule_resource
 from .stored_schedules import Schedules
@@ -33,6 +34,9 @@ _READERS: dict[str, tuple[Callable[[str], Any], Any]] = {
     'options': (partial(json_value, kind=dict), {}),
     'missed': (partial(choice, known=MISSED), MISSED[0]),
     'grace': (duration, DEFAULT_GRACE_SECONDS),
+    'start': (str, None),
+    'until': (str, None),
+    'times': (whole, None),
 }
 
 
@@ -99,8 +103,16 @@ def _fields(view: View, targets: Sequence[str]) -> list[Field]:
             'select',
             MISSED,
         ),
+        Field('start', 'Start', _date(view, doc, 'start'), 'Nothing is due until this date; empty: now.'),
+        Field('until', 'Until', _date(view, doc, 'until'), 'Nothing is due after this date; empty: no end.'),
+        Field('times', 'Times', _typed(doc, 'times'), 'How many due dates are sent at most; empty: no limit.'),
         Field('grace', 'Grace', _typed(doc, 'grace'), f'A duration; empty: {DEFAULT_GRACE_SECONDS:.0f} s.'),
     ]
+
+
+def _date(view: View, doc: Row, member: str) -> str:
+    date = doc.get(member)
+    return datetime.fromtimestamp(date, view.site.app.timezone).isoformat() if is_date(date) else ''
 
 
 def _typed(doc: Row, member: str) -> str:

@@ -24,7 +24,7 @@ _UNKNOWN = 'the app does not know this task: it is not imported here, or the nam
 States = Callable[[Sequence[str]], Mapping[str, str]]
 
 #: The members of a document that are shown as they are.
-_MEMBERS = ('schedule', 'args', 'kwargs', 'options', 'missed', 'grace', 'start')
+_MEMBERS = ('schedule', 'args', 'kwargs', 'options', 'missed', 'grace', 'start', 'until', 'times')
 
 _date = partial(format_date, zone=None, form='%Y-%m-%d %H:%M:%S %z')
 
@@ -130,5 +130,5 @@ def _dates(dates: Iterable[Any]) -> str:
 def _details(entry: Row) -> Row:
     shown = {**entry, 'state': _state_cell({**entry, 'error': None}).text, 'next': _dates(entry['next'])}
     del shown['known']
-    shown |= {name: _date(shown[name]) for name in ('last', 'sent', 'start') if name in shown}
+    shown |= {name: _date(shown[name]) for name in ('last', 'sent', 'start', 'until') if name in shown}
     return {name: NO_VALUE if value is None else value for name, value in shown.items()}

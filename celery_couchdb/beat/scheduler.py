@@ -20,6 +20,7 @@ from celery.beat import BeatLazyFunc, Scheduler
 from celery.utils.nodenames import gethostname, nodename
 from kombu.exceptions import OperationalError
 
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client, Document, Row, chunks, winning
 from kombu_couchdb.documents.idempotency import idempotent
@@ -30,7 +31,7 @@ from kombu_couchdb.leases.lease import worker_name
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import CollectingProducer, Transport
 
-from .due_dates import Decision, decide, noted, planned
+from .due_dates import Decision, decide, done_since, noted, planned
 from .entries import (
     CodeEntry,
     Entry,
@@ -49,6 +50,9 @@ logger = get_logger(__name__)
 
 #: The pause after an error, in seconds.
 _RETRY_SECONDS = 1.0
+
+#: How long an entry stays that has no further due date, and how often such entries are looked for, in seconds.
+_DONE_SECONDS, _CLEAN_UP_SECONDS = 604_800.0, 3600.0
 
 #: The most documents in one read.
 _READ_DOCS = 1000
@@ -167,6 +171,7 @@ class DueTasks(Duty):
         self._messages = Messages(app, connection)
         self._follower = Follower(self._client, 'celery-couchdb-beat-feed', wake)
         self._since: Any = None  # the update sequence up to which the entries are known
+        self._clean_up_at = 0.0  # by the server's time
         self._unread: dict[str, _Unread] = {}
         self._entries: dict[str, Entry] = {}
         self._states: dict[str, ScheduleState] = {}  # the one that was changed last is the last
@@ -191,6 +196,7 @@ class DueTasks(Duty):
         self._follower.follow(self._since, {'_id': {'$regex': f'^{self._names.entries}'}})
         self._plan()
         self._send()
+        self._clean_up()
         return self.next_in()
 
     def close(self) -> None:
@@ -305,6 +311,25 @@ class DueTasks(Duty):
             logger.warning('schedule entry %s: %d due dates were missed and are not sent', name, decision.skipped)
         if decision.error:
             logger.error('schedule entry %s is not sent: %s', name, decision.error)
+
+    def _clean_up(self) -> None:
+        """Delete entries that were done long ago, such as those of one date: the feed reports them, as any deletion."""
+        if self._unread or (now := self._client.clock.now()) < self._clean_up_at:
+            return
+        self._clean_up_at = now + _CLEAN_UP_SECONDS
+        done = [
+            deletion(entry.doc)
+            for name, entry in self._entries.items()
+            if name in self._states
+            and entry.doc.get('source') != 'app'
+            and (since := done_since(entry, self._states[name])) is not None
+            and now - since > _DONE_SECONDS
+        ]
+        for part in chunks(done, _READ_DOCS):
+            self.renew()
+            self._client.bulk(part)
+        if done:
+            logger.info('%d schedule entries that were done a week ago are deleted', len(done))
 
     # -- documents
 

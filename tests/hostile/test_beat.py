@@ -38,6 +38,8 @@ ENTRY: dict[str, Any] = {
     'missed': 'skip',
     'grace': 60,
     'start': NOW,
+    'until': 2 * NOW,
+    'times': 9,
     'source': 'app',
     'digest': 'x',
     'code': ['args', 'options'],

@@ -279,9 +279,50 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     fails('give one of --every, --crontab, --at and --solar', 'add', 'x', 'y')
     fails('give a number and a unit, such as 90s', 'add', 'x', 'y', '--every', 'soon')
     fails('it must be a list in JSON', 'add', 'x', 'y', '--every', '5', '--args', '{}')
-    fails('a time zone needs a crontab or a date', 'edit', 'books', '--timezone', 'UTC')
+    assert '"crontab": "0 4 * * *", "timezone": "UTC"' in run('edit', 'books', '--timezone', 'UTC').stdout
+    ends = ('--start', '2026-01-01T00:30Z', '--until', '2099-01-01', '--times', '3')
+    run('add', 'hourly', 'shop.look', '--every', '1h', *ends)
+    fails('a time zone needs a crontab or a date', 'edit', 'hourly', '--timezone', 'UTC')
+    assert {'start': 1_767_227_400, 'times': 3}.items() <= client.get('beat:entry:hourly').items()
+    fails('until must be a date', 'edit', 'hourly', '--until', 'never')
+    fails('nothing would be sent: its schedule has no date from now on', 'edit', 'hourly', '--until', '2026-01-01')
+    fails('nothing would be sent', 'add', 'x', 'y', '--at', '2020-01-01T00:00')
+    fails("is it 'queue'", 'add', 'x', 'y', '--every', '5', '--options', '{"queu": "q"}')
+    fails('options.expires must be', 'add', 'x', 'y', '--every', '5', '--options', '{"expires": "soon"}')
+    assert client.get_or_none('beat:entry:x') is None
     fails('nothing to change', 'edit', 'books')
     fails('solar must be an event', 'add', 'x', 'y', '--solar', 'sunset')
+
+
+def test_run_is_the_last_task_of_an_entry(beat: Beat, schedules: Schedules, client: Client) -> None:
+    """The leader goes on with the state that it did not write: it sends the next due date once."""
+    schedules.add('a', 'add', 1, grace=3600)
+    scheduler = beat()
+    until(scheduler, lambda: by_name(client).get('a', {}).get('count'))
+    for _ in range(2):
+        result = schedules.run('a')
+        assert by_name(client)['a']['task_id'] == result.id
+        before = by_name(client)['a']['count']
+        until(scheduler, lambda: by_name(client)['a']['count'] >= before + 2)  # noqa: B023
+    state = by_name(client)['a']
+    assert state['count'] == round((state['last'] - state['anchor']) / 1) == len(items(client)) - 2
+
+
+def test_entries_that_are_done_are_deleted_after_a_week(
+    beat: Beat, schedules: Schedules, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = client.clock.now()
+    for name, ago in (('old', 8 * DAY), ('new', 6 * DAY)):
+        schedules.add(name, 'add', {'at': now + 3600}, start=now - 9 * DAY, missed='skip')
+        client.put({**client.get(f'beat:entry:{name}'), 'schedule': {'at': now - ago}})
+    schedules.add('going on', 'add', 3600, start=now - 9 * DAY)
+    scheduler = beat(code=entry_of(options={'queue': 'q'}))
+    until(scheduler, lambda: client.get_or_none('beat:entry:old') is None and 'old' not in by_name(client))
+    assert by_name(client).keys() == {'new', 'going on', 'code'}
+    true = client.clock.now
+    monkeypatch.setattr(client.clock, 'now', lambda: true() + 2 * DAY)
+    until(scheduler, lambda: 'new' not in by_name(client))
+    assert by_name(client).keys() == {'going on', 'code'}
 
 
 def test_list_tells_whether_a_beat_runs(run: Callable[..., Result], beat: Beat, client: Client) -> None:

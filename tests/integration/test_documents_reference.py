@@ -205,7 +205,7 @@ def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: li
     beat = CouchDBScheduler(app)
     wait_for(lambda: [beat.tick(), client.get('beat:entry:a').get('removed')][1], 'the removal')
     beat.close()
-    Schedules(app).add('b', 't', 5, args=[])
+    Schedules(app).add('b', 't', 5, args=[], until='2099-01-01', times=5)
     client.put({'_id': 'beat:entry:c', 'type': 'Schedule', 'task': 't', 'schedule': {'every': 5}})
     compare('Schedule', [*written(sent)['Schedule'], client.get('beat:entry:c')])
     compare('ScheduleState', written(sent)['ScheduleState'])

@@ -79,10 +79,13 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         options='{"queue": "slow"}',
         missed='skip',
         grace='10m',
+        start='2026-01-01T00:30Z',
+        until='2099-01-01',
+        times='3',
     )
     assert 'books: added.' in text
     doc = client.get('beat:entry:books')
-    assert {name: doc[name] for name in ('task', 'schedule', 'kwargs', 'options', 'missed', 'grace', 'enabled')} == {
+    assert {name: doc[name] for name in doc.keys() - {'_id', '_rev', 'type', 'source', 'until'}} == {
         'task': 'shop.close',
         'schedule': {'crontab': '30 3 * * *', 'timezone': 'Europe/Berlin'},
         'kwargs': {'year': 2026},
@@ -90,6 +93,8 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         'missed': 'skip',
         'grace': 600.0,
         'enabled': True,
+        'start': 1_767_227_400,
+        'times': 3,
     }
     for kind, rule, stored in (
         ('every', '15m', {'every': 900.0}),
@@ -107,6 +112,10 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         ({'kind': 'crontab', 'rule': '* * * * *', 'timezone': 'Mars'}, "schedule.timezone 'Mars' is not the name"),
         ({'kind': 'solar', 'rule': 'sunset'}, 'solar must be an event, a latitude and a longitude'),
         ({'kind': 'at', 'rule': 'never'}, 'schedule.at must be a date'),
+        ({'kind': 'at', 'rule': '2020-01-01'}, 'nothing would be sent'),
+        ({'times': 'many'}, "give a whole number from 1, not 'many'."),
+        ({'start': 'soon'}, "start must be a date such as 2027-01-01T09:00, not 'soon'"),
+        ({'options': '{"queu": "q"}'}, "is it 'queue'?"),
         ({'args': '{}'}, "it must be a list in JSON, not '{}'."),
         ({'options': '{"task_id": "1"}'}, "options must not contain 'task_id'"),
         ({'name': ''}, 'Give a name, a task and a rule.'),

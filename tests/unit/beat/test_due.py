@@ -12,7 +12,7 @@ from celery.schedules import BaseSchedule, schedstate, schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_couchdb.beat.due_dates import Decision, decide, noted, planned, upcoming
+from celery_couchdb.beat.due_dates import Decision, decide, done_since, noted, planned, upcoming
 from celery_couchdb.beat.entries import (
     MALFORMED,
     CodeEntry,
@@ -153,6 +153,51 @@ def test_grace_decides_what_was_missed(entry: Make) -> None:
     # Beat itself is late by some seconds while much is due.
     assert run(entry(**daily, grace=0), state(due=87400.0), 87409.9)[0] == [87400.0]
     assert run(entry(**daily, grace=0), state(due=87400.0), 87411.0)[0] == []
+
+
+@pytest.mark.parametrize(
+    ('ends', 'expected'),
+    [
+        ({'until': 1040}, [1010.0, 1020.0, 1030.0, 1040.0]),
+        ({'until': 1039.9}, [1010.0, 1020.0, 1030.0]),
+        ({'times': 2}, [1010.0, 1020.0]),
+        ({'times': 9, 'until': 1015}, [1010.0]),
+    ],
+)
+def test_entry_ends(entry: Make, ends: dict[str, Any], expected: list[float]) -> None:
+    ending = entry(start=1000, **ends)
+    fresh = planned(ending, None, STATE, 1000.0)
+    assert upcoming(ending, None, 1000.0, 9) == expected
+    for limit in (1, 3):
+        known, sent = fresh, list[float]()
+        for now in (1012.0, 1065.0, 1095.0):
+            more, known = run(ending, known, now, limit)
+            sent += more
+            assert upcoming(ending, known, now, 20)[:1] == [date for date in expected if date > now][:1]
+        assert sent == expected
+        assert known['due'] is None
+        assert done_since(ending, known) == max(known['sent'] or 0.0, ends.get('until', 0.0))
+    # Of the missed dates the latest one before the end is sent.
+    late = run(entry(start=1000, grace=0, **ends), fresh, 5000.0)[0]
+    assert late[:1] == (expected[-1:] if 'until' in ends else [5000.0])
+
+
+def test_end_that_is_set_later_counts_what_was_sent(entry: Make) -> None:
+    _, known = run(entry(start=1000), planned(entry(start=1000), None, STATE, 1000.0), 1055.0)
+    for times, due in ((5, None), (4, None), (6, 1060.0)):
+        assert planned(entry(start=1000, times=times), known, STATE, 1056.0)['due'] == due
+
+
+def test_entry_that_is_done(entry: Make) -> None:
+    """Not one that is disabled, or has not been read since an edit; of a skipped date the date itself counts."""
+    once = entry(schedule={'at': 2000.0}, start=1000, missed='skip')
+    fresh = planned(once, None, STATE, 1000.0)
+    assert done_since(once, fresh) is None
+    _, known = run(once, fresh, 9000.0)
+    assert (known['sent'], done_since(once, known)) == (None, 2000.0)
+    assert done_since(entry(schedule={'at': 2000.0}, start=1001, missed='skip'), known) is None
+    off = entry(schedule={'at': 2000.0}, start=1000, enabled=False)
+    assert done_since(off, planned(off, known, STATE, 9000.0)) is None
 
 
 ZONES = ['Europe/Berlin', 'America/New_York', 'Australia/Lord_Howe', 'Asia/Beirut', 'UTC']
