@@ -64,7 +64,7 @@ def show(view: View) -> Response:
 
 
 def _schedules(view: View) -> Schedules:
-    return Schedules(view.site.app, view.account.broker)
+    return Schedules(view.site.app, view.account.broker, records=False)
 
 
 def _sent(row: Row) -> Sequence[float]:
@@ -142,21 +142,23 @@ def _add(view: View, targets: Sequence[str]) -> ActionOutcome:
     given, name = _given(view, targets), view.form.get('name', '').strip()
     if 'schedule' not in given or not given.get('task') or not name:
         raise InputRefused('Give a name, a task and a rule')
+    schedules = _schedules(view)
     try:
-        _schedules(view).add(name, **given)
+        schedules.add(name, **given)
     except CouchDBError as exc:
         raise InputRefused(str(exc)) from None
-    return ActionOutcome(f'{name}: added.')
+    return ActionOutcome(f'{name}: added.', changes=schedules.changes)
 
 
 def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
     if not (given := _given(view, targets)):
         return ActionOutcome(f'{targets[0]}: nothing was changed.', 'info')
+    schedules = _schedules(view)
     try:
-        _schedules(view).edit(targets[0], **given)
+        schedules.edit(targets[0], **given)
     except CouchDBError as exc:
         raise InputRefused(str(exc)) from None
-    return ActionOutcome(f'{targets[0]}: changed.')
+    return ActionOutcome(f'{targets[0]}: changed.', changes=schedules.changes)
 
 
 # -- actions for entries
@@ -164,7 +166,8 @@ def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
 
 def _for_each(act: Callable[[Schedules, str], str]) -> Callable[[View, Sequence[str]], ActionOutcome]:
     def function(view: View, targets: Sequence[str]) -> ActionOutcome:
-        return each(view, targets, partial(act, _schedules(view)))
+        schedules = _schedules(view)
+        return each(view, targets, partial(act, schedules))._replace(changes=schedules.changes)
 
     return function
 

@@ -15,12 +15,13 @@ from kombu.utils.json import dumps
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document, winning
 from kombu_couchdb.documents.validation import check_value
-from kombu_couchdb.errors import ConfigurationError, Conflict, DatabaseMissing, NotFound
+from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.queues.databases import ensure
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import date_of, is_number
 
+from .. import audit
 from ..connections import producer_as
 from .due_dates import has_date, upcoming
 from .entries import (
@@ -28,6 +29,7 @@ from .entries import (
     MALFORMED,
     Entry,
     Names,
+    Schedule,
     ScheduleState,
     check_names,
     code_entries,
@@ -45,6 +47,10 @@ _MAX_TRIES = 10
 
 #: How long a request may take, in seconds.
 _REQUEST_SECONDS = 120.0
+
+
+#: The members of an entry whose changes are recorded.
+_RECORDED = frozenset(Schedule.__required_keys__ | Schedule.__optional_keys__) - {'_id', '_rev', 'type', 'digest'}
 
 
 class NoSuchEntry(NotFound):
@@ -91,8 +97,10 @@ class Item:
 class Schedules:
     """The entries of an app's schedule. *Every* method raises the errors of `kombu_couchdb.errors`."""
 
-    def __init__(self, app: Any, client: Client | None = None) -> None:
+    def __init__(self, app: Any, client: Client | None = None, *, records: bool = True) -> None:
         """Use `client`, or create one for the database of the app's broker.
+
+        Each change leaves a record of who did what, see `audit`. If `records` is false, the caller writes it.
 
         *Raises* `ConfigurationError` if the app's broker is not CouchDB.
         """
@@ -104,6 +112,9 @@ class Schedules:
             self.names = Names.of(connection.transport.options.schedule_name)
             self._may_create: bool = connection.transport.options.create_database
             self.client = client or Client(connection.transport.address, _REQUEST_SECONDS)
+        self._records = records
+        #: By name, what was changed in entries.
+        self.changes: dict[str, audit.Changes] = {}
 
     def list(self) -> list[Item]:
         """Return all entries, by name."""
@@ -140,9 +151,11 @@ class Schedules:
             **_plain(members, self.app.timezone),
         }
         try:
-            return self._written(name, doc, doc.keys())
+            item = self._written(name, doc, doc.keys())
         except Conflict as exc:
             raise Conflict(f'there is a schedule entry {name!r:.220} already') from exc
+        self._record('add', name, 'added', new=item.entry.doc)
+        return item
 
     def edit(self, name: str, **members: Any) -> Item:
         """Change members of an entry, see `add`, and return it. A new schedule begins now, unless `start` is given.
@@ -158,7 +171,7 @@ class Schedules:
             in_code = [member for member in doc.get('code') or [] if member not in members]
             return {**doc, **members, **({'code': in_code} if 'code' in doc else {})}
 
-        return self._change(name, change, members.keys())
+        return self._change(name, change, ('edit', 'changed'), members.keys())
 
     def enable(self, name: str) -> Item:
         """Enable an entry, and return it; nothing is sent for the time in which it was disabled.
@@ -173,11 +186,11 @@ class Schedules:
                 return doc
             return {**doc, 'enabled': True, 'start': self.client.clock.now()}
 
-        return self._change(name, change)
+        return self._change(name, change, ('enable', 'enabled'))
 
     def disable(self, name: str) -> Item:
         """Disable an entry, and return it. *Raises* `NotFound`."""
-        return self._change(name, lambda doc: {**doc, 'enabled': False})
+        return self._change(name, lambda doc: {**doc, 'enabled': False}, ('disable', 'disabled'))
 
     def reset(self, name: str) -> Item:
         """Return an entry to what the code of the app says; whether it is enabled stays as it is.
@@ -193,7 +206,7 @@ class Schedules:
         def change(doc: Document) -> Document:
             return code.document(doc, self.names.entries, self.client.clock.now())
 
-        return self._change(name, change)
+        return self._change(name, change, ('reset', 'as in the code'))
 
     def delete(self, name: str) -> None:
         """Delete an entry and its state.
@@ -210,6 +223,7 @@ class Schedules:
             raise result.exception(self.client.address.url)
         if state is not None:
             self.client.bulk([deleted_state(state, self.client.clock.now())])
+        self._record('delete', name, 'deleted', former=doc)
 
     def run(self, name: str) -> Any:
         """Send the task of an entry now, and return its result. The due dates of the entry do not change.
@@ -229,6 +243,7 @@ class Schedules:
             sent = {'sent': self.client.clock.now(), 'task_id': result.id}
             if state is None or self.client.try_put({**state, **sent}) is not None:
                 break
+        self._record('run now', name, f'sent as {result.id}')
         return result
 
     def knows(self, task: Any) -> bool:
@@ -259,16 +274,34 @@ class Schedules:
     def _entry(self, name: str, doc: Document) -> Entry:
         return Entry.of(name, doc, self.app, code_entries(self.app, {}).get(name))
 
-    def _change(self, name: str, change: Callable[[Document], Document], members: Collection[str] = ()) -> Item:
+    def _record(
+        self, action: str, name: str, outcome: str, former: Document | None = None, new: Document | None = None
+    ) -> None:
+        """Record a change that has been made. If that fails, the change stays, and the log says it."""
+        self.changes[name] = audit.changes_of(former or {}, new or {}, _RECORDED)
+        if self._records:
+            user, done = audit.who_runs_this(), f'{name}: {outcome}.'
+            try:
+                audit.record(self.client, user, f'{action} schedule', [name], done, None, self.changes)
+            except CouchDBError as exc:
+                logger.warning('the record of a change of schedule entry %s could not be stored: %s', name, exc)
+            self.changes = {}
+
+    def _change(
+        self, name: str, change: Callable[[Document], Document], action: tuple[str, str], members: Collection[str] = ()
+    ) -> Item:
+        """Change an entry; `action` has the words for what is done and for what was done."""
         for _ in range(_MAX_TRIES):
             doc, _ = self._find(name)
             changed = change(doc)
             if changed == doc:
                 return self.get(name)
             try:
-                return self._written(name, changed, members)
+                item = self._written(name, changed, members)
             except Conflict:
                 continue
+            self._record(action[0], name, action[1], doc, changed)
+            return item
         raise Conflict(f'others changed schedule entry {name!r:.220} at each of {_MAX_TRIES} attempts')
 
     def _written(self, name: str, doc: Document, members: Collection[str] = ()) -> Item:

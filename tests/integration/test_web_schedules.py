@@ -14,11 +14,12 @@ pytest.importorskip('starlette')
 from celery_couchdb import audit
 from celery_couchdb.beat import Schedules
 from celery_couchdb.beat.entries import new_state
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from tests.support import items
 from tests.web import Browser
 
-from .conftest import Beat, entry_of, until_idle
+from .conftest import Beat, Open, entry_of, until_idle
 
 HOSTILE = '<img src=x> "quoted" ab\u202ecd'
 
@@ -131,7 +132,7 @@ def test_wrong_value_is_one_sentence_and_the_input_stays(
     assert sentence.lower() in text.lower()
     assert form(admin).items() >= given.items()
     assert client.get_or_none('beat:entry:new') is None
-    assert audit.newest(client, 9) == []
+    assert [record['action'] for record in audit.newest(client, 9)] == ['add schedule']
 
 
 def test_entry_is_edited(admin: Browser, schedules: Schedules, client: Client) -> None:
@@ -153,9 +154,25 @@ def test_entry_is_edited(admin: Browser, schedules: Schedules, client: Client) -
         'grace': 120.0,
         'args': [],
     }
+    [record, *_] = audit.newest(client, 9)
+    assert record['changes'] == {'a': {'grace': [None, '120.0'], 'args': ['[1]', '[]']}}
+    assert re.search('args: \\[1\\] → \\[\\]; grace: .{1,3} → 120.0', admin.get('/activity').text)
     edit(kind='crontab', rule='0 0 1 1 *', timezone='Europe/Berlin')
+    assert len(audit.newest(client, 9)) == 4
     edit(rule='0 0 1 2 *')
     assert client.get('beat:entry:a')['schedule'] == {'crontab': '0 0 1 2 *', 'timezone': 'Europe/Berlin'}
+
+
+def test_arguments_in_records_are_masked(open_page: Open, server: Server, schedules: Schedules, client: Client) -> None:
+    schedules.add('a', 't', 5, args=['secret'], kwargs={'x': 'secret'})
+    record = {name: value for name, value in audit.newest(client, 9)[0].items() if name != '_rev'}
+    client.put({**record, '_id': f'{record["_id"]}~', 'changes': None})
+    browser = open_page(mask_args=True)
+    browser.log_in(server.user, server.password)
+    shown = browser.get('/activity').text
+    assert 'task: - → ' in shown
+    assert [record['action'] for record in browser.get('/activity?format=json').json()] == 2 * ['add schedule']
+    assert 'secret' not in shown + browser.page.text
 
 
 def test_entries_are_run_disabled_enabled_and_deleted(admin: Browser, client: Client, beat: Beat) -> None:
