@@ -316,7 +316,6 @@ class DueTasks(Duty):
         """Delete entries that were done long ago, such as those of one date: the feed reports them, as any deletion."""
         if self._unread or (now := self._client.clock.now()) < self._clean_up_at:
             return
-        self._clean_up_at = now + _CLEAN_UP_SECONDS
         done = [
             deletion(entry.doc)
             for name, entry in self._entries.items()
@@ -325,11 +324,10 @@ class DueTasks(Duty):
             and (since := done_since(entry, self._states[name])) is not None
             and now - since > _DONE_SECONDS
         ]
-        for part in chunks(done, _READ_DOCS):
-            self.renew()
-            self._client.bulk(part)
+        self._clean_up_at = now + (_CLEAN_UP_SECONDS if len(done) <= _ROUND_ENTRIES else 0.0)
         if done:
-            logger.info('%d schedule entries that were done a week ago are deleted', len(done))
+            count = sum(result.is_stored for result in self._client.bulk(done[:_ROUND_ENTRIES]))
+            logger.info('%d schedule entries that were done a week ago are deleted', count)
 
     # -- documents
 
