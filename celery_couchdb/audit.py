@@ -5,15 +5,18 @@ Each action leaves one document in the broker's database. It is deleted after 90
 
 from __future__ import annotations
 
+import getpass
 import json
-from collections.abc import Sequence
+import socket
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.shapes import members, number, rows, text
+from kombu_couchdb.couchdb.shapes import Shape, exactly, maybe, members, number, rows, text
 from kombu_couchdb.documents.ids import AUDIT
 from kombu_couchdb.documents.workitem import new_id
+from kombu_couchdb.values import storable
 
 #: How long the documents are kept, in seconds.
 KEPT_SECONDS = 90 * 86400.0
@@ -24,11 +27,30 @@ _MAX_TARGETS, _MAX_CHARACTERS = 20, 500
 #: The maximum number of old documents that one action deletes.
 _MAX_DELETED = 100
 
+
+def _each(of: Shape) -> Shape:
+    """An object all of whose members have a shape."""
+    return lambda value: isinstance(value, dict) and all(map(of, value.values()))
+
+
 #: The members of a document that are read.
-_AUDIT = members(user=text, action=text, outcome=text, date=number, count=number)
+_AUDIT = members(
+    **dict.fromkeys(('user', 'action', 'outcome'), text),
+    **dict.fromkeys(('date', 'count'), number),
+    changes=maybe(_each(_each(exactly(maybe(text), maybe(text))))),
+)
 
 
-class Audit(TypedDict):
+#: By member: its value before and after, as JSON text; None if there was none.
+Changes = dict[str, list[str | None]]
+
+
+class _AuditOptions(TypedDict, total=False):
+    #: What was changed in each target; of the first of them if there are many.
+    changes: dict[str, Changes]
+
+
+class Audit(_AuditOptions):
     """One action."""
 
     _id: str
@@ -48,7 +70,42 @@ class Audit(TypedDict):
     date: float
 
 
-def record(client: Client, user: str, action: str, targets: Sequence[str], outcome: str, reason: str | None) -> None:
+def who_runs_this() -> str:
+    """Return the user who runs this process, as `user@machine`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        user = '?'
+    return f'{user}@{socket.gethostname()}'
+
+
+def changes_of(former: Document, new: Document, members: Collection[str]) -> Changes:
+    """Return which of these members of a document have changed, and how."""
+    return {
+        member: [_shown(former, member), _shown(new, member)]
+        for member in sorted(members)
+        if former.get(member) != new.get(member)
+    }
+
+
+def _shown(doc: Document, member: str) -> str | None:
+    """Return a value as JSON text; arguments as the options of a task want them to be shown."""
+    options = doc.get('options')
+    shown = options.get(f'{member}repr') if isinstance(options, dict) else None
+    if member in doc and isinstance(shown, str):
+        return storable(shown, _MAX_CHARACTERS)
+    return storable(json.dumps(doc[member], ensure_ascii=False), _MAX_CHARACTERS) if member in doc else None
+
+
+def record(
+    client: Client,
+    user: str,
+    action: str,
+    targets: Sequence[str],
+    outcome: str,
+    reason: str | None,
+    changes: Mapping[str, Changes] | None = None,
+) -> None:
     """Store what a user did, and delete what is older than 90 days; two requests, or three."""
     now = client.clock.now()
     doc: Audit = {
@@ -62,6 +119,8 @@ def record(client: Client, user: str, action: str, targets: Sequence[str], outco
         'reason': reason[:_MAX_CHARACTERS] if reason else None,
         'date': now,
     }
+    if changes:
+        doc['changes'] = {target[:_MAX_CHARACTERS]: changes[target] for target in [*changes][:_MAX_TARGETS]}
     client.put(doc)
     last = AUDIT + new_id(now - KEPT_SECONDS)
     old = [row for row in client.id_range(AUDIT, limit=_MAX_DELETED) if row['id'] < last]

@@ -119,8 +119,8 @@ class Site:
 
     def __enter__(self) -> Site:
         for name, seconds in _KEPT.items():
-            self.schedules.add(name, 'task', seconds, args=[name], missed='all')
-        self.schedules.add('edited', 'task', 1.0, args=['edited'], missed='all')
+            self.schedules.add(name, 'task', seconds, args=[name], grace=1e9)
+        self.schedules.add('edited', 'task', 1.0, args=['edited'], grace=1e9)
         for beat in self.beats:
             beat.start()
         return self

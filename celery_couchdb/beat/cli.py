@@ -14,7 +14,7 @@ from ..cli.tables import Duration, Json, confirm, echo
 from ..resources.jobs import stored_states
 from ..resources.resource import Resource, counted
 from .entries import DEFAULT_GRACE_SECONDS, MISSED
-from .inputs import members_of
+from .inputs import KINDS, members_of
 from .resource import LISTED_DATES, SHOWN_DATES, no_beat, schedule_resource
 from .stored_schedules import Item, Schedules
 
@@ -39,13 +39,16 @@ def _members(function: F) -> F:
             click.option('--at', help='One date, such as 2027-01-01T09:00.'),
             click.option('--solar', help='An event of the sun and a place, such as "sunset 48.1 11.6".'),
             click.option('--timezone', help="Of --crontab and --at; without it, the app's time zone."),
+            click.option('--start', help='Nothing is due until this date, and intervals count from it. Default: now.'),
+            click.option('--until', help='Nothing is due after this date.'),
+            click.option('--times', type=click.IntRange(1), help='How many due dates are sent at most.'),
             click.option('--args', type=Json(list), metavar='JSON', help='Arguments, a JSON list.'),
             click.option('--kwargs', type=Json(dict), metavar='JSON', help='Named arguments, a JSON object.'),
             click.option('--options', type=Json(dict), metavar='JSON', help='Options of apply_async, a JSON object.'),
             click.option(
                 '--missed',
                 type=click.Choice(MISSED),
-                help='What to send if no beat ran for longer than --grace: the latest due date, none, or all.',
+                help='What to send if no beat ran for longer than --grace: the latest due date, or none.',
             ),
             click.option(
                 '--grace',
@@ -116,12 +119,16 @@ def add_(ctx: click.Context, /, name: str, task: str, disabled: bool, **options:
 @click.pass_context
 def edit_(ctx: click.Context, /, name: str, **options: Any) -> None:
     """Change an entry. Everything that you do not give stays as it is, also the time zone."""
-    members = _given(options)
-    if not members:
+    if all(value is None for value in options.values()):
         raise click.UsageError('give at least one option: there is nothing to change')
     schedules = _schedules(ctx)
-    schedule, former = members.get('schedule', {}), schedules.get(name).entry.doc.get('schedule')
-    if schedule.keys() & {'crontab', 'at'} and isinstance(former, dict) and 'timezone' in former:
+    former = schedules.get(name).entry.doc.get('schedule')
+    former = former if isinstance(former, dict) else {}
+    if options['timezone'] is not None and not any(options[kind] for kind in KINDS):
+        options |= {kind: former[kind] for kind in ('crontab', 'at') if kind in former}
+    members = _given(options)
+    schedule = members.get('schedule', {})
+    if schedule.keys() & {'crontab', 'at'} and 'timezone' in former:
         schedule.setdefault('timezone', former['timezone'])
     schedules.edit(name, **members)
     _show(ctx, schedules, name, False)
@@ -141,6 +148,14 @@ def enable_(ctx: click.Context, names: tuple[str, ...]) -> None:
 def disable_(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Disable entries: nothing is sent until they are enabled."""
     _for_each(names, _schedules(ctx).disable, 'disabled')
+
+
+@command.command('reset')
+@click.argument('names', metavar='NAME…', nargs=-1, required=True)
+@click.pass_context
+def reset_(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Return entries to what the code of the app (beat_schedule) says, after somebody has edited them."""
+    _for_each(names, _schedules(ctx).reset, 'as in the code')
 
 
 @command.command('run')

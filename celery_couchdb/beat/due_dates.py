@@ -15,11 +15,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .entries import LEAST_GRACE_SECONDS, MALFORMED, Entry, ScheduleState, error_of, new_state, task_id_of
-from .schedules import LATEST, Asked, Rule
-
-#: The most missed due dates of an entry of which `all` are sent.
-MAX_MISSED = 20_000
+from .entries import DISABLED, LEAST_GRACE_SECONDS, MALFORMED, Entry, ScheduleState, error_of, task_id_of
+from .schedules import Asked, At, Rule
 
 
 class Decision(NamedTuple):
@@ -39,26 +36,27 @@ class Decision(NamedTuple):
 
 
 def planned(
-    entry: Entry, state: ScheduleState | None, doc_id: str, rev: str | None, now: float, earliest: float = 0.0
+    entry: Entry, state: ScheduleState | None, blank: ScheduleState, now: float, earliest: float = 0.0
 ) -> ScheduleState:
     """Return the state of an entry whose schedule is new, or the same object if the schedule has not changed.
 
-    `state` is the stored state, if there is a valid one, with the id `doc_id` and the revision `rev`. No due date is
-    before `earliest`. After an edit none is in the past, unless the edit also set a later `start`.
+    Without a `state` it begins with `blank`. Nothing can have been written before the date `earliest`, so what an older
+    `start` made due is past. After an edit no due date is in the past, unless the edit also set a later `start`.
     """
     if state is not None and state['plan'] == entry.plan and (entry.error is None or state['error'] == entry.error):
         return state
     anchor = now if entry.start is None else float(entry.start)
-    fresh: ScheduleState = {**(state or new_state(doc_id, rev)), 'plan': entry.plan, 'due': None, 'error': entry.error}
+    fresh: ScheduleState = {**(state or blank), 'plan': entry.plan, 'due': None, 'error': entry.error}
     fresh['anchor'] = anchor
     if entry.rule is None or not entry.enabled:
         return fresh
-    after = max(anchor, earliest, now if rev and state is None else 0.0)  # somebody has edited the state
-    if state is not None:
-        # What was sent is not sent again: CouchDB may have forgotten its id.
-        after = max(after if anchor > state['anchor'] else max(after, now), state['last'] or 0.0)
+    if state is None:
+        after = max(anchor if anchor >= earliest else now, blank['anchor'])
+    else:
+        after = max(anchor, earliest if anchor > state['anchor'] else now)
     try:
-        fresh['due'] = _next(entry.rule, anchor, after)
+        # What was sent is not sent again: CouchDB may have forgotten its id.
+        fresh['due'] = _next(entry, anchor, max(after, fresh['last'] or 0.0)) if fresh['count'] < entry.times else None
     except Exception as exc:  # schedules in the code of the app may raise anything
         fresh['error'], fresh['plan'] = f'its next due date cannot be computed: {error_of(exc)}', MALFORMED
     return fresh
@@ -66,6 +64,18 @@ def planned(
 
 def decide(entry: Entry, state: ScheduleState, now: float, limit: int) -> Decision:
     """Return what to do about the due dates until `now`; at most `limit` are sent. The state must have a due date.
+
+    Those of which the entry allows no more are left out.
+    """
+    left = max(0, entry.times - state['count'])
+    decision = _decide(entry, state, now, min(limit, max(1, left)))
+    if len(decision.send) < left:
+        return decision
+    return decision._replace(send=decision.send[:left], due=None)
+
+
+def _decide(entry: Entry, state: ScheduleState, now: float, limit: int) -> Decision:
+    """Do as `decide`, without regard to `times`.
 
     After an interruption of more than `grace` seconds, `missed` decides. What is left out is noted first. So only the
     date that the state then has as `due` is sent, at the next call.
@@ -82,24 +92,47 @@ def decide(entry: Entry, state: ScheduleState, now: float, limit: int) -> Decisi
             moment = now if is_late else due
             is_due, seconds = rule.ask(due, state['last'] or anchor, moment)
             is_skipped = is_due and is_late and entry.missed == 'skip'
-            return Decision([due] if is_due and not is_skipped else [], int(is_skipped), moment + seconds)
-        if is_late and not (entry.missed == 'all' and rule.count(due, now) <= MAX_MISSED):
-            if (last := _latest(rule, anchor, due, now)) > due:
+            sent, later = [due] if is_due and not is_skipped else [], moment + seconds
+            return Decision(sent, int(is_skipped), later if later <= entry.until else None)
+        if is_late:
+            if (last := _latest(rule, anchor, due, min(now, entry.until))) > due:
                 return Decision([], rule.count(due, last) - 1, last)
             if entry.missed == 'skip':
-                return Decision([], 1, _next(rule, anchor, due))
-        following = _next(rule, anchor, due)
+                return Decision([], 1, _next(entry, anchor, due))
+        following = _next(entry, anchor, due)
         while rule.exact and following is not None and following <= now and len(send) < limit:
             send.append(following)
-            following = _next(rule, anchor, following)
+            following = _next(entry, anchor, following)
         return Decision(send, 0, following)
     except Exception as exc:  # schedules in the code of the app may raise anything
         return Decision(send[:1], 0, None, f'its next due date cannot be computed: {error_of(exc)}')
 
 
-def _next(rule: Rule, anchor: float, after: float) -> float | None:
-    found = rule.next(anchor, after)
-    return found if found is not None and found <= LATEST else None
+def _next(entry: Entry, anchor: float, after: float) -> float | None:
+    assert entry.rule is not None
+    found = entry.rule.next(anchor, after)
+    return found if found is not None and found <= entry.until else None
+
+
+def has_date(entry: Entry, now: float) -> bool:
+    """Tell whether an entry that is written now will have a due date."""
+    if entry.rule is None or not entry.enabled:
+        return True  # nobody expects one
+    anchor = now if entry.start is None else float(entry.start)
+    try:
+        return _next(entry, anchor, max(anchor, now)) is not None
+    except Exception:  # what a schedule raises is noted when it is read
+        return True
+
+
+def done_since(entry: Entry, state: ScheduleState) -> float | None:
+    """Return the date since which an entry is done: nothing will be sent any more. None if it may be."""
+    if state['due'] is not None or state['plan'] != entry.plan or entry.plan in (DISABLED, MALFORMED):
+        return None
+    if state['count'] >= entry.times:
+        return state['sent']
+    ends = (state['sent'], entry.doc.get('until'), entry.rule.date if isinstance(entry.rule, At) else None)
+    return max((end for end in ends if end is not None), default=None)
 
 
 def _latest(rule: Rule, anchor: float, due: float, now: float) -> float:
@@ -144,9 +177,10 @@ def upcoming(entry: Entry, state: ScheduleState | None, now: float, count: int) 
     if state is not None and state['plan'] == entry.plan:
         due, anchor = state['due'], state['anchor']
     else:
-        due = _next(entry.rule, anchor, anchor if state is None else max(anchor, now))
+        due = _next(entry, anchor, anchor if state is None else max(anchor, now))
+    count = min(count, entry.times - (state['count'] if state else 0))
     found: list[float] = []
     while due is not None and len(found) < count:
         found.append(due)
-        due = None if isinstance(entry.rule, Asked) else _next(entry.rule, anchor, due)
+        due = None if isinstance(entry.rule, Asked) else _next(entry, anchor, due)
     return found

@@ -19,28 +19,34 @@ no more, its document is kept and marked as `removed`.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, TypedDict, cast, final
+from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard, cast, final
 from uuid import UUID, uuid4, uuid5
 
+from celery import Celery, Task
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab
+from kombu import Producer
 from kombu.utils.json import dumps, loads
 
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.shapes import Shape, flag, maybe, text
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Unstorable
-from kombu_couchdb.values import is_number, is_whole
+from kombu_couchdb.values import date_of, is_number, is_whole
 
 from .schedules import LATEST, Asked, Malformed, Rule, described, digest_of, rule_of
 
-#: What is sent after an interruption of more than `grace` seconds: the latest due date, none, or all.
-MISSED = ('once', 'skip', 'all')
+#: What is sent after an interruption of more than `grace` seconds: the latest due date, or none.
+MISSED = ('once', 'skip')
 
 #: An interruption of at most this length changes nothing: all due dates are sent.
 DEFAULT_GRACE_SECONDS = 60.0
@@ -63,6 +69,9 @@ _ENTRY_OPTIONS = ('missed', 'grace')
 #: How much of a name that is too long is kept, in characters; its digest follows.
 _KEPT_CHARACTERS = 160
 
+#: How much of the name of an option is like that of another one if it is misspelt.
+_ALIKE = 0.8
+
 #: Options of a task that the leader itself sets.
 _OWN_OPTIONS = frozenset({'task_id', 'producer', 'connection', 'publisher', 'retry', 'args', 'kwargs'})
 
@@ -74,10 +83,14 @@ class _ScheduleOptions(TypedDict, total=False):
     options: dict[str, Any]
     #: False: nothing is sent.
     enabled: bool
-    missed: Literal['once', 'skip', 'all']
+    missed: Literal['once', 'skip']
     grace: float
     #: Only due dates after this date are sent. Intervals count from here. Missing: when the leader first reads it.
     start: float
+    #: No due date after this date is sent.
+    until: float | None
+    #: So many due dates are sent at most.
+    times: int | None
     #: `app`: from the code of the app. `database` or missing: somebody has added it.
     source: Literal['app', 'database']
     #: The digest of the app's entry from which this document was written last.
@@ -132,9 +145,21 @@ class ScheduleState(_StateOptions):
 _MEMBERS = frozenset(Schedule.__required_keys__ | Schedule.__optional_keys__)
 
 
-def _is_date(value: Any) -> bool:
+def is_date(value: Any) -> TypeGuard[float]:
+    """Tell whether a value is a date as in documents."""
     return is_number(value) and 0 <= value <= LATEST
 
+
+def _is_moment(value: Any) -> bool:
+    """Tell whether a value is a duration in seconds or a date, as in Celery's `expires`."""
+    try:
+        return is_number(value) or isinstance(value, datetime) or bool(date_of(value))
+    except (TypeError, ValueError, AttributeError):
+        return False
+
+
+#: The largest number that every program reads from JSON as it is.
+_MOST_COUNT = (1 << 53) - 1
 
 #: What the members of an entry must be, if they are there.
 _CHECKS: dict[str, tuple[Shape, str]] = {
@@ -145,20 +170,33 @@ _CHECKS: dict[str, tuple[Shape, str]] = {
     'enabled': (flag, 'true or false'),
     'removed': (flag, 'true or false'),
     'missed': (lambda value: value in MISSED, 'one of ' + ', '.join(MISSED)),
-    'grace': (_is_date, 'a number of seconds'),
-    'start': (maybe(_is_date), 'a date in seconds since the epoch'),
+    'grace': (is_date, 'a number of seconds'),
+    **dict.fromkeys(('start', 'until'), (maybe(is_date), 'a date in seconds since the epoch')),
+    'times': (maybe(lambda value: is_whole(value, 1, _MOST_COUNT)), 'a number from 1'),
     'source': (lambda value: value in ('app', 'database'), '"app" or "database"'),
     'code': (lambda value: isinstance(value, list), 'a list'),
 }
+
+#: The members of an entry that the code describes.
+_DESCRIBED = frozenset({'task', 'schedule', *CODE_MEMBERS, *_ENTRY_OPTIONS, 'until', 'times', 'code'})
 
 #: What the members of a state must be; all must be there.
 _STATE: dict[str, Shape] = {
     'key': lambda value: text(value) and bool(re.fullmatch('[0-9a-f]{32}', value)),
     'plan': text,
-    'anchor': _is_date,
-    **dict.fromkeys(('due', 'last', 'sent'), maybe(_is_date)),
+    'anchor': is_date,
+    **dict.fromkeys(('due', 'last', 'sent'), maybe(is_date)),
     **dict.fromkeys(('task_id', 'error'), maybe(text)),
-    **dict.fromkeys(('count', 'skipped'), lambda value: is_whole(value, 0, (1 << 53) - 1)),
+    **dict.fromkeys(('count', 'skipped'), lambda value: is_whole(value, 0, _MOST_COUNT)),
+}
+
+#: What the values of an entry's options must be. Others are checked when the task is sent.
+_OPTIONS: dict[str, tuple[Shape, str]] = {
+    'expires': (_is_moment, 'a number of seconds or a date'),
+    'countdown': (is_number, 'a number of seconds'),
+    'eta': (lambda value: _is_moment(value) and not is_number(value), 'a date'),
+    'priority': (lambda value: is_whole(value, 0, _MOST_COUNT), 'a whole number'),
+    **dict.fromkeys(('time_limit', 'soft_time_limit'), (is_number, 'a number of seconds')),
 }
 
 
@@ -199,6 +237,15 @@ class CodeEntry:
     #: What is wrong with it.
     error: str | None = None
 
+    def document(self, old: Document | None, prefix: str, now: float) -> Document:
+        """Return the document to write instead of `old`; `prefix` is that of its id. There must be no error."""
+        assert self.description is not None
+        kept = {name: value for name, value in (old or {}).items() if name in ('_rev', 'enabled', 'start')}
+        doc: Document = {'_id': prefix + self.name, 'type': 'Schedule', 'enabled': True, 'start': now, **kept}
+        if old is not None and (old.get('removed') or old.get('schedule') != self.description['schedule']):
+            doc['start'] = now
+        return {**doc, **self.description, 'source': 'app', 'digest': digest_of(self.description)}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -215,9 +262,14 @@ class Entry:
     missed: str = 'once'
     grace: float = DEFAULT_GRACE_SECONDS
     start: float | None = None
+    #: The date after which nothing is due, and how many due dates are sent at most.
+    until: float = LATEST
+    times: int = _MOST_COUNT
     enabled: bool = False
     #: What the due dates depend on: if it changes, they are computed anew.
     plan: str = MALFORMED
+    #: Whether it is in the code of the app, and somebody has changed more than `enabled` and `start` since.
+    edited: bool = False
 
     @classmethod
     def of(cls, name: str, doc: Document, app: Any, code: CodeEntry | None = None) -> Entry:
@@ -228,6 +280,10 @@ class Entry:
                 raise Malformed(f'in the code of the app: {code.error}')
             rule = rule_of(doc['schedule'], app, code.rule if code else None)
             args, kwargs, options = (_value(member, doc, code) for member in CODE_MEMBERS)
+            for option in options.keys() & _OPTIONS.keys():
+                is_right, what = _OPTIONS[option]
+                if options[option] is not None and not is_right(options[option]):
+                    raise Malformed(f'options.{option} must be {what}, not {options[option]!r:.80}')
             if 'id' in (options.get('headers') or ()):
                 raise Malformed('options.headers must not contain "id": all messages would have it')
             enabled = doc.get('enabled', True) and not doc.get('removed', False)
@@ -243,8 +299,21 @@ class Entry:
                 doc.get('missed', 'once'),
                 float(doc.get('grace', DEFAULT_GRACE_SECONDS)),
                 doc.get('start'),
+                min(LATEST, _given(doc, 'until', LATEST)),
+                _given(doc, 'times', _MOST_COUNT),
                 enabled,
-                digest_of([doc['schedule'], doc.get('start'), rule.basis]) if enabled else DISABLED,
+                digest_of(
+                    [
+                        doc['schedule'],
+                        doc.get('start'),
+                        rule.basis,
+                        *[doc[end] for end in ('until', 'times') if end in doc],
+                    ]
+                )
+                if enabled
+                else DISABLED,
+                doc.get('source') == 'app'
+                and doc.get('digest') != digest_of({k: doc[k] for k in _DESCRIBED & doc.keys()}),
             )
         except Exception as exc:  # a document, and what the code of the app makes of it, may contain anything
             return cls(name, doc, error_of(exc))
@@ -274,6 +343,24 @@ def _check(name: str, doc: Mapping[str, Any]) -> None:
         raise Malformed(f'options must not contain {own[0]!r}')
 
 
+def _given(doc: Mapping[str, Any], member: str, default: Any) -> Any:
+    value = doc.get(member)
+    return default if value is None else value
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raise `Malformed` for an option whose name is probably misspelt. A class of tasks may have options of its own."""
+    known = {
+        *inspect.signature(Celery.send_task).parameters,
+        *inspect.signature(Task.apply_async).parameters,
+        *inspect.signature(Producer.publish).parameters,
+        *('queue', 'job_key'),
+    }
+    for name in options.keys() - known:
+        if close := get_close_matches(name, known, 1, _ALIKE):
+            raise Malformed(f'options has {name!r:.80}, which is not an option of apply_async: is it {close[0]!r}?')
+
+
 def _value(member: str, doc: Mapping[str, Any], code: CodeEntry | None) -> Any:
     """Return the value of `args`, `kwargs` or `options`, from the document or from the code of the app."""
     if member in doc.get('code', ()):
@@ -291,14 +378,31 @@ def _value(member: str, doc: Mapping[str, Any], code: CodeEntry | None) -> Any:
 
 
 def state_of(doc: Document | None) -> ScheduleState | None:
-    """Return a document as a state; None if there is none, or if it was edited and is malformed."""
-    if doc is None or not all(name in doc and check(doc[name]) for name, check in _STATE.items()):
+    """Return a document as a state; None if there is none, or it was deleted, or somebody's edit made it malformed."""
+    if doc is None or doc.get('_deleted') or not all(name in doc and _STATE[name](doc[name]) for name in _STATE):
         return None
     return cast(ScheduleState, doc)
 
 
-def new_state(doc_id: str, rev: str | None) -> ScheduleState:
-    """Return the first state of an entry; `rev` is the revision of a malformed state, which it replaces."""
+def deleted_state(doc: Document, now: float) -> Document:
+    """Return the deletion of a state. It tells what was sent: an entry that is added anew must not send it again."""
+    state, deleted = state_of(doc), deletion(doc)
+    if state is None:
+        return deleted
+    until = now if state['due'] is None else min(now, state['due'] - 0.001)
+    return {**deleted, 'key': state['key'], 'until': max(until, state['last'] or 0.0)}
+
+
+def tells_dates(former: Document | None) -> bool:
+    """Tell whether it is known which due dates are past: there never was a state, or `deleted_state` tells it."""
+    return former is None or (_STATE['key'](former.get('key')) and is_date(former.get('until')))
+
+
+def new_state(doc_id: str, former: Document | None = None) -> ScheduleState:
+    """Return the first state of an entry; `former` was deleted or is malformed, and what it tells is kept.
+
+    Its `anchor` is the date until which due dates are past.
+    """
     state: ScheduleState = {
         '_id': doc_id,
         'type': 'ScheduleState',
@@ -313,8 +417,10 @@ def new_state(doc_id: str, rev: str | None) -> ScheduleState:
         'skipped': 0,
         'error': None,
     }
-    if rev:
-        state['_rev'] = rev
+    if former is not None and tells_dates(former):
+        state['key'], state['anchor'] = former['key'], float(former['until'])
+    if former is not None and '_rev' in former and not former.get('_deleted'):
+        state['_rev'] = former['_rev']
     return state
 
 
@@ -391,15 +497,10 @@ def to_write(
         description, old = entry.description, docs.get(entry.name)
         if description is None:
             continue
-        digest = digest_of(description)
         if old is not None and old.get('source') != 'app':
             replaced.append(entry.name)
-        elif old is None or old.get('digest') != digest or old.get('removed'):
-            kept = {name: value for name, value in (old or {}).items() if name in ('_rev', 'enabled', 'start')}
-            doc: Document = {'_id': prefix + entry.name, 'type': 'Schedule', 'enabled': True, 'start': now, **kept}
-            if old is not None and (old.get('removed') or old.get('schedule') != description['schedule']):
-                doc['start'] = now
-            found.append({**doc, **description, 'source': 'app', 'digest': digest})
+        elif old is None or old.get('digest') != digest_of(description) or old.get('removed'):
+            found.append(entry.document(old, prefix, now))
     for name, old in docs.items():
         if name not in names and old.get('source') == 'app' and not old.get('removed'):
             found.append({**old, 'removed': True})

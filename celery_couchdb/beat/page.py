@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,12 @@ from kombu_couchdb.errors import CouchDBError
 
 from ..jobs import Jobs
 from ..resources.columns import Row, json_line
-from ..resources.inputs import choice, duration, json_value
+from ..resources.inputs import choice, duration, json_value, whole
 from ..resources.jobs import stored_states
 from ..web.actions import each
 from ..web.tables import Table
 from ..web.view import Action, ActionOutcome, Field, InputRefused, Page, View
-from .entries import DEFAULT_GRACE_SECONDS, MISSED
+from .entries import DEFAULT_GRACE_SECONDS, MISSED, is_date
 from .inputs import KINDS, members_of, typed_rule
 from .resource import no_beat, schedule_resource
 from .stored_schedules import Schedules
@@ -33,6 +34,9 @@ _READERS: dict[str, tuple[Callable[[str], Any], Any]] = {
     'options': (partial(json_value, kind=dict), {}),
     'missed': (partial(choice, known=MISSED), MISSED[0]),
     'grace': (duration, DEFAULT_GRACE_SECONDS),
+    'start': (str, None),
+    'until': (str, None),
+    'times': (whole, None),
 }
 
 
@@ -60,7 +64,7 @@ def show(view: View) -> Response:
 
 
 def _schedules(view: View) -> Schedules:
-    return Schedules(view.site.app, view.account.broker)
+    return Schedules(view.site.app, view.account.broker, records=False)
 
 
 def _sent(row: Row) -> Sequence[float]:
@@ -95,12 +99,20 @@ def _fields(view: View, targets: Sequence[str]) -> list[Field]:
             'missed',
             'Missed',
             str(doc.get('missed', MISSED[0])),
-            'What is sent if no beat ran for longer than the grace: the latest due date, none, or all.',
+            'What is sent if no beat ran for longer than the grace: the latest due date, or none.',
             'select',
             MISSED,
         ),
+        Field('start', 'Start', _date(view, doc, 'start'), 'Nothing is due until this date; empty: now.'),
+        Field('until', 'Until', _date(view, doc, 'until'), 'Nothing is due after this date; empty: no end.'),
+        Field('times', 'Times', _typed(doc, 'times'), 'How many due dates are sent at most; empty: no limit.'),
         Field('grace', 'Grace', _typed(doc, 'grace'), f'A duration; empty: {DEFAULT_GRACE_SECONDS:.0f} s.'),
     ]
+
+
+def _date(view: View, doc: Row, member: str) -> str:
+    date = doc.get(member)
+    return datetime.fromtimestamp(date, view.site.app.timezone).isoformat() if is_date(date) else ''
 
 
 def _typed(doc: Row, member: str) -> str:
@@ -130,21 +142,23 @@ def _add(view: View, targets: Sequence[str]) -> ActionOutcome:
     given, name = _given(view, targets), view.form.get('name', '').strip()
     if 'schedule' not in given or not given.get('task') or not name:
         raise InputRefused('Give a name, a task and a rule')
+    schedules = _schedules(view)
     try:
-        _schedules(view).add(name, **given)
+        schedules.add(name, **given)
     except CouchDBError as exc:
         raise InputRefused(str(exc)) from None
-    return ActionOutcome(f'{name}: added.')
+    return ActionOutcome(f'{name}: added.', changes=schedules.changes)
 
 
 def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
     if not (given := _given(view, targets)):
         return ActionOutcome(f'{targets[0]}: nothing was changed.', 'info')
+    schedules = _schedules(view)
     try:
-        _schedules(view).edit(targets[0], **given)
+        schedules.edit(targets[0], **given)
     except CouchDBError as exc:
         raise InputRefused(str(exc)) from None
-    return ActionOutcome(f'{targets[0]}: changed.')
+    return ActionOutcome(f'{targets[0]}: changed.', changes=schedules.changes)
 
 
 # -- actions for entries
@@ -152,7 +166,8 @@ def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
 
 def _for_each(act: Callable[[Schedules, str], str]) -> Callable[[View, Sequence[str]], ActionOutcome]:
     def function(view: View, targets: Sequence[str]) -> ActionOutcome:
-        return each(view, targets, partial(act, _schedules(view)))
+        schedules = _schedules(view)
+        return each(view, targets, partial(act, schedules))._replace(changes=schedules.changes)
 
     return function
 
@@ -165,6 +180,11 @@ def _enable(schedules: Schedules, name: str) -> str:
 def _disable(schedules: Schedules, name: str) -> str:
     schedules.disable(name)
     return 'disabled'
+
+
+def _reset(schedules: Schedules, name: str) -> str:
+    schedules.reset(name)
+    return 'as in the code'
 
 
 def _run(schedules: Schedules, name: str) -> str:
@@ -189,6 +209,7 @@ page = Page(
             'disable', 'Disable', _for_each(_disable), 'Disable {}?', 'Nothing is sent until somebody enables it again.'
         ),
         Action('edit', 'Edit', _edit, 'Edit {}', fields=_fields, rows='one'),
+        Action('reset', 'Reset', _for_each(_reset), 'Reset {}?', 'What the code of the app says replaces all edits.'),
         Action(
             'delete',
             'Delete',

@@ -24,7 +24,7 @@ _UNKNOWN = 'the app does not know this task: it is not imported here, or the nam
 States = Callable[[Sequence[str]], Mapping[str, str]]
 
 #: The members of a document that are shown as they are.
-_MEMBERS = ('schedule', 'args', 'kwargs', 'options', 'missed', 'grace', 'start')
+_MEMBERS = ('schedule', 'args', 'kwargs', 'options', 'missed', 'grace', 'start', 'until', 'times')
 
 _date = partial(format_date, zone=None, form='%Y-%m-%d %H:%M:%S %z')
 
@@ -87,6 +87,7 @@ def _described(schedules: Schedules, item: Item, now: float, count: int, result:
         'rule': in_words(doc.get('schedule'), item.entry.rule),
         **{member: doc[member] for member in _MEMBERS if member in doc},
         'source': doc.get('source', 'database'),
+        'edited': item.entry.edited,
         'next': item.upcoming(now, count),
         'last': state and state['last'],
         'sent': state and state['sent'],
@@ -110,9 +111,10 @@ def _state(item: Item, now: float) -> str:
 def _state_cell(entry: Row) -> Cell:
     if entry['error']:
         return Cell(f'{entry["state"]}: {entry["error"]}', 'bad')
+    text = entry['state'] + (', not as in the code' if entry['edited'] else '')
     if entry['state'] == 'active' and not entry['known']:
-        return Cell(f'active, but {_UNKNOWN}', 'warning')
-    return Cell(entry['state'], '' if entry['state'] == 'active' else 'dim')
+        return Cell(f'{text}, but {_UNKNOWN}', 'warning')
+    return Cell(text, '' if entry['state'] == 'active' else 'dim')
 
 
 def _result_cell(state: str | None) -> Cell:
@@ -128,5 +130,5 @@ def _dates(dates: Iterable[Any]) -> str:
 def _details(entry: Row) -> Row:
     shown = {**entry, 'state': _state_cell({**entry, 'error': None}).text, 'next': _dates(entry['next'])}
     del shown['known']
-    shown |= {name: _date(shown[name]) for name in ('last', 'sent', 'start') if name in shown}
+    shown |= {name: _date(shown[name]) for name in ('last', 'sent', 'start', 'until') if name in shown}
     return {name: NO_VALUE if value is None else value for name, value in shown.items()}

@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.changes import Follower
-from kombu_couchdb.couchdb.client import Client, Document, Row, chunks
+from kombu_couchdb.couchdb.client import Client, Document, Row, chunks, winning
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.documents.ids import LEADER
 from kombu_couchdb.errors import RETRIED, ConfigurationError, CouchDBError
@@ -31,13 +31,28 @@ from kombu_couchdb.leases.lease import worker_name
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.transport import CollectingProducer, Transport
 
-from .due_dates import Decision, decide, noted, planned
-from .entries import CodeEntry, Entry, Names, ScheduleState, code_entries, state_of, task_id_of, to_write
+from .due_dates import Decision, decide, done_since, noted, planned
+from .entries import (
+    CodeEntry,
+    Entry,
+    Names,
+    ScheduleState,
+    code_entries,
+    deleted_state,
+    new_state,
+    state_of,
+    task_id_of,
+    tells_dates,
+    to_write,
+)
 
 logger = get_logger(__name__)
 
 #: The pause after an error, in seconds.
 _RETRY_SECONDS = 1.0
+
+#: How long an entry stays that has no further due date, and how often such entries are looked for, in seconds.
+_DONE_SECONDS, _CLEAN_UP_SECONDS = 604_800.0, 3600.0
 
 #: The most documents in one read.
 _READ_DOCS = 1000
@@ -133,9 +148,10 @@ class _Unread(NamedTuple):
     """An entry that was not taken over yet."""
 
     doc: Document
-    #: The document of its state, if it has one that this process has not taken over.
+    #: Its state, if this process has not taken it over: the document, perhaps malformed, or what is left of a deleted
+    #: one; without a revision if this process knows it and it is not stored any more.
     state: Document | None
-    #: It has no due date before this date.
+    #: The document was not written before this date.
     earliest: float = 0.0
 
 
@@ -155,6 +171,7 @@ class DueTasks(Duty):
         self._messages = Messages(app, connection)
         self._follower = Follower(self._client, 'celery-couchdb-beat-feed', wake)
         self._since: Any = None  # the update sequence up to which the entries are known
+        self._clean_up_at = 0.0  # by the server's time
         self._unread: dict[str, _Unread] = {}
         self._entries: dict[str, Entry] = {}
         self._states: dict[str, ScheduleState] = {}  # the one that was changed last is the last
@@ -178,6 +195,7 @@ class DueTasks(Duty):
         self._follower.follow(self._since, {'_id': {'$regex': f'^{self._names.entries}'}})
         self._plan()
         self._send()
+        self._clean_up()
         return self.next_in()
 
     def close(self) -> None:
@@ -196,8 +214,12 @@ class DueTasks(Duty):
         """Read all documents, and write those of the code's entries that have changed."""
         self._since = self._client.sequence()
         docs, states = (self._read(prefix) for prefix in (self._names.entries, self._names.states))
-        self._sync(docs)
-        self._unread = {name: _Unread(doc, states.pop(name, None)) for name, doc in docs.items()}
+        self._sync(self._code.values(), docs)
+        left = self._find_states([name for name in docs if name not in states])
+        just_now, self._unread = self._just_now(), {}
+        for name, doc in docs.items():
+            state = states.pop(name, None) or left[name]
+            self._unread[name] = _Unread(doc, state, 0.0 if tells_dates(state) else just_now)
         self._entries, self._states = {}, {}
         self._delete([*states.values()])
 
@@ -208,16 +230,26 @@ class DueTasks(Duty):
         docs = self._client.find([prefix + name for name in changed])
         stored = {name: self._unread[name].state for name in changed if name in self._unread}
         stored |= self._find_states([name for name in changed if name not in self._states and not stored.get(name)])
-        deleted = list[Mapping[str, Any]]()
+        deleted, lost = list[Document](), list[CodeEntry]()
         for name, doc in zip(changed, docs, strict=True):
             known = self._unread.get(name) or self._entries.get(name)
             if doc is None:
-                deleted += filter(None, (self._states.pop(name, None), stored.get(name)))
+                states = (self._states.pop(name, None), stored.get(name))
+                deleted += [dict(state) for state in states if state and '_rev' in state and '_deleted' not in state]
                 self._unread.pop(name, None)
                 self._entries.pop(name, None)
+                if name in self._code and self._code[name].error is None:
+                    logger.warning(
+                        'schedule entry %s was deleted and is written again, because it is in the code of the app; '
+                        'disable it if it should not be sent',
+                        name,
+                    )
+                    lost.append(self._code[name])
             elif known is None or known.doc['_rev'] != doc['_rev']:
                 self._unread[name] = _Unread(doc, stored.get(name), self._just_now())
         self._delete(deleted)
+        if lost:
+            self._sync(lost, {})
 
     # -- rounds
 
@@ -227,10 +259,9 @@ class DueTasks(Duty):
         for name, unread in list(islice(self._unread.items(), _ROUND_ENTRIES)):
             state = self._states.get(name) or state_of(unread.state)
             entry = Entry.of(name, unread.doc, self._app, self._code.get(name))
-            rev = unread.state['_rev'] if unread.state else None
-            wanted = planned(entry, state, self._names.states + name, rev, now, unread.earliest)
+            wanted = planned(entry, state, new_state(self._names.states + name, unread.state), now, unread.earliest)
             self._entries[name] = entry
-            if wanted is state:
+            if wanted is state and '_rev' in state:
                 self._set_state(name, state)
             else:
                 fresh[name] = wanted
@@ -280,6 +311,23 @@ class DueTasks(Duty):
         if decision.error:
             logger.error('schedule entry %s is not sent: %s', name, decision.error)
 
+    def _clean_up(self) -> None:
+        """Delete entries that were done long ago, such as those of one date: the feed reports them, as any deletion."""
+        if self._unread or (now := self._client.clock.now()) < self._clean_up_at:
+            return
+        done = [
+            deletion(entry.doc)
+            for name, entry in self._entries.items()
+            if name in self._states
+            and entry.doc.get('source') != 'app'
+            and (since := done_since(entry, self._states[name])) is not None
+            and now - since > _DONE_SECONDS
+        ]
+        self._clean_up_at = now + (_CLEAN_UP_SECONDS if len(done) <= _ROUND_ENTRIES else 0.0)
+        if done:
+            count = sum(result.is_stored for result in self._client.bulk(done[:_ROUND_ENTRIES]))
+            logger.info('%d schedule entries that were done a week ago are deleted', count)
+
     # -- documents
 
     def _read(self, prefix: str) -> dict[str, Document]:
@@ -295,9 +343,9 @@ class DueTasks(Duty):
             start = rows[-1]['id'] + '\0'
         return found
 
-    def _sync(self, docs: dict[str, Document]) -> None:
-        """Write the documents of the code's entries that have changed, and update `docs`."""
-        changed, replaced = to_write(self._code.values(), docs, self._names.entries, self._client.clock.now())
+    def _sync(self, code: Iterable[CodeEntry], docs: dict[str, Document]) -> None:
+        """Write the documents of entries in the code that are not in `docs` as the code has them, and update `docs`."""
+        changed, replaced = to_write(code, docs, self._names.entries, self._client.clock.now())
         for name in replaced:
             logger.warning('schedule entry %s of the app is not used: an entry of this name is in the database', name)
         for doc, result in zip(changed, self._client.bulk(changed), strict=True):
@@ -314,20 +362,31 @@ class DueTasks(Duty):
         return self._client.clock.now() - LEASE_SECONDS
 
     def _find_states(self, names: Sequence[str]) -> dict[str, Document | None]:
-        return dict(zip(names, self._client.find([self._names.states + name for name in names]), strict=True))
+        """Return the states of entries by name; of a deleted one what is left of it."""
+        found = dict[str, Document | None]()
+        for part in chunks(names, _READ_DOCS):
+            ids = sorted(self._client.known([self._names.states + name for name in part]))
+            found |= {
+                doc_id: winning(leaves) for doc_id, leaves in zip(ids, self._client.fetch_leaves(ids), strict=True)
+            }
+            self.renew()
+        return {name: found.get(self._names.states + name) for name in names}
 
     def _set_state(self, name: str, state: ScheduleState) -> None:
         self._unread.pop(name, None)
         self._states.pop(name, None)
         self._states[name] = state
 
-    def _delete(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def _delete(self, states: Sequence[Document]) -> None:
         """Delete the states of deleted entries: a new entry of the same name must not continue them."""
         for part in chunks(states, _READ_DOCS):
-            self._client.bulk([deletion(state) for state in part])
+            self._client.bulk([deleted_state(state, self._client.clock.now()) for state in part])
 
     def _store(self, states: Mapping[str, ScheduleState]) -> None:
-        """Store states, and take over those that another process has changed instead."""
+        """Store states, and take over those that another process has changed instead.
+
+        If somebody has deleted or damaged a state, what this process knows is written again.
+        """
         conflicts = []
         for name, result in zip(states, self._client.bulk([*states.values()]) if states else (), strict=True):
             if result.is_stored:
@@ -345,6 +404,9 @@ class DueTasks(Duty):
         if conflicts:
             logger.debug('the states of %d schedule entries were changed by another process', len(conflicts))
             for name, doc in self._find_states(conflicts).items():
+                if state_of(doc) is None:
+                    known = {key: value for key, value in states[name].items() if key != '_rev'}
+                    doc = {**known, **({} if doc is None or doc.get('_deleted') else {'_rev': doc['_rev']})}
                 self._unread[name] = self._unread[name]._replace(state=doc)
 
 

@@ -7,9 +7,7 @@ end.
 
 from __future__ import annotations
 
-import getpass
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -114,15 +112,6 @@ def results_of(app: Any, admin: Login | None = None, *, seconds: float = _REQUES
     """Return a client for the database of results; None if the app's result backend is not CouchDB."""
     backend = backend_of(app)
     return _client(backend.store.client, admin, seconds) if isinstance(backend, CouchDBBackend) else None
-
-
-def who_runs_this() -> str:
-    """Return the user who runs this process, as `user@machine`."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a user without a name
-        user = '?'
-    return f'{user}@{socket.gethostname()}'
 
 
 def admin_option(command: F) -> F:

@@ -12,10 +12,11 @@ from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.values import enumerated
 
+from ..audit import who_runs_this
 from ..resources.columns import Row
 from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
 from ..resources.resource import Resource, counted
-from .clients import app_of, broker_of, who_runs_this
+from .clients import app_of, broker_of
 from .resource_commands import json_option, print_list, yes_option
 from .tables import confirm, echo
 

@@ -26,6 +26,13 @@ def duration(text: str, least: float = 0.0) -> float:
     return seconds
 
 
+def whole(text: str) -> int:
+    """Return a whole number from 1."""
+    if not re.fullmatch('[1-9][0-9]{0,14}', text):
+        raise ValueError(f'give a whole number from 1, not {text!r:.80}')
+    return int(text)
+
+
 def age(text: str) -> float:
     """Return how long ago something was, in seconds: a duration with a unit, or a date, in UTC by default."""
     if re.fullmatch(r'[\d.]+[smhd]', text):

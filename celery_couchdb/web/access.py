@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from kombu_couchdb.errors import CouchDBError
 
-from ..cli.clients import who_runs_this
+from ..audit import who_runs_this
 from .accounts import LoginRefused
 from .actions import check_token
 from .sessions import COOKIE, Session

@@ -116,7 +116,9 @@ def _done(view: View, page: Page, action: Action, targets: Sequence[str]) -> Act
         outcome = ActionOutcome(f'{action.title}: {exc}', 'bad')
     what, reason = f'{action.title.lower()} {page.noun}', view.form.get('reason', '').strip()
     try:
-        audit.record(view.account.broker, view.session.name, what, targets, outcome.text, reason or None)
+        audit.record(
+            view.account.broker, view.session.name, what, targets, outcome.text, reason or None, outcome.changes
+        )
     except CouchDBError as exc:
         return ActionOutcome(f'{outcome.text} The record of it could not be stored: {exc}', 'warning')
     return outcome

@@ -6,7 +6,7 @@ add one, name its module in `pages.PAGES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
@@ -15,6 +15,7 @@ from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from ..audit import Changes
 from ..resources.columns import Tone, json_line
 from .live import StatusReading
 from .recent_history import RecentHours
@@ -130,6 +131,8 @@ class ActionOutcome(NamedTuple):
     #: One sentence.
     text: str
     tone: Tone = 'good'
+    #: By target, what was changed.
+    changes: Mapping[str, Changes] | None = None
 
 
 class InputRefused(Exception):

@@ -27,7 +27,7 @@ from . import failures
 from .address import Address
 from .auth import REFUSED, Auth, Headers
 from .bounds import MIN_BYTES_PER_SECOND, ORDINARY, BoundedAdapter, Bounds, Upload, response_bounds, seconds_left
-from .clock import ServerClock
+from .clock import ServerClock, uptime
 from .fork_safety import Shared, reset_in_child
 from .pacing import Pace, Turn, units_of
 
@@ -251,7 +251,7 @@ class Node:
         auth_headers.add_to(prepared.headers)
         if data is not None or method in ('PUT', 'POST'):
             prepared.headers['Content-Length'] = str(size)
-        begun = time.monotonic()
+        begun, sent = time.monotonic(), uptime()
         try:
             with response_bounds(bounds):
                 response = adapter.send(prepared, stream=bounds.longpoll, timeout=timeout, **settings)
@@ -275,7 +275,7 @@ class Node:
             LATENCY.note(time.monotonic() - begun)
         self._has_responded = True
         response.request = None  # type: ignore[assignment]  # it contains the authentication headers
-        self._clock.observe(response.headers.get('Date'), begun, time.monotonic())
+        self._clock.observe(response.headers.get('Date'), sent, uptime())
         if response.status_code == 503:
             # All threads pause as long as the server asks, but not longer than the time limit for a response.
             pause = _retry_after_seconds(response.headers.get('Retry-After'), self._clock.now())

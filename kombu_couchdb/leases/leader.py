@@ -4,7 +4,8 @@ The document `broker:leader:<name>` names the leader. The leader renews it when 
 other processes read it at the same interval. One of them becomes the leader if the document was released, or if its
 revision has not changed for a whole lease by that process's own monotonic clock. The leader counts its lease from the
 time before it sent its last successful request. So two processes never lead at the same time, and clocks of different
-machines are not compared, and no step of a clock ends a lead.
+machines are not compared. The clock goes on while the machine is suspended (`uptime`). Where it does not, as in some
+virtual machines that are paused, the next response shows that the server's time has run ahead; that ends the lead, too.
 
 A lead that has ended is never taken up again: the same process may lead again, but in another *term*. A process that is
 paused while it leads does not notice that until it looks. So a leader saves work, but no promise may depend on it
@@ -28,6 +29,7 @@ from math import inf
 from typing import Any, ClassVar
 
 from ..couchdb.client import Client
+from ..couchdb.clock import uptime
 from ..couchdb.pacing import urgent
 from ..documents import shared_documents
 from ..documents.ids import LEADER
@@ -65,8 +67,10 @@ class LeaderLease:
         #: The interval at which the leader renews its lease, in seconds.
         self.renewal = self._lease * RENEWAL_SECONDS / LEASE_SECONDS
         self._holder = f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
-        #: How often this process began to lead, and the monotonic time until which it leads.
-        self._terms, self._until = 0, -inf
+        #: How often this process began to lead.
+        self._terms = 0
+        #: The `uptime` until which it leads, and what the server's time had run ahead then, see `ServerClock.gained`.
+        self._until, self._gained = -inf, 0.0
         self._rev = ''  # of the document, as this process wrote it while it led
         self._seen_rev, self._seen_since = '', 0.0  # of the document, and when this process saw it first
 
@@ -78,15 +82,20 @@ class LeaderLease:
     @property
     def leads(self) -> bool:
         """Whether this process is the leader now."""
-        return time.monotonic() < self._until
+        return self._left > 0
+
+    @property
+    def _left(self) -> float:
+        """The seconds for which this process leads; negative infinity if it does not."""
+        return self._until - uptime() + self._gained - self._client.clock.gained if self._until > -inf else -inf
 
     @property
     def next_in(self) -> float:
         """The seconds until the next call of `step` is useful, unless the current leader releases the lead."""
-        now = time.monotonic()
-        if self.leads:
-            return max(0.0, self._until - self._lease + self.renewal - now)
-        return max(0.0, min(self._lease * _LOOK_SHARE, self._seen_since + self._lease - now)) if self._seen_rev else 0.0
+        if (left := self._left) > 0:
+            return max(0.0, left - self._lease + self.renewal)
+        silent_in = self._seen_since + self._lease - uptime()
+        return max(0.0, min(self._lease * _LOOK_SHARE, silent_in)) if self._seen_rev else 0.0
 
     def step(self) -> int | None:
         """Become the leader, renew the lease, or check the current leader; return `term`.
@@ -94,8 +103,8 @@ class LeaderLease:
         Call this every `renewal` seconds or more often; it makes requests only when they are due. *Raises* the errors
         of `Client`; a leader then stays leader until its lease ends.
         """
-        asked = time.monotonic()
-        if asked < self._until - self._lease + self.renewal:
+        asked = uptime()
+        if self._left > self._lease - self.renewal:
             return self.term
         with urgent():
             rev = self._rev if self.leads else self._replaceable(asked)
@@ -119,19 +128,21 @@ class LeaderLease:
             return ''
         rev = str(found['_rev'])
         if rev != self._seen_rev:
-            self._seen_rev, self._seen_since = rev, time.monotonic()
+            self._seen_rev, self._seen_since = rev, uptime()
         # This process itself may hold it: its lease ended, or the response to its last request was lost.
         released = not isinstance(found.get('holder'), str) or found['holder'] == self._holder
         silent = asked - self._seen_since >= self._lease
         return rev if released or silent else None
 
     def _write(self, rev: str, asked: float) -> None:
+        gained = self._client.clock.gained
         [result] = self._client.bulk([{**self._document(self._holder), **({'_rev': rev} if rev else {})}])
         if result.is_refused:
             raise result.exception(self._client.address.url)
         if not (self.leads and result.is_proven):
             self._terms += 1  # a lead that has ended is never taken up again
         self._rev, self._until = (result.rev, asked + self._lease) if result.is_proven else ('', -inf)
+        self._gained = gained
 
     def _document(self, holder: str | None) -> shared_documents.Leader:
         doc: shared_documents.Leader = {

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import Document
-from ..couchdb.clock import ServerClock
+from ..couchdb.clock import ServerClock, uptime
 from ..documents.ids import CONSUMER
 from ..documents.shared_documents import Consumer
 from ..options import HEARTBEATS_PER_LEASE
@@ -112,7 +112,9 @@ class Lease:
         self._acked_then: Mapping[str, int] = {}
         #: The monotonic time at which the last stored heartbeat was made.
         self.sent = float('-inf')
-        self._valid_until = self._made = float('-inf')
+        self._made = float('-inf')
+        #: The `uptime` until which the lease lasts by the last heartbeat that was made, stored, and proven.
+        self._made_until = self._stored_until = self._valid_until = float('-inf')
         self.announced.set(frozenset())
         #: Whether the consumer holds nothing that would be lost with the lease.
         self.idle = False
@@ -126,8 +128,8 @@ class Lease:
 
     @property
     def valid(self) -> bool:
-        """Whether the lease cannot have ended yet. The monotonic clock also counts while a process is paused."""
-        return time.monotonic() < self._valid_until
+        """Whether the lease cannot have ended yet. `uptime` counts, too, while a process or its machine is paused."""
+        return uptime() < self._valid_until
 
     @property
     def next_heartbeat(self) -> float:
@@ -150,7 +152,7 @@ class Lease:
         if sorted(queues) != self._queues:
             # Other consumers follow only documents with `beats` 0: new consumers, and those whose queues changed.
             self._queues, self._beats = sorted(queues), 0
-        self._made, self._acked_then = time.monotonic(), dict(acked)
+        self._made, self._made_until, self._acked_then = time.monotonic(), uptime() + self.timeout, dict(acked)
         elapsed = self._made - self.sent  # infinite for the first heartbeat
         doc: Consumer = {
             '_id': self.id,
@@ -178,9 +180,9 @@ class Lease:
         self.rev, self.proven = rev, proven
         self.announced.set(frozenset(self._queues))
         self._beats += 1
-        self.sent, self._acked = self._made, self._acked_then
+        self.sent, self._stored_until, self._acked = self._made, self._made_until, self._acked_then
         if proven:
-            self._valid_until = self.sent + self.timeout
+            self._valid_until = self._stored_until
 
     def resume_from(self, leaves: Collection[Document]) -> bool:
         """Continue from the last stored heartbeat; return False if there is none or a sweeper deleted the document.
@@ -198,7 +200,7 @@ class Lease:
         """Do as `resume_from`; if it returns True, count the last heartbeat as proven."""
         if not self.resume_from(leaves):
             return False
-        self.proven, self._valid_until = True, self.sent + self.timeout
+        self.proven, self._valid_until = True, self._stored_until
         return True
 
 

@@ -35,14 +35,16 @@ ENTRY: dict[str, Any] = {
     'options': {'queue': 'q', 'priority': 5, 'expires': 60, 'headers': {'a': 1}, 'serializer': 'json', 'job_key': 'k'},
     'enabled': True,
     'removed': 5.0,
-    'missed': 'all',
+    'missed': 'skip',
     'grace': 60,
     'start': NOW,
+    'until': 2 * NOW,
+    'times': 9,
     'source': 'app',
     'digest': 'x',
     'code': ['args', 'options'],
 }
-STATE: dict[str, Any] = {**new_state('beat:state:e', None), 'anchor': NOW, 'due': NOW, 'last': NOW, 'task_id': 'x'}
+STATE: dict[str, Any] = {**new_state('beat:state:e'), 'anchor': NOW, 'due': NOW, 'last': NOW, 'task_id': 'x'}
 
 
 class Own(BaseSchedule):

@@ -241,6 +241,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     for module in (leader, scheduler):
         monkeypatch.setattr(module, 'time', machine)
+    monkeypatch.setattr(leader, 'uptime', machine.monotonic)
     return machine
 
 

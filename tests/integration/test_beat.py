@@ -23,6 +23,7 @@ from click.testing import Result
 from celery_couchdb.beat import Schedules
 from celery_couchdb.beat.entries import Entry, new_state, task_id_of
 from celery_couchdb.beat.scheduler import Messages
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import (
@@ -209,6 +210,34 @@ def test_entries_of_the_code(schedules: Schedules, beat: Beat, client: Client) -
     schedules.delete('a')
 
 
+def test_deleted_entry_of_the_code_is_written_again(
+    beat: Beat, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = beat(a=entry_of(), b=entry_of())
+    until(scheduler, lambda: len(states(client)) == 2)
+    client.bulk([deletion(client.get('beat:entry:a'))])
+    until(scheduler, lambda: client.get_or_none('beat:entry:a') and client.get_or_none('beat:state:a'))
+    assert 'schedule entry a was deleted and is written again' in caplog.text
+
+
+def test_edited_entry_of_the_code_is_marked_and_reset(beat: Beat, run: Callable[..., Result], client: Client) -> None:
+    scheduler = beat(a=entry_of(), b=entry_of())
+    until(scheduler, lambda: len(states(client)) == 2)
+    before = client.get('beat:entry:a')
+    run('edit', 'a', '--args', '[7]')
+    assert ['active, not as in the code' in line for line in run('list').stdout.splitlines()[1:]] == [
+        True,
+        False,
+    ]
+    assert json.loads(run('show', 'a', '--json').stdout)['edited'] is True
+    assert run('reset', 'a').stdout == 'a: as in the code\n'
+    after = client.get('beat:entry:a')
+    assert {**after, '_rev': ''} == {**before, '_rev': ''}
+    assert "the schedule entry 'c' of beat_schedule does not exist" in run('reset', 'c').stderr
+    run('add', 'c', 'add', '--every', '60')
+    assert 'does not exist' in run('reset', 'c').stderr
+
+
 def test_commands(run: Callable[..., Result], client: Client) -> None:
     def fails(words: str, *given: str) -> None:
         done = run(*given)
@@ -250,9 +279,50 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
     fails('give one of --every, --crontab, --at and --solar', 'add', 'x', 'y')
     fails('give a number and a unit, such as 90s', 'add', 'x', 'y', '--every', 'soon')
     fails('it must be a list in JSON', 'add', 'x', 'y', '--every', '5', '--args', '{}')
-    fails('a time zone needs a crontab or a date', 'edit', 'books', '--timezone', 'UTC')
+    assert '"crontab": "0 4 * * *", "timezone": "UTC"' in run('edit', 'books', '--timezone', 'UTC').stdout
+    ends = ('--start', '2026-01-01T00:30Z', '--until', '2099-01-01', '--times', '3')
+    run('add', 'hourly', 'shop.look', '--every', '1h', *ends)
+    fails('a time zone needs a crontab or a date', 'edit', 'hourly', '--timezone', 'UTC')
+    assert {'start': 1_767_227_400, 'times': 3}.items() <= client.get('beat:entry:hourly').items()
+    fails('until must be a date', 'edit', 'hourly', '--until', 'never')
+    fails('nothing would be sent: its schedule has no date from now on', 'edit', 'hourly', '--until', '2026-01-01')
+    fails('nothing would be sent', 'add', 'x', 'y', '--at', '2020-01-01T00:00')
+    fails("is it 'queue'", 'add', 'x', 'y', '--every', '5', '--options', '{"queu": "q"}')
+    fails('options.expires must be', 'add', 'x', 'y', '--every', '5', '--options', '{"expires": "soon"}')
+    assert client.get_or_none('beat:entry:x') is None
     fails('nothing to change', 'edit', 'books')
     fails('solar must be an event', 'add', 'x', 'y', '--solar', 'sunset')
+
+
+def test_run_is_the_last_task_of_an_entry(beat: Beat, schedules: Schedules, client: Client) -> None:
+    """The leader goes on with the state that it did not write: it sends the next due date once."""
+    schedules.add('a', 'add', 1, grace=3600)
+    scheduler = beat()
+    until(scheduler, lambda: by_name(client).get('a', {}).get('count'))
+    for _ in range(2):
+        result = schedules.run('a')
+        assert by_name(client)['a']['task_id'] == result.id
+        before = by_name(client)['a']['count']
+        until(scheduler, lambda: by_name(client)['a']['count'] >= before + 2)  # noqa: B023
+    state = by_name(client)['a']
+    assert state['count'] == round((state['last'] - state['anchor']) / 1) == len(items(client)) - 2
+
+
+def test_entries_that_are_done_are_deleted_after_a_week(
+    beat: Beat, schedules: Schedules, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = client.clock.now()
+    for name, ago in (('old', 8 * DAY), ('new', 6 * DAY)):
+        schedules.add(name, 'add', {'at': now + 3600}, start=now - 9 * DAY, missed='skip')
+        client.put({**client.get(f'beat:entry:{name}'), 'schedule': {'at': now - ago}})
+    schedules.add('going on', 'add', 3600, start=now - 9 * DAY)
+    scheduler = beat(code=entry_of(options={'queue': 'q'}))
+    until(scheduler, lambda: client.get_or_none('beat:entry:old') is None and 'old' not in by_name(client))
+    assert by_name(client).keys() == {'new', 'going on', 'code'}
+    true = client.clock.now
+    monkeypatch.setattr(client.clock, 'now', lambda: true() + 2 * DAY)
+    until(scheduler, lambda: 'new' not in by_name(client))
+    assert by_name(client).keys() == {'going on', 'code'}
 
 
 def test_list_tells_whether_a_beat_runs(run: Callable[..., Result], beat: Beat, client: Client) -> None:
@@ -318,7 +388,54 @@ def add(client: Client, count: int, schedule: Any, due_ago: float, prefix: str =
     names = [f'{prefix}{number}' for number in range(count)]
     client.bulk([{'_id': f'beat:entry:{name}', **entry} for name in names])
     changes = {'plan': plan, 'anchor': due - 60, 'due': due}
-    client.bulk([{**new_state(f'beat:state:{name}', None), **changes} for name in names])
+    client.bulk([{**new_state(f'beat:state:{name}'), **changes} for name in names])
+
+
+def delete(client: Client, schedules: Schedules, how: str) -> None:
+    """Delete the entry `e0` or its state, and write the entry again with the same `start`."""
+    docs = {kind: client.get(f'beat:{kind}:e0') for kind in ('entry', 'state')}
+    if how == 'damaged':
+        client.put({**docs['state'], 'count': 'x'})
+    elif how == 'functions':
+        schedules.delete('e0')
+    else:
+        client.bulk([deletion(docs[kind]) for kind in how.split(' and ')])
+    if client.get_or_none('beat:entry:e0') is None:
+        client.put({name: value for name, value in docs['entry'].items() if name != '_rev'})
+
+
+@pytest.mark.parametrize('how', ['state', 'damaged', 'entry', 'entry and state', 'functions'])
+def test_entry_that_is_written_anew_sends_nothing_again(
+    beat: Beat, client: Client, schedules: Schedules, how: str
+) -> None:
+    """The leader was told of it, or another one begins to lead."""
+    add(client, 1, {'every': 3600}, due_ago=2)
+    scheduler = beat()
+    until(scheduler, lambda: by_name(client)['e0']['count'] == 1)
+    for _ in range(2):
+        delete(client, schedules, how)
+        until_idle(scheduler, 10)
+        scheduler.close()
+        scheduler = beat()
+        until(scheduler, lambda: by_name(client).get('e0', {}).get('plan'))
+        until_idle(scheduler, 10)
+        assert len(items(client)) == 1
+        assert by_name(client)['e0']['due'] > client.clock.now()
+
+
+@pytest.mark.parametrize('how', ['state', 'damaged'])
+def test_leader_goes_on_without_the_state(beat: Beat, client: Client, schedules: Schedules, how: str) -> None:
+    schedules.add('e0', 'add', 0.5, grace=3600)
+    scheduler = beat()
+    for _ in range(2):
+        before = len(items(client))
+        until(scheduler, lambda: len(items(client)) >= before + 3)  # noqa: B023
+        until(scheduler, lambda: by_name(client).get('e0', {}).get('count') != 'x')
+        delete(client, schedules, how)
+    until(scheduler, lambda: by_name(client).get('e0', {}).get('count') not in ('x', None))
+    scheduler.close()
+    state = by_name(client)['e0']
+    assert len(items(client)) == round((state['last'] - state['anchor']) / 0.5)
 
 
 @pytest.mark.parametrize('step', [-DAY, 3600.0])
@@ -326,7 +443,7 @@ def test_step_of_the_machine_s_clock_changes_no_due_date(
     beat: Beat, client: Client, schedules: Schedules, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     schedules.add('later', 'add', {'at': client.clock.now() + 1800})
-    schedules.add('often', 'add', 0.2, missed='all')
+    schedules.add('often', 'add', 0.2, grace=1e9)
     scheduler = beat()
     until(scheduler, lambda: by_name(client).get('often', {'count': 0})['count'] >= 2)
     true = time.time
@@ -392,7 +509,7 @@ def test_slow_arguments_keep_the_lead(
     beat: Beat, client: Client, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    add(client, 1, {'every': 1}, due_ago=40, missed='all')
+    add(client, 1, {'every': 1}, due_ago=40, grace=1e9)
     app_send = Celery.send_task
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -415,14 +532,14 @@ def test_entries_that_are_due_together_are_sent_together(beat: Beat, client: Cli
     assert len(items(client)) == 300
 
 
-@pytest.mark.parametrize('missed', ['once', 'all'])
-def test_what_is_due_now_does_not_wait_for_what_was_missed(beat: Beat, client: Client, missed: str) -> None:
-    add(client, 50, {'crontab': '* * * * *', 'timezone': 'Europe/Berlin'}, due_ago=7 * DAY, missed=missed)
+@pytest.mark.parametrize('grace', [60, 1e9])
+def test_what_is_due_now_does_not_wait_for_what_was_missed(beat: Beat, client: Client, grace: float) -> None:
+    add(client, 50, {'crontab': '* * * * *', 'timezone': 'Europe/Berlin'}, due_ago=7 * DAY, grace=grace)
     add(client, 1, {'every': 3600}, due_ago=0, prefix='new')
     scheduler = beat()
     until(scheduler, lambda: client.get('beat:state:new0')['count'] == 1)
     assert sum(state['count'] for state in by_name(client).values()) < 10_000, 'of 504,000 dates'
-    if missed == 'once':
+    if grace == 60:
         until(scheduler, lambda: sum(state['count'] for state in by_name(client).values()) == 51)
         assert {state['skipped'] for name, state in by_name(client).items() if name != 'new0'} <= {10079, 10080, 10081}
 
@@ -430,7 +547,7 @@ def test_what_is_due_now_does_not_wait_for_what_was_missed(beat: Beat, client: C
 def test_entry_that_is_disabled_while_its_missed_dates_are_sent(
     beat: Beat, client: Client, schedules: Schedules
 ) -> None:
-    add(client, 1, {'every': 1}, due_ago=6000, missed='all')
+    add(client, 1, {'every': 1}, due_ago=6000, grace=1e9)
     scheduler = beat()
     until(scheduler, lambda: by_name(client)['e0']['count'] >= 1)
     schedules.disable('e0')

@@ -174,6 +174,7 @@ def test_other_documents_of_the_broker(
 def test_documents_of_a_pause_of_a_leader_and_of_an_action(client: Client, sent: list[Request]) -> None:
     queues.pause(client, 'q')
     audit.record(client, 'ann', 'pause queue', ['q'], 'q: paused.', None)
+    audit.record(client, 'ann', 'edit schedule', ['a'], 'a: changed.', None, {'a': {'args': ['[1]', None]}})
     one = LeaderLease(client, 'job', 'beat@host')
     one.step()
     one.release()
@@ -194,7 +195,7 @@ def test_documents_of_the_history(client: Client, connection: Connection, sent: 
 
 
 def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: list[Request]) -> None:
-    options = {'missed': 'all', 'grace': 5}
+    options = {'missed': 'skip', 'grace': 5}
     app = made(
         beat_schedule={'a': {'task': 't', 'schedule': 5, 'args': ({1},), 'options': options}}, result_expires=None
     )
@@ -205,7 +206,7 @@ def test_documents_of_beat(made: Callable[..., Celery], client: Client, sent: li
     beat = CouchDBScheduler(app)
     wait_for(lambda: [beat.tick(), client.get('beat:entry:a').get('removed')][1], 'the removal')
     beat.close()
-    Schedules(app).add('b', 't', 5, args=[])
+    Schedules(app).add('b', 't', 5, args=[], until='2099-01-01', times=5)
     client.put({'_id': 'beat:entry:c', 'type': 'Schedule', 'task': 't', 'schedule': {'every': 5}})
     compare('Schedule', [*written(sent)['Schedule'], client.get('beat:entry:c')])
     compare('ScheduleState', written(sent)['ScheduleState'])

@@ -45,6 +45,7 @@ def ids(client: Client, prefix: str) -> list[str]:
 def seconds_ahead(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds by which the monotonic clock is ahead; tests append to the list."""
     ahead = [0.0]
+    monkeypatch.setattr(lease, 'uptime', lambda: time.monotonic() + sum(ahead))
     monkeypatch.setattr(lease, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
     monkeypatch.setattr(housekeeping, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
     return ahead

@@ -14,19 +14,19 @@ from kombu_couchdb.leases.leader import LEASE_SECONDS, RENEWAL_SECONDS, LeaderLe
 
 
 class Clock:
-    """The monotonic clock of all leaders in a test."""
+    """The `uptime` of all leaders in a test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def uptime(self) -> float:
         return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(leader, 'time', clock)
+    monkeypatch.setattr(leader, 'uptime', clock.uptime)
     return clock
 
 
@@ -114,7 +114,7 @@ def test_leader_goes_on_after_the_response_to_a_renewal_was_lost(
 
 
 @pytest.mark.parametrize('step', [-86400.0, 86400.0])
-def test_no_step_of_the_server_s_clock_ends_a_lead(
+def test_dates_of_the_server_neither_end_nor_give_a_lead(
     leader_of_the_job: LeaderLease, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     """Also a process that starts waits for a lease: the server's clock may just have been set."""
@@ -133,3 +133,15 @@ def test_no_step_of_the_server_s_clock_ends_a_lead(
 def test_malformed_leader_document_is_replaced(client: Client) -> None:
     client.put({'_id': 'broker:leader:job', 'type': 'Leader', 'holder': 5})
     assert LeaderLease(client, 'job').step()
+
+
+def test_lead_ends_if_the_server_s_time_has_run_ahead(client: Client, clock: Clock) -> None:
+    """The machine was paused, and none of its clocks went on."""
+    first = LeaderLease(client, 'job')
+    term = first.step()
+    client.clock.gained += LEASE_SECONDS - RENEWAL_SECONDS
+    assert first.leads
+    assert first.step() == term
+    client.clock.gained += LEASE_SECONDS
+    assert not first.leads
+    assert first.step() != term

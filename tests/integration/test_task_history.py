@@ -25,7 +25,7 @@ class World:
         self.client, self.now = client, START
         monkeypatch.setattr(client.clock, 'now', lambda: self.now)
         monkeypatch.setattr(module, 'time', self)
-        monkeypatch.setattr(leader, 'time', self)
+        monkeypatch.setattr(leader, 'uptime', self.monotonic)
         self.duty = History(client)
 
     def monotonic(self) -> float:

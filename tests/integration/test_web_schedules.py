@@ -14,11 +14,12 @@ pytest.importorskip('starlette')
 from celery_couchdb import audit
 from celery_couchdb.beat import Schedules
 from celery_couchdb.beat.entries import new_state
+from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from tests.support import items
 from tests.web import Browser
 
-from .conftest import Beat, entry_of, until_idle
+from .conftest import Beat, Open, entry_of, until_idle
 
 HOSTILE = '<img src=x> "quoted" ab\u202ecd'
 
@@ -47,7 +48,7 @@ def test_list(app: Celery, admin: Browser, schedules: Schedules, client: Client,
     assert 'No beat runs' not in admin.text
     schedules.add('books', 'shop.close', {'crontab': '30 3 * * mon-fri', 'timezone': 'Europe/Berlin'})
     schedules.add(HOSTILE, HOSTILE, 60, args=[HOSTILE])
-    client.put({**new_state('beat:state:books', None), 'task_id': 'task-1', 'sent': 1800000000.0, 'count': 1234})
+    client.put({**new_state('beat:state:books'), 'task_id': 'task-1', 'sent': 1800000000.0, 'count': 1234})
     app.backend.store_result('task-1', ValueError('no books'), 'FAILURE')
     admin.get('/schedules')
     assert 'No beat runs: start "celery -A your_app beat -S couchdb".' in admin.text
@@ -77,19 +78,24 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         timezone='Europe/Berlin',
         kwargs='{"year": 2026}',
         options='{"queue": "slow"}',
-        missed='all',
+        missed='skip',
         grace='10m',
+        start='2026-01-01T00:30Z',
+        until='2099-01-01',
+        times='3',
     )
     assert 'books: added.' in text
     doc = client.get('beat:entry:books')
-    assert {name: doc[name] for name in ('task', 'schedule', 'kwargs', 'options', 'missed', 'grace', 'enabled')} == {
+    assert {name: doc[name] for name in doc.keys() - {'_id', '_rev', 'type', 'source', 'until'}} == {
         'task': 'shop.close',
         'schedule': {'crontab': '30 3 * * *', 'timezone': 'Europe/Berlin'},
         'kwargs': {'year': 2026},
         'options': {'queue': 'slow'},
-        'missed': 'all',
+        'missed': 'skip',
         'grace': 600.0,
         'enabled': True,
+        'start': 1_767_227_400,
+        'times': 3,
     }
     for kind, rule, stored in (
         ('every', '15m', {'every': 900.0}),
@@ -107,6 +113,10 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         ({'kind': 'crontab', 'rule': '* * * * *', 'timezone': 'Mars'}, "schedule.timezone 'Mars' is not the name"),
         ({'kind': 'solar', 'rule': 'sunset'}, 'solar must be an event, a latitude and a longitude'),
         ({'kind': 'at', 'rule': 'never'}, 'schedule.at must be a date'),
+        ({'kind': 'at', 'rule': '2020-01-01'}, 'nothing would be sent'),
+        ({'times': 'many'}, "give a whole number from 1, not 'many'."),
+        ({'start': 'soon'}, "start must be a date such as 2027-01-01T09:00, not 'soon'"),
+        ({'options': '{"queu": "q"}'}, "is it 'queue'?"),
         ({'args': '{}'}, "it must be a list in JSON, not '{}'."),
         ({'options': '{"task_id": "1"}'}, "options must not contain 'task_id'"),
         ({'name': ''}, 'Give a name, a task and a rule.'),
@@ -122,7 +132,7 @@ def test_wrong_value_is_one_sentence_and_the_input_stays(
     assert sentence.lower() in text.lower()
     assert form(admin).items() >= given.items()
     assert client.get_or_none('beat:entry:new') is None
-    assert audit.newest(client, 9) == []
+    assert [record['action'] for record in audit.newest(client, 9)] == ['add schedule']
 
 
 def test_entry_is_edited(admin: Browser, schedules: Schedules, client: Client) -> None:
@@ -144,9 +154,25 @@ def test_entry_is_edited(admin: Browser, schedules: Schedules, client: Client) -
         'grace': 120.0,
         'args': [],
     }
+    [record, *_] = audit.newest(client, 9)
+    assert record['changes'] == {'a': {'grace': [None, '120.0'], 'args': ['[1]', '[]']}}
+    assert re.search('args: \\[1\\] → \\[\\]; grace: .{1,3} → 120.0', admin.get('/activity').text)
     edit(kind='crontab', rule='0 0 1 1 *', timezone='Europe/Berlin')
+    assert len(audit.newest(client, 9)) == 4
     edit(rule='0 0 1 2 *')
     assert client.get('beat:entry:a')['schedule'] == {'crontab': '0 0 1 2 *', 'timezone': 'Europe/Berlin'}
+
+
+def test_arguments_in_records_are_masked(open_page: Open, server: Server, schedules: Schedules, client: Client) -> None:
+    schedules.add('a', 't', 5, args=['secret'], kwargs={'x': 'secret'})
+    record = {name: value for name, value in audit.newest(client, 9)[0].items() if name != '_rev'}
+    client.put({**record, '_id': f'{record["_id"]}~', 'changes': None})
+    browser = open_page(mask_args=True)
+    browser.log_in(server.user, server.password)
+    shown = browser.get('/activity').text
+    assert 'task: - → ' in shown
+    assert [record['action'] for record in browser.get('/activity?format=json').json()] == 2 * ['add schedule']
+    assert 'secret' not in shown + browser.page.text
 
 
 def test_entries_are_run_disabled_enabled_and_deleted(admin: Browser, client: Client, beat: Beat) -> None:
@@ -162,6 +188,10 @@ def test_entries_are_run_disabled_enabled_and_deleted(admin: Browser, client: Cl
     assert '2: disabled.' in act('disable', 'code', 'other')
     assert client.get('beat:entry:code')['enabled'] is False
     assert 'code: enabled.' in act('enable', 'code')
+    client.put({**client.get('beat:entry:code'), 'args': [7]})
+    assert 'active, not as in the code' in admin.get('/schedules').text
+    assert 'code: as in the code.' in act('reset', 'code')
+    assert client.get('beat:entry:code')['args'] == []
     assert "Schedule entry 'code' is in the code of the app" in act('delete', 'code')
     client.put({**client.get('beat:entry:other'), 'source': 'database'})
     assert 'other: deleted.' in act('delete', 'other')

@@ -41,7 +41,9 @@ class World:
     def __init__(self) -> None:
         #: The seconds since the start, and how far the server's clock is ahead of the true time.
         self.elapsed, self.server_step = 0.0, 0.0
+        #: The documents, and what is left of deleted ones.
         self.docs: dict[str, Document] = {}
+        self.deleted: dict[str, Document] = {}
         self.changed: dict[str, int] = {}
         self.seq = itertools.count(1)
         #: The due dates that were sent, as entry and date, and the times at which CouchDB learned the ids of tasks.
@@ -67,6 +69,12 @@ class World:
         self.docs[doc['_id']], self.changed[doc['_id']] = {**doc, '_rev': f'{number}-x'}, number
         return f'{number}-x'
 
+    def delete(self, doc_id: str, left: Document | None = None) -> None:
+        """Delete a document; `left` is what is left of it, with its id."""
+        number, _ = next(self.seq), self.docs.pop(doc_id)
+        self.deleted[doc_id] = {**(left or {'_id': doc_id}), '_rev': f'{number}-x', '_deleted': True}
+        self.changed[doc_id] = number
+
     def leaders(self) -> list[Beat]:
         """Return the beats that lead now."""
         return [beat for beat in self.beats if beat.duty is not None and beat.duty._leader.leads]
@@ -83,6 +91,7 @@ class World:
 
         with (
             mock.patch.object(leader, 'time', clock),
+            mock.patch.object(leader, 'uptime', clock.monotonic),
             mock.patch.object(beat_scheduler, 'time', clock),
             mock.patch.object(beat_scheduler, 'decide', decide),
             mock.patch.object(beat_scheduler, 'Follower', ModelFollower),
@@ -96,13 +105,14 @@ class Clock:
 
     def __init__(self, world: World) -> None:
         self._world, self._offset = world, world.server_step
-        #: The error of the local clock in seconds.
-        self.local_step = 0.0
+        #: The error of the local clock in seconds, and how far the server's time has run ahead.
+        self.local_step = self.gained = 0.0
 
     def now(self) -> float:
         return START + self._world.elapsed + self._offset
 
     def observe(self) -> None:
+        self.gained += max(0.0, self._world.server_step - self._offset)
         self._offset = self._world.server_step
 
 
@@ -126,7 +136,7 @@ class ModelClient:
                 results.append(WriteResult.conflict(doc['_id']))
                 continue
             if doc.get('_deleted'):
-                del self.world.docs[doc['_id']]
+                self.world.delete(doc['_id'], doc)
                 rev = ''
             else:
                 rev = self.world.write(doc)
@@ -141,6 +151,18 @@ class ModelClient:
         return found
 
     fetch = find
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        self._stop()
+        found = {doc_id for doc_id in ids if doc_id in self.world.docs or doc_id in self.world.deleted}
+        self._responded()
+        return found
+
+    def fetch_leaves(self, ids: Sequence[str]) -> list[list[Document]]:
+        self._stop()
+        found = [[self.world.docs.get(doc_id) or self.world.deleted[doc_id]] for doc_id in ids]
+        self._responded()
+        return found
 
     def get_or_none(self, doc_id: str) -> Document | None:
         return self.find([doc_id])[0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from celery_couchdb.beat import scheduler as beat_scheduler
-from celery_couchdb.beat.entries import Entry
+from celery_couchdb.beat.entries import Entry, deleted_state
 from celery_couchdb.beat.scheduler import DueTasks
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases.leader import LEASE_SECONDS, LeaderLease
@@ -28,7 +28,7 @@ STEP = st.sampled_from([-86400.0, -3600.0, -60.0, -1.0, 0.0, 1.0, 60.0, 3600.0])
 
 
 class Beats(RuleBasedStateMachine):
-    """Three beats; an entry that nobody edits, one that is edited, and a malformed one."""
+    """Three beats; an entry that nobody edits, one that is edited, one that is deleted, and a malformed one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +43,8 @@ class Beats(RuleBasedStateMachine):
         self.versions: list[tuple[float, float, float]] = []
         #: What was sent and checked.
         self.checked, self.seen = 0, set[tuple[str, float]]()
+        #: Whether the server's clock was set back.
+        self.set_back = False
 
     def teardown(self) -> None:
         """Check that everything is sent when the faults are over."""
@@ -60,6 +62,7 @@ class Beats(RuleBasedStateMachine):
         for name, seconds in (('kept', 7), ('edited', 5)):
             self.world.put(name, self.entry(seconds, START))
         self.versions.append((5, START, START))
+        self.world.put('deleted', self.entry(4, START - 60))
         self.world.put('malformed', {**self.entry(5, START), 'start': ''})
 
     @rule(
@@ -126,9 +129,24 @@ class Beats(RuleBasedStateMachine):
         self.all_work(2)
         self.edit(int(seconds), False)
 
+    @rule(number=BEAT, at=STOP, what=st.sampled_from(['state', 'entry', 'both', 'by command']))
+    def delete(self, number: int, at: int, what: str) -> None:
+        """At any moment of a beat's work, somebody deletes the state of an entry, or the entry and writes it again."""
+
+        def strike() -> None:
+            entry, state = (self.world.docs.get(f'beat:{kind}:deleted') for kind in ('entry', 'state'))
+            if state is not None and what != 'entry':
+                self.world.delete(state['_id'], deleted_state(state, self.world.now) if what == 'by command' else None)
+            if entry is not None and what != 'state':
+                self.world.delete(entry['_id'])
+                self.world.put('deleted', {name: value for name, value in entry.items() if name != '_rev'})
+
+        self.work(number, at, strike, True)
+
     @rule(step=STEP)
     def set_server_clock(self, step: float) -> None:
         """The server's clock is set."""
+        self.set_back = self.set_back or step < self.world.server_step
         self.world.server_step = step
         self.world.latest = max(self.world.latest, self.world.now)
         # What was in the past of an edit may now be in its future.
@@ -147,7 +165,9 @@ class Beats(RuleBasedStateMachine):
         assert len(self.world.leaders()) <= 1, 'two beats lead'
         new, self.checked = self.world.sent[self.checked :], len(self.world.sent)
         for name, date in new:
-            assert (name, date) not in self.seen, f'{name} was sent twice: {date}'
+            # Only a state knows what was sent before the server's clock was set back.
+            is_known = name != 'deleted' or not self.set_back
+            assert not is_known or (name, date) not in self.seen, f'{name} was sent twice: {date}'
             self.seen.add((name, date))
             if name == 'edited':
                 assert any(
@@ -168,8 +188,9 @@ class Beats(RuleBasedStateMachine):
         # One may have been sent by a beat that was killed before it noted that, before the server's clock was set back.
         assert dates >= {START + 7.0 * count for count in range(1, last + 1)}, 'a due date is missing'
         assert all(is_on_grid(date, 7, START) for date in dates)
-        for name in ('kept', 'edited'):
-            assert (self.world.docs[f'beat:state:{name}']['due'] or 0) > self.world.now, f'{name} is not sent any more'
+        for name in ('kept', 'edited', 'deleted'):
+            [leader] = self.world.leaders()  # it writes a deleted state again when it is due
+            assert (leader.duty._states[name]['due'] or 0) > self.world.now, f'{name} is not sent any more'
         assert self.world.docs['beat:state:malformed']['error'], 'the malformed entry was not noticed'
 
     def work(self, number: int, at: int, strike: Any, sees: bool) -> None:
@@ -192,7 +213,7 @@ class Beats(RuleBasedStateMachine):
 
     @staticmethod
     def entry(seconds: int | float, start: float) -> dict[str, Any]:
-        return {'type': 'Schedule', 'task': 't', 'schedule': {'every': seconds}, 'start': start, 'missed': 'all'}
+        return {'type': 'Schedule', 'task': 't', 'schedule': {'every': seconds}, 'start': start, 'grace': 1e9}
 
 
 def is_on_grid(date: float, seconds: float, start: float) -> bool:
@@ -213,8 +234,16 @@ FAULTS = [
         Beats,
         beat_scheduler,
         'planned',
-        '_next(entry.rule, anchor, after)',
+        "_next(entry.rule, anchor, max(after, fresh['last'] or 0.0))",
         '_next(entry.rule, anchor, anchor)',
+    ),
+    Fault(
+        'an entry that was written anew has due dates in the past',
+        Beats,
+        beat_scheduler,
+        'planned',
+        'anchor if anchor >= earliest else now',
+        'anchor',
     ),
     Fault('a malformed entry raises an error', Beats, Entry, 'of', 'return cls(name, doc, error_of(exc))', 'raise'),
     Fault(

@@ -41,7 +41,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
     'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources', 'web'},
     'celery_couchdb.regions': {'backend', 'results', 'parcels', 'cli', 'resources', 'web'},
-    'celery_couchdb.beat': {'cli', 'connections', 'resources', 'jobs', 'web'},
+    'celery_couchdb.beat': {'audit', 'cli', 'connections', 'resources', 'jobs', 'web'},
     'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs', 'failures', 'remote_control'},
     'celery_couchdb.testing': set(),
 }
@@ -61,7 +61,7 @@ ROOMS = {
 OPERATORS = (
     'kombu_couchdb.admin',
     'kombu_couchdb.parcels.device_setup',
-    *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'audit', 'web')),
+    *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'web')),
     'celery_couchdb.remote_control',
     'celery_couchdb.plans',
     *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'parcels.page', 'regions.cli', 'regions.page')),

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from kombu_couchdb.values import is_number
 
 from ... import audit
-from ...resources.columns import Column, Row, format_date
+from ...resources.columns import NO_VALUE, Column, Row, format_date
 from ..tables import Table
 from ..view import Page, View
 
@@ -20,12 +20,23 @@ def _targets(row: Row) -> str:
     return ', '.join(map(str, row['targets'])) + (f' and {more:,} more' if is_number(more) and more > 0 else '')
 
 
+def _changes(row: Row) -> str:
+    """Return what was changed as words: `args: [1] → [7]`."""
+    found = row.get('changes') or {}
+    return '; '.join(
+        f'{f"{target}: " if len(found) > 1 else ""}{member}: {former or NO_VALUE} → {new or NO_VALUE}'
+        for target, changes in found.items()
+        for member, (former, new) in changes.items()
+    )
+
+
 _COLUMNS = [
     Column('WHEN (UTC)', 'date', format_date),
     Column('WHO', 'user'),
     Column('ACTION', 'action'),
     Column('TARGETS', None, _targets),
     Column('OUTCOME', 'outcome'),
+    Column('CHANGES', None, _changes),
     Column('REASON', 'reason'),
 ]
 
@@ -33,6 +44,10 @@ _COLUMNS = [
 def show(view: View) -> Response:
     """Show the newest actions first."""
     found = audit.newest(view.account.broker, _LIMIT)
+    if view.site.mask_args:
+        for changes in (changes for row in found for changes in (row.get('changes') or {}).values()):
+            for member in ('args', 'kwargs'):
+                changes.pop(member, None)
     if view.wants_json:
         return view.json(found)
     empty = 'Nobody has changed anything yet. What users do here, such as pausing a queue, is listed for 90 days.'

@@ -12,7 +12,7 @@ from celery_couchdb.beat.entries import Entry, new_state
 
 Make = Callable[..., Entry]
 
-STATE = new_state('beat:state:x', None)
+STATE = new_state('beat:state:x')
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from celery.schedules import crontab, schedule
 from celery_couchdb.beat.due_dates import decide, noted, planned
 from celery_couchdb.beat.entries import Entry
 
+from .conftest import STATE
+
 #: The days on which the clock changes.
 CHANGES = {
     ('Europe/Berlin', 'spring'): '2026-03-29',
@@ -80,7 +82,7 @@ def of_celery(schedule: Any, start: float, end: float, zone: ZoneInfo) -> set[in
 def ours(app: Celery, doc: dict[str, Any], start: float, end: float) -> set[int]:
     """Return the dates at which this scheduler sends a task."""
     entry = Entry.of('x', {'type': 'Schedule', 'task': 't', 'schedule': doc, 'start': start}, app)
-    state, found = planned(entry, None, 'i', None, start), list[float]()
+    state, found = planned(entry, None, STATE, start), list[float]()
     while state['due'] is not None and state['due'] < end:
         decision = decide(entry, state, state['due'], 1)
         found += decision.send

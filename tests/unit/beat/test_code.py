@@ -68,6 +68,20 @@ def test_operator_s_edit_stays_until_the_code_changes(app: Celery, database: Dat
     assert (doc['args'], doc['enabled']) == ([8], False)
 
 
+def test_edited_entry_is_marked_until_it_is_as_in_the_code(app: Celery, database: Database) -> None:
+    database.start(in_code(app, options={'missed': 'skip', 'queue': 'q'}))
+    doc = database.docs['x']
+    for edit, edited in (({'enabled': False}, False), ({'args': [7]}, True), ({'schedule': {'every': 5}}, True)):
+        assert Entry.of('x', {**doc, **edit}, app).edited == edited
+        assert not Entry.of('x', {**doc, **edit, 'source': 'database'}, app).edited
+    entry = in_code(app)
+    anew = CodeEntry('x', entry, description_of(entry)).document(
+        {**doc, 'args': [7], 'enabled': False}, 'beat:entry:', 5
+    )
+    assert (anew['args'], anew['enabled'], anew['start'], anew['_rev']) == ([], False, 1100.0, doc['_rev'])
+    assert not Entry.of('x', anew, app).edited
+
+
 def test_removed_entry_is_kept_and_comes_back(app: Celery, database: Database) -> None:
     database.start(in_code(app), in_code(app, 'y'))
     database.docs['y']['enabled'] = False

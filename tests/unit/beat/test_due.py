@@ -12,13 +12,16 @@ from celery.schedules import BaseSchedule, schedstate, schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_couchdb.beat.due_dates import MAX_MISSED, Decision, decide, noted, planned, upcoming
+from celery_couchdb.beat.due_dates import Decision, decide, done_since, noted, planned, upcoming
 from celery_couchdb.beat.entries import (
     MALFORMED,
     CodeEntry,
     Entry,
     ScheduleState,
+    deleted_state,
+    new_state,
     state_of,
+    tells_dates,
 )
 from celery_couchdb.beat.schedules import Asked
 
@@ -41,65 +44,89 @@ def run(entry: Entry, known: ScheduleState, now: float, limit: int = 500) -> tup
 
 
 def test_new_entry_is_due_after_its_first_interval(entry: Make) -> None:
-    fresh = planned(entry(), None, 'beat:state:x', None, 1000.0)
+    fresh = planned(entry(), None, STATE, 1000.0)
     assert (fresh['anchor'], fresh['due'], fresh['_id']) == (1000.0, 1010.0, 'beat:state:x')
     assert state_of(dict(fresh)) == fresh
-    assert planned(entry(schedule={'at': 2000}), None, 'i', None, 3000.0)['due'] is None  # it was over by then
+    assert planned(entry(schedule={'at': 2000}), None, STATE, 3000.0)['due'] is None  # it was over by then
 
 
 def test_enabling_sends_nothing_for_the_past(entry: Make) -> None:
-    before = planned(entry(), None, 'i', None, 1000.0)
-    disabled = planned(entry(enabled=False), before, 'i', None, 1020.0)
+    before = planned(entry(), None, STATE, 1000.0)
+    disabled = planned(entry(enabled=False), before, STATE, 1020.0)
     assert disabled['due'] is None
-    assert planned(entry(), disabled, 'i', None, 9000.0)['due'] == 9010.0
+    assert planned(entry(), disabled, STATE, 9000.0)['due'] == 9010.0
     # The same if no leader was there meanwhile: `start` tells that it was enabled anew.
-    assert planned(entry(start=9000), before, 'i', None, 9500.0)['due'] == 9010.0
+    assert planned(entry(start=9000), before, STATE, 9500.0)['due'] == 9010.0
 
 
 @pytest.mark.parametrize('change', [{'enabled': False}, {'missed': 'never'}], ids=['disabled', 'malformed'])
 def test_entry_that_goes_on_sends_nothing_for_the_past(entry: Make, change: dict[str, Any]) -> None:
     """An edit by another program keeps `start`. After a vacuum, CouchDB does not know the ids of sent tasks."""
     for rule, following in (({'every': 10}, 1060.0), ({'at': 1020.0}, None)):
-        known = planned(entry(schedule=rule, start=1000), None, 'i', None, 1000.0)
+        known = planned(entry(schedule=rule, start=1000), None, STATE, 1000.0)
         sent, known = run(entry(schedule=rule, start=1000), known, 1020.0)
         assert sent[-1] == 1020.0
-        stopped = planned(entry(schedule=rule, start=1000, **change), known, 'i', None, 1025.0)
+        stopped = planned(entry(schedule=rule, start=1000, **change), known, STATE, 1025.0)
         assert stopped['due'] is None
-        assert planned(entry(schedule=rule, start=1000), stopped, 'i', None, 1056.0)['due'] == following
+        assert planned(entry(schedule=rule, start=1000), stopped, STATE, 1056.0)['due'] == following
 
 
 def test_edit_of_the_schedule_alone_sends_nothing_for_the_past(entry: Make) -> None:
     """A program that is not ours has edited the schedule, and `start` is as it was."""
     day = 1_763_683_200.0  # midnight, UTC
     nightly = {'crontab': '0 3 * * *', 'timezone': 'UTC'}
-    known = planned(entry(schedule=nightly, start=day - 86400), None, 'i', None, day - 86400)
+    known = planned(entry(schedule=nightly, start=day - 86400), None, STATE, day - 86400)
     _, known = run(entry(schedule=nightly, start=day - 86400), known, day + 3 * 3600)
     assert known['last'] == day + 3 * 3600
-    edited = entry(schedule={'crontab': '0 3,15 * * *', 'timezone': 'UTC'}, start=day - 86400, missed='all')
-    assert planned(edited, known, 'i', None, day + 10 * 3600)['due'] == day + 15 * 3600
+    edited = entry(schedule={'crontab': '0 3,15 * * *', 'timezone': 'UTC'}, start=day - 86400)
+    assert planned(edited, known, STATE, day + 10 * 3600)['due'] == day + 15 * 3600
 
 
 def test_edit_of_the_start_alone_sends_nothing_for_the_past_or_twice(entry: Make) -> None:
-    known = planned(entry(start=1000), None, 'i', None, 1000.0)
+    known = planned(entry(start=1000), None, STATE, 1000.0)
     _, known = run(entry(start=1000), known, 1055.0)
     for start in (0, 500, 999.5):  # back
-        assert planned(entry(start=start), known, 'i', None, 2003.0)['due'] > 2003.0  # type: ignore[operator]
+        assert planned(entry(start=start), known, STATE, 2003.0)['due'] > 2003.0  # type: ignore[operator]
     # To a later date, also in the past: the leader has just been told, or no beat has run since.
-    assert planned(entry(start=1500), known, 'i', None, 2003.0, 1988.0)['due'] == 1990.0
-    assert planned(entry(start=1500), known, 'i', None, 2003.0)['due'] == 1510.0
-    assert planned(entry(start=1040), known, 'i', None, 2003.0)['due'] == 1060.0  # 1050 was sent
+    assert planned(entry(start=1500), known, STATE, 2003.0, 1988.0)['due'] == 1990.0
+    assert planned(entry(start=1500), known, STATE, 2003.0)['due'] == 1510.0
+    assert planned(entry(start=1040), known, STATE, 2003.0)['due'] == 1060.0  # 1050 was sent
+
+
+def test_added_entry_has_no_due_date_in_the_past(entry: Make) -> None:
+    """A leader was told of it at 2003, so that it was written after 1988, whatever its start is."""
+    for start, due in ((500, 2010.0), (1980, 2010.0), (1988, 1998.0), (1999.5, 2009.5), (2100, 2110.0)):
+        assert planned(entry(start=start), None, STATE, 2003.0, 1988.0)['due'] == due
+    # No beat has run since it was added.
+    assert planned(entry(start=1500), None, STATE, 2003.0)['due'] == 1510.0
+
+
+def test_state_that_was_deleted_tells_what_was_sent(entry: Make) -> None:
+    _, known = run(entry(start=1000), planned(entry(start=1000), None, STATE, 1000.0), 1055.0)
+    left = deleted_state({**known, '_rev': '7-a'}, 1058.0)
+    assert (state_of(left), tells_dates(left), tells_dates(None)) == (None, True, True)
+    anew = new_state('beat:state:x', left)
+    assert (anew['key'], anew['last'], anew['count'], anew.get('_rev')) == (known['key'], None, 0, None)
+    assert planned(entry(start=1000), None, anew, 1065.0)['due'] == 1060.0
+    assert planned(entry(schedule={'every': 1}, start=1000), None, anew, 1065.0)['due'] == 1059.0
+    # It was deleted before a date that was due had been sent.
+    late = new_state('beat:state:x', deleted_state({**known, '_rev': '7-a'}, 1075.0))
+    assert planned(entry(start=1000), None, late, 1076.0)['due'] == 1060.0
+    for foreign in ({'_id': 'x', '_rev': '7-a', '_deleted': True}, {**left, 'key': 5}, {**left, 'until': 'x'}):
+        assert not tells_dates(foreign)
+        assert planned(entry(start=1000), None, new_state('i', foreign), 2003.0, 1988.0)['due'] == 2010.0
 
 
 def test_new_time_zone_of_the_app_counts_at_once(app: Celery, entry: Make) -> None:
     schedule = {'crontab': '0 9 * * *'}
     now = datetime(2025, 11, 21, 12, tzinfo=ZoneInfo('UTC')).timestamp()
-    berlin = planned(entry(schedule=schedule, start=now - 5), None, 'i', None, now)
+    berlin = planned(entry(schedule=schedule, start=now - 5), None, STATE, now)
     app.conf.timezone = 'Asia/Tokyo'
     app.__dict__.pop('timezone', None)
-    tokyo = planned(entry(schedule=schedule, start=now - 5), berlin, 'i', None, now + 1)
+    tokyo = planned(entry(schedule=schedule, start=now - 5), berlin, STATE, now + 1)
     assert berlin['due'] == datetime(2025, 11, 22, 8, tzinfo=ZoneInfo('UTC')).timestamp()
     assert tokyo['due'] == datetime(2025, 11, 22, 0, tzinfo=ZoneInfo('UTC')).timestamp()
-    assert planned(entry(schedule={'every': 5}, start=now), None, 'i', None, now)['plan'] != tokyo['plan']
+    assert planned(entry(schedule={'every': 5}, start=now), None, STATE, now)['plan'] != tokyo['plan']
 
 
 def test_short_interruption_changes_nothing(entry: Make) -> None:
@@ -108,24 +135,13 @@ def test_short_interruption_changes_nothing(entry: Make) -> None:
     assert (left['due'], left['count'], left['skipped'], left['last']) == (1070.0, 6, 0, 1060.0)
 
 
-@pytest.mark.parametrize(
-    ('missed', 'expected'),
-    [('once', [4600.0]), ('skip', [4600.0]), ('all', [1000.0 + 10 * count for count in range(1, 361)])],
-)
-def test_interruption_of_an_hour(entry: Make, missed: str, expected: list[float]) -> None:
+@pytest.mark.parametrize('more', [{'missed': 'once'}, {'missed': 'skip'}, {'grace': 3600}])
+def test_interruption_of_an_hour(entry: Make, more: dict[str, Any]) -> None:
     """The latest date is only seconds old, so that it is sent even with `skip`."""
-    sent, left = run(entry(missed=missed), state(due=1010.0), 4605.0, limit=100)
-    assert sent == expected
+    sent, left = run(entry(**more), state(due=1010.0), 4605.0, limit=100)
+    assert sent == ([1000.0 + 10 * count for count in range(1, 361)] if 'grace' in more else [4600.0])
     assert left['due'] == 4610.0
     assert left['count'] + left['skipped'] == 360
-
-
-def test_of_more_missed_dates_than_all_allows_the_latest_is_sent(entry: Make) -> None:
-    late = state(due=1001.0)
-    sent, left = run(entry(schedule={'every': 1}, missed='all'), late, 1000.5 + MAX_MISSED + 1)
-    assert sent == [1001.0 + MAX_MISSED]
-    assert (left['due'], left['skipped']) == (1002.0 + MAX_MISSED, MAX_MISSED)
-    assert len(run(entry(schedule={'every': 1}, missed='all'), late, 1000.5 + MAX_MISSED)[0]) == MAX_MISSED
 
 
 def test_grace_decides_what_was_missed(entry: Make) -> None:
@@ -137,6 +153,51 @@ def test_grace_decides_what_was_missed(entry: Make) -> None:
     # Beat itself is late by some seconds while much is due.
     assert run(entry(**daily, grace=0), state(due=87400.0), 87409.9)[0] == [87400.0]
     assert run(entry(**daily, grace=0), state(due=87400.0), 87411.0)[0] == []
+
+
+@pytest.mark.parametrize(
+    ('ends', 'expected'),
+    [
+        ({'until': 1040}, [1010.0, 1020.0, 1030.0, 1040.0]),
+        ({'until': 1039.9}, [1010.0, 1020.0, 1030.0]),
+        ({'times': 2}, [1010.0, 1020.0]),
+        ({'times': 9, 'until': 1015}, [1010.0]),
+    ],
+)
+def test_entry_ends(entry: Make, ends: dict[str, Any], expected: list[float]) -> None:
+    ending = entry(start=1000, **ends)
+    fresh = planned(ending, None, STATE, 1000.0)
+    assert upcoming(ending, None, 1000.0, 9) == expected
+    for limit in (1, 3):
+        known, sent = fresh, list[float]()
+        for now in (1012.0, 1065.0, 1095.0):
+            more, known = run(ending, known, now, limit)
+            sent += more
+            assert upcoming(ending, known, now, 20)[:1] == [date for date in expected if date > now][:1]
+        assert sent == expected
+        assert known['due'] is None
+        assert done_since(ending, known) == max(known['sent'] or 0.0, ends.get('until', 0.0))
+    # Of the missed dates the latest one before the end is sent.
+    late = run(entry(start=1000, grace=0, **ends), fresh, 5000.0)[0]
+    assert late[:1] == (expected[-1:] if 'until' in ends else [5000.0])
+
+
+def test_end_that_is_set_later_counts_what_was_sent(entry: Make) -> None:
+    _, known = run(entry(start=1000), planned(entry(start=1000), None, STATE, 1000.0), 1055.0)
+    for times, due in ((5, None), (4, None), (6, 1060.0)):
+        assert planned(entry(start=1000, times=times), known, STATE, 1056.0)['due'] == due
+
+
+def test_entry_that_is_done(entry: Make) -> None:
+    """Not one that is disabled, or has not been read since an edit; of a skipped date the date itself counts."""
+    once = entry(schedule={'at': 2000.0}, start=1000, missed='skip')
+    fresh = planned(once, None, STATE, 1000.0)
+    assert done_since(once, fresh) is None
+    _, known = run(once, fresh, 9000.0)
+    assert (known['sent'], done_since(once, known)) == (None, 2000.0)
+    assert done_since(entry(schedule={'at': 2000.0}, start=1001, missed='skip'), known) is None
+    off = entry(schedule={'at': 2000.0}, start=1000, enabled=False)
+    assert done_since(off, planned(off, known, STATE, 9000.0)) is None
 
 
 ZONES = ['Europe/Berlin', 'America/New_York', 'Australia/Lord_Howe', 'Asia/Beirut', 'UTC']
@@ -195,7 +256,7 @@ def in_code(app: Celery, schedule: Any, **members: Any) -> Entry:
 
 def test_class_of_the_app_is_late(app: Celery) -> None:
     """What it would have answered meanwhile is not known: only the stored date is missed."""
-    for missed, expected in (('once', [4600.0]), ('skip', []), ('all', [4600.0])):
+    for missed, expected in (('once', [4600.0]), ('skip', [])):
         sent, left = run(in_code(app, Hourly(app=app), missed=missed), state(due=4600.0), 1e6)
         assert (sent, left['due'], left['skipped']) == (expected, 1e6 + 3600, 1 - len(expected))
 
@@ -210,7 +271,7 @@ def test_class_that_raises_an_error_makes_its_entry_malformed(app: Celery, kind:
     assert 'its next due date cannot be computed' in str(noticed['error'])
     assert upcoming(broken, noticed, 1000.0, 3) == []
     # The next leader tries again.
-    assert planned(in_code(app, Hourly(app=app)), noticed, 'i', None, 5000.0)['due'] == 5001.0
+    assert planned(in_code(app, Hourly(app=app)), noticed, STATE, 5000.0)['due'] == 5001.0
 
 
 class Weekdays(schedule):
@@ -236,7 +297,7 @@ def weekdays(app: Celery) -> Weekdays:
 
 def test_class_with_is_due_of_its_own_is_asked(app: Celery, weekdays: Weekdays) -> None:
     asks = in_code(app, weekdays)
-    fresh = planned(asks, None, 'i', None, 1000.0)
+    fresh = planned(asks, None, STATE, 1000.0)
     assert fresh['due'] == 1001.0
     assert decide(asks, fresh, 1001.5, 500) == Decision([], 0, 1006.0)  # not due; asked again in 5 seconds
     weekdays.answer = schedstate(True, 30)
@@ -265,15 +326,15 @@ def test_error_of_a_date_is_noted_and_the_schedule_goes_on(entry: Make) -> None:
 @pytest.mark.parametrize('broken', [{'due': 'soon'}, {'anchor': None}, {'plan': 5}, {'last': 1e300}, {'count': -1}])
 def test_malformed_state_is_replaced(entry: Make, broken: dict[str, Any]) -> None:
     assert state_of({**STATE, **broken}) is None
-    fresh = planned(entry(), None, 'beat:state:x', '7-a', 1000.0)
-    assert (fresh['_rev'], fresh['due']) == ('7-a', 1010.0)
+    former = {**STATE, **broken, '_rev': '7-a'}
+    assert new_state('beat:state:x', former)['_rev'] == '7-a'
 
 
 @pytest.mark.parametrize('forged', [{'anchor': 0.0}, {'anchor': 3e10}, {'last': 3e10}, {'due': 0.0}])
 def test_forged_state_costs_no_time(entry: Make, forged: dict[str, Any]) -> None:
     """Its numbers are dates, but no dates of the schedule."""
-    often = entry(schedule={'every': 0.01}, missed='all', start=1000)
-    known: Any = {**planned(often, None, 'i', None, 1000.0), **forged}
+    often = entry(schedule={'every': 0.01}, grace=1e9, start=1000)
+    known: Any = {**planned(often, None, STATE, 1000.0), **forged}
     assert state_of(known) == known
     decision = decide(often, known, 1_763_709_000.0, 500)
     assert len(decision.send) <= 500

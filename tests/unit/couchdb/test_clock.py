@@ -75,3 +75,26 @@ def test_the_local_clock_is_used_again_after_it_was_set_right(
     observe(clock, LOCAL)
     assert clock.now() == LOCAL
     assert caplog.records == []
+
+
+def test_time_that_the_server_has_run_ahead(clock: ServerClock) -> None:
+    """Somebody has set its clock forward, or no clock of this machine went on while it was paused."""
+    observe(clock, LOCAL)
+    observe(clock, LOCAL + 2, at=MONOTONIC + 2)
+    assert clock.gained == 0.0
+    observe(clock, LOCAL + 100, at=MONOTONIC + 4)
+    gained = clock.gained
+    assert 90 < gained <= 96
+    observe(clock, LOCAL + 5, at=MONOTONIC + 5)
+    assert clock.gained == gained
+
+
+def test_uptime_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {7: 900.0, 1: 500.0}
+    for name, expected in (('CLOCK_BOOTTIME', 900.0), ('CLOCK_MONOTONIC', 500.0)):
+        number = 7 if name == 'CLOCK_BOOTTIME' else 1
+        fake = SimpleNamespace(**{name: number, 'clock_gettime': clocks.__getitem__, 'monotonic': lambda: 100.0})
+        monkeypatch.setattr(module, 'time', fake)
+        assert module.uptime() == expected
+    monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: 100.0))
+    assert module.uptime() == 100.0

@@ -18,6 +18,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(module, 'uptime', lambda: self.now)
         self.lease = Lease(TIMEOUT)
 
     def beat(self, *, proven: bool = True) -> None:
@@ -79,3 +80,12 @@ def test_unproven_heartbeat_does_not_extend_the_lease(world: World) -> None:
     world.beat(proven=False)
     world.now += 41.0
     assert not world.lease.valid
+
+
+def test_lease_ends_while_the_machine_is_suspended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.beat()
+    assert world.lease.valid
+    monkeypatch.setattr(module, 'uptime', lambda: world.now + TIMEOUT)
+    assert not world.lease.valid
+    world.beat()
+    assert world.lease.valid

@@ -20,6 +20,7 @@ class World:
         self.now, self.jumped, self.lease = 1000.0, 1_763_709_000.0, lease
         self.clock = SimpleNamespace(now=lambda: self.now + self.jumped, agrees=True)
         monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(module, 'uptime', lambda: self.now)
         self.watch = self.new_watch()
         self.holding = {'a'}
         self.heartbeat()
