@@ -17,6 +17,7 @@ from typing import Any
 from celery import signals, states
 from celery._state import get_current_task, task_join_will_block
 from celery.app.task import Context
+from celery.exceptions import BackendStoreError
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
@@ -26,7 +27,7 @@ from kombu_couchdb.couchdb.bounds import seconds_left
 from kombu_couchdb.couchdb.conflicts import ConflictResolver
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.design import conflicted
-from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
+from kombu_couchdb.errors import RETRIED, AccessDenied, CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.queues.quarantine import Harmful
 
@@ -178,14 +179,16 @@ class CouchDBBackend(ChordMixin, PushMixin):
     ) -> Any:
         """Store the result of a task, as Celery does.
 
-        If CouchDB refuses a worker's result for lack of rights, the result is lost and the worker logs one line. For a
-        part of a chord the error is raised: Celery then counts the part as failed, so that the chord can end.
+        If a worker cannot store a state before the end of a task, the state is lost and the worker logs one line. The
+        same holds for a result that CouchDB refuses for lack of rights. For a part of a chord that error is raised:
+        Celery then counts the part as failed, so that the chord can end.
         """
         token = _stores.set(True)
         try:
             return super().store_result(task_id, result, state, traceback, request=request, **kwargs)
-        except AccessDenied as exc:
-            if not getattr(request, 'hostname', None) or getattr(request, 'chord', None):  # no worker, or a part
+        except (CouchDBError, BackendStoreError) as exc:
+            is_refused = isinstance(exc, AccessDenied) and not getattr(request, 'chord', None)
+            if not getattr(request, 'hostname', None) or (state in states.READY_STATES and not is_refused):
                 raise
             logger.error('the result of %s[%s] (%s) is lost: %s', getattr(request, 'task', None), task_id, state, exc)
             return result
@@ -239,7 +242,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
         # First elsewhere: if it is too large there, Celery stores a failure in its place, here as well.
         is_here = self.handover.store_elsewhere(doc, task_id, request, sender)
         if (is_here or part) and not self.handover.hand_over(doc, request, state, part):
-            self.store.write(doc, part)
+            self.store.write(doc, part, self.handover.shorter)
         self.subscriber.cache.drop(doc['_id'])
         return result
 

@@ -166,7 +166,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
         """Store a part whose task stores no result. With `result_backend_always_retry`, try until it is stored."""
         while True:
             try:
-                self.chords.store_part(part)
+                self.chords.store_part(part, self.handover.shorter)
                 return
             except RETRIED:
                 if not self.always_retry:

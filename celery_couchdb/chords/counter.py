@@ -23,7 +23,7 @@ from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number
 from kombu_couchdb.documents.idempotency import is_repeated
 
 from ..results.documents import Chord, ChordPart, Document, Packed, new_chord, stamp
-from ..results.result_store import Recent, ResultStore
+from ..results.result_store import Recent, ResultStore, Shorter
 
 #: The number of chords whose documents this process remembers, and the longest body of such a chord, in characters.
 _REMEMBERED_CHORDS, _MAX_REMEMBERED_BODY = 1000, 10_000
@@ -131,9 +131,9 @@ class Chords:
             part['value'] = value
         return stamp(part, self._now(), self._lifetime)
 
-    def store_part(self, part: ChordPart) -> None:
-        """Store a part, unless it is stored already."""
-        self._store.put(part)
+    def store_part(self, part: ChordPart, shorter: Shorter | None = None) -> None:
+        """Store a part, unless it is stored already; `shorter` as in `ResultStore.write`."""
+        self._store.write(part, shorter=shorter)
 
     def parts(self, group_id: str, *, ordered: bool) -> list[Document]:
         """Return the parts of a chord in the order of its header, or else in the order in which they were stored."""

@@ -21,7 +21,7 @@ from kombu_couchdb.errors import CouchDBError, DocumentTooLarge
 from kombu_couchdb.log import get_logger
 
 from ..chords.completion import Counting
-from ..results.documents import ChordPart, Packed, Result, pack, stamp
+from ..results.documents import ChordPart, Packed, Result, pack, shortened, stamp, unpack
 from ..results.other_databases import OtherDatabases
 from ..results.queue_item import QueueItem
 from ..results.result_queue import ResultQueue
@@ -121,7 +121,9 @@ class HandOver:
         """Store a result in another database; return False if it can only be stored here."""
         for _, error in self._backend.store.retried(self._others.write, item.database, [item]):
             if isinstance(error, DocumentTooLarge):
-                raise _result_too_large(item, error) from error
+                if shorter := self.shorter(item, error):
+                    return self._write_elsewhere(shorter)
+                raise ResultTooLarge.of(item.head, error) from error
             self._log_kept(item, error)
             return False
         return True
@@ -132,8 +134,8 @@ class HandOver:
         if item.is_message:
             logger.error('task %s[%s] could not be published: %s', head['task'], head['task_id'], error)
             return self._never_sent(item, error) if head['task_id'] else []
-        if states.SUCCESS in (head.get('status'), head.get('state')) and isinstance(error, DocumentTooLarge):
-            return [self._too_large(item, error)]
+        if isinstance(error, DocumentTooLarge) and (shorter := self.shorter(item, error, fails=True)):
+            return [shorter]
         if item.database:
             self._log_kept(item, error)
             return [self._kept(item)]
@@ -151,21 +153,42 @@ class HandOver:
         backend, doc = self._backend, json.loads(item.text)['result']
         return QueueItem.of(stamp(doc, backend.client.clock.now(), backend.lifetime_of(doc['status'])))
 
-    def _too_large(self, item: QueueItem, error: CouchDBError) -> QueueItem:
-        """Return the failure that takes the place of a success."""
-        head, failure = item.head, _result_too_large(item, error)
-        if item.database:
+    def shorter(self, item: QueueItem, error: CouchDBError, *, fails: bool = False) -> QueueItem | None:
+        """Return what is stored in place of a result, or a part of a chord, that CouchDB refuses as too large.
+
+        What is only for people is left out first, see `shortened`. Then an error takes the place of an exception, and
+        with `fails` also that of a value. None if the caller must do without it.
+        """
+        head, backend = item.head, self._backend
+        state = head.get('status') or head['state']
+        meta: dict[str, Any] = {'result': None, 'traceback': None, 'date_done': None}
+        try:
             doc = json.loads(item.text)
-            doc['result'] = {**head, **self._backend.error_document(self._task_id(item), head['task'], failure)}
-            return QueueItem.of_returned(item.database, doc)
+            meta.update(backend.decode(unpack(doc['result'] if item.database else doc)))
+        except Exception:  # whatever the serializer raises
+            logger.debug('%s cannot be decoded', item.id, exc_info=True)
+        meta['status'] = state
+        found = [*shortened(meta)]
+        if fails and state == states.SUCCESS:
+            state = states.FAILURE
+        if state in states.EXCEPTION_STATES:
+            failure = backend.prepare_exception(ResultTooLarge.of(head, error))
+            found.append({**(found or [meta])[-1], 'status': state, 'result': failure, 'children': []})
+        return next((one for one in (self._with(item, meta) for meta in found) if one.size < item.size), None)
+
+    def _with(self, item: QueueItem, meta: dict[str, Any]) -> QueueItem:
+        """Return a result, or a part of a chord, with other meta-data."""
+        head, backend = item.head, self._backend
         if head['type'] == 'Part':
-            value = self._backend.encode({'result': self._backend.prepare_exception(failure)})
-            doc = {**head, 'state': states.FAILURE, 'value': pack(value, self._backend.content_type)}
+            value = pack(backend.encode({'result': meta['result']}), backend.content_type)
+            found = QueueItem.of({**head, 'state': meta['status'], 'value': value})
         else:
-            doc = {**head, **self._backend.error_document(self._task_id(item), head['task'], failure)}
-        instead = QueueItem.of(doc)
-        instead.take_part(item)  # which is counted with the failure
-        return instead
+            doc = {**head, **backend.result_document(self._task_id(item), head['task'], meta)}
+            found = QueueItem.of(doc)
+            if item.database:
+                found = QueueItem.of_returned(item.database, {**json.loads(item.text), 'result': doc})
+        found.take_part(item)  # it is counted with what takes its place
+        return found
 
     def _never_sent(self, item: QueueItem, error: CouchDBError) -> list[QueueItem]:
         """Return the failure of a task whose message could not be stored, so that nobody waits for its result."""
@@ -188,10 +211,6 @@ def _elsewhere(request: Any, task_id: str, doc: Result) -> tuple[list[QueueItem]
         found += [QueueItem.of_returned(database, other) for database, other in docs]
         is_here &= is_here_too
     return found, is_here
-
-
-def _result_too_large(item: QueueItem, error: CouchDBError) -> ResultTooLarge:
-    return ResultTooLarge(f'the result of {item.head.get("task") or item.id} cannot be stored: {error}')
 
 
 def _is_part_of_chord() -> bool:

@@ -441,13 +441,6 @@ def test_refused_result_becomes_a_failure(backend: CouchDBBackend, queue: Any) -
     assert 'the result of shop.export cannot be stored' in str(meta['result'])
 
 
-def test_refused_failure_is_one_log_line(backend: CouchDBBackend, queue: Any, caplog: pytest.LogCaptureFixture) -> None:
-    backend.mark_as_failure('large', ValueError('x' * 12_000), request=Context(id='large', task='shop.export'))
-    queue.wait()
-    [message] = caplog.messages
-    assert message.startswith('the result of shop.export[large] (FAILURE) is lost: ')
-
-
 def test_state_of_an_older_delivery_does_not_replace_a_newer_one(backend: CouchDBBackend, queue: Any) -> None:
     """The worker's process stores the results of all children, and remembers the revisions of all."""
     backend.store_result('a', {}, 'STARTED', request=run('a', 4))
