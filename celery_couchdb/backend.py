@@ -329,14 +329,13 @@ class CouchDBBackend(ChordMixin, PushMixin):
     def exception_to_python(self, exc: Any) -> Any:
         """Return the exception object for the stored exception of a failed result.
 
-        An exception that is not an `Exception`, such as `SystemExit`, is wrapped as Celery wraps exceptions that it
+        An exception that Python ends programs with, such as `SystemExit`, is wrapped as Celery wraps exceptions that it
         cannot encode. Otherwise it would end the process that reads the result, and everybody with write access to the
         results could cause that.
         """
         found = super().exception_to_python(exc)
-        if isinstance(found, BaseException) and not isinstance(found, Exception):
-            return UnpickleableExceptionWrapper.from_exception(found)
-        return found
+        is_harmful = isinstance(found, (SystemExit, KeyboardInterrupt, GeneratorExit))
+        return UnpickleableExceptionWrapper.from_exception(found) if is_harmful else found
 
     def _chord_lifetime(self) -> float | None:
         """Return how long the results of a chord are kept at least, in seconds; None if they do not expire.
