@@ -241,7 +241,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
         doc = stamp(doc, self.client.clock.now(), lifetime)
         # First elsewhere: if it is too large there, Celery stores a failure in its place, here as well.
         is_here = self.handover.store_elsewhere(doc, task_id, request, sender)
-        if (is_here or part) and not self.handover.hand_over(doc, request, state, part):
+        if (is_here or part) and not self.handover.hand_over(doc, request, part):
             self.store.write(doc, part, self.handover.shorter)
         self.subscriber.cache.drop(doc['_id'])
         return result

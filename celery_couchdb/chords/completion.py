@@ -114,7 +114,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
         part_id = getattr(request, 'couchdb_part', None)
         if part_id is None:
             part = self._new_part(request, state, self.encode_result(result, state))
-            if self.handover.hand_over(part, request, state):
+            if self.handover.hand_over(part, request):
                 return
             self._store_part(part)
             part_id = part['_id']

@@ -30,9 +30,6 @@ from ..rooms import hooks
 
 logger = get_logger(__name__)
 
-#: The states that Celery itself stores. A task that stores another state may want to know that it is stored.
-_CELERY_STATES = states.ALL_STATES - {states.PENDING}
-
 #: More messages than this are not handed over: they are published in one request, which costs little for each.
 _MAX_NEXT_TASKS = 20
 
@@ -59,13 +56,13 @@ class HandOver:
                 broker = Client(connection.transport.address, *reversed(connection.transport.couchdb.timeouts))
         self.queue.open(broker, serve_children=serve_children)
 
-    def hand_over(self, doc: Result | ChordPart, request: Any, state: str, part: ChordPart | None = None) -> bool:
+    def hand_over(self, doc: Result | ChordPart, request: Any, part: ChordPart | None = None) -> bool:
         """Let the worker's process store a result, or a part of a chord; return False if the caller must store it.
 
-        The caller stores it with the option `confirm_results`, if it is no state of Celery's own, and if a broker other
-        than ours might store an acknowledgement before.
+        The caller stores it with the option `confirm_results`, and if a broker other than ours might store an
+        acknowledgement before.
         """
-        if not self._may_hand_over(request, state):
+        if not self._may_hand_over(request):
             return False
         body: Packed | None = None
         if doc['type'] == 'Part' or part is not None:
@@ -86,7 +83,7 @@ class HandOver:
         """
         others, is_here = _elsewhere(sender, task_id, doc)
         for item in others:
-            if self._may_hand_over(request, doc['status']) and self.queue.hand_over(item):
+            if self._may_hand_over(request) and self.queue.hand_over(item):
                 continue
             is_here |= not self._write_elsewhere(item)
         return is_here
@@ -108,10 +105,10 @@ class HandOver:
             return items
         return [item for item in items if not self.queue.hand_over(QueueItem.of_message(item))]
 
-    def _may_hand_over(self, request: Any, state: str) -> bool:
+    def _may_hand_over(self, request: Any) -> bool:
         if not self.queue.is_open or request is None or getattr(request, 'is_eager', False):
             return False
-        return not self._backend.options.confirm_results and state in _CELERY_STATES and self._results_come_first()
+        return not self._backend.options.confirm_results and self._results_come_first()
 
     def _results_come_first(self) -> bool:
         """Tell whether no acknowledgement is stored before the results that were handed over before it."""
