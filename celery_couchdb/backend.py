@@ -168,10 +168,10 @@ class CouchDBBackend(ChordMixin, PushMixin):
         self.store.write(stamp(doc, self.client.clock.now(), lifetime))
 
     def delete(self, key: str | bytes) -> None:
-        """Delete a key, if it exists. Two requests."""
+        """Delete a key, if it exists. Two requests; more if it is a large result of a part of a chord."""
         doc_id = bytes_to_str(key)
         self.subscriber.drop(doc_id)
-        self.store.delete(doc_id)
+        self.store.delete(doc_id, self.keep_for_chord)
         self.subscriber.drop(doc_id)  # another thread may have read it meanwhile
 
     def store_result(
@@ -241,6 +241,8 @@ class CouchDBBackend(ChordMixin, PushMixin):
         doc = stamp(doc, self.client.clock.now(), lifetime)
         # First elsewhere: if it is too large there, Celery stores a failure in its place, here as well.
         is_here = self.handover.store_elsewhere(doc, task_id, request, sender)
+        if part is not None and 'value' not in part:
+            doc['part'] = part['_id']
         if (is_here or part) and not self.handover.hand_over(doc, request, part):
             self.store.write(doc, part, self.handover.shorter)
         self.subscriber.cache.drop(doc['_id'])

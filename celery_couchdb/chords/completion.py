@@ -157,6 +157,18 @@ class ChordMixin(BaseKeyValueStoreBackend):
             logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
             return None
 
+    def keep_for_chord(self, doc: Document) -> None:
+        """Store the value of a result that is deleted next in its part of a chord, which has no copy of it."""
+        if not (is_final(doc) and isinstance(doc.get('part'), str)):
+            return
+        try:
+            value = self.encode({'result': self.decode(unpack(doc))['result']})
+        except Exception as exc:  # whatever the serializer raises: the chord cannot read it either
+            logger.error('%s, a part of a chord, is deleted and cannot be decoded: %r', doc['_id'], exc)
+            return
+        task_id = doc['_id'].removeprefix(self.task_keyprefix)
+        self.chords.keep_value(doc['part'], task_id, doc['status'], pack(value, self.content_type))
+
     def _new_part(self, request: Any, state: str, result: Any, max_copy: float = float('inf')) -> ChordPart:
         payload = self.encode({'result': result})
         value = pack(payload, self.content_type) if len(payload) <= max_copy else None
@@ -226,6 +238,8 @@ class ChordMixin(BaseKeyValueStoreBackend):
                 f'{self.store.client.address.url}: found only {len(parts)} of the {size_of(chord)} parts of a chord'
             )
         docs = self._read_results([part['task_id'] for part in parts if 'value' not in part])
+        if None in docs.values():  # `keep_value` may have stored it in its part meanwhile
+            parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
         results = [self._result_of(part, docs) for part in parts]
         if not chord.get('nested'):
             return results

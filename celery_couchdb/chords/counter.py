@@ -135,6 +135,20 @@ class Chords:
         """Store a part, unless it is stored already; `shorter` as in `ResultStore.write`."""
         self._store.write(part, shorter=shorter)
 
+    def keep_value(self, part_id: str, task_id: str, state: str, value: Packed) -> None:
+        """Store the value of a result in its part, unless the chord was completed: the result is deleted next."""
+        if not part_id.startswith(self._prefix):
+            return
+        new: ChordPart = {'_id': part_id, 'type': 'Part', 'task_id': task_id, 'index': None, 'state': state}
+        for _ in range(_ATTEMPTS):
+            part = self._store.current(part_id)
+            if part is None and self._store.known([part_id]):
+                return
+            # Without a part, its worker is about to store it: that will be in conflict, and change nothing.
+            if self._put({**(part or new), 'state': state, 'value': value}):
+                return
+        raise self._store.too_many_conflicts(part_id)
+
     def parts(self, group_id: str, *, ordered: bool) -> list[Document]:
         """Return the parts of a chord in the order of its header, or else in the order in which they were stored."""
         rows = self._store.id_range(f'{self._prefix}{group_id}:part:', docs=True)

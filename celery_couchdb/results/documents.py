@@ -71,6 +71,8 @@ class _ResultOptions(Packed, _Expiring, total=False):
     #: The type of the exception of a failed task.
     error: str
     delivery: list[int]
+    #: The id of its part of a chord, if the part has no copy of the value.
+    part: str
     #: The database and the document id of the parcel from which the task came, if the parcel has a receipt.
     parcel: list[str]
 
