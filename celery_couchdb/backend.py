@@ -17,6 +17,7 @@ from typing import Any
 from celery import signals, states
 from celery._state import get_current_task, task_join_will_block
 from celery.app.task import Context
+from celery.exceptions import BackendStoreError
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
@@ -26,7 +27,7 @@ from kombu_couchdb.couchdb.bounds import seconds_left
 from kombu_couchdb.couchdb.conflicts import ConflictResolver
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.design import conflicted
-from kombu_couchdb.errors import RETRIED, AccessDenied, DatabaseMissing, NotFound
+from kombu_couchdb.errors import RETRIED, AccessDenied, CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.queues.quarantine import Harmful
 
@@ -167,10 +168,10 @@ class CouchDBBackend(ChordMixin, PushMixin):
         self.store.write(stamp(doc, self.client.clock.now(), lifetime))
 
     def delete(self, key: str | bytes) -> None:
-        """Delete a key, if it exists. Two requests."""
+        """Delete a key, if it exists. Two requests; more if it is a large result of a part of a chord."""
         doc_id = bytes_to_str(key)
         self.subscriber.drop(doc_id)
-        self.store.delete(doc_id)
+        self.store.delete(doc_id, self.keep_for_chord)
         self.subscriber.drop(doc_id)  # another thread may have read it meanwhile
 
     def store_result(
@@ -178,14 +179,16 @@ class CouchDBBackend(ChordMixin, PushMixin):
     ) -> Any:
         """Store the result of a task, as Celery does.
 
-        If CouchDB refuses a worker's result for lack of rights, the result is lost and the worker logs one line. For a
-        part of a chord the error is raised: Celery then counts the part as failed, so that the chord can end.
+        If a worker cannot store a state before the end of a task, the state is lost and the worker logs one line. The
+        same holds for a result that CouchDB refuses for lack of rights. For a part of a chord that error is raised:
+        Celery then counts the part as failed, so that the chord can end.
         """
         token = _stores.set(True)
         try:
             return super().store_result(task_id, result, state, traceback, request=request, **kwargs)
-        except AccessDenied as exc:
-            if not getattr(request, 'hostname', None) or getattr(request, 'chord', None):  # no worker, or a part
+        except (CouchDBError, BackendStoreError) as exc:
+            is_refused = isinstance(exc, AccessDenied) and not getattr(request, 'chord', None)
+            if not getattr(request, 'hostname', None) or (state in states.READY_STATES and not is_refused):
                 raise
             logger.error('the result of %s[%s] (%s) is lost: %s', getattr(request, 'task', None), task_id, state, exc)
             return result
@@ -238,8 +241,10 @@ class CouchDBBackend(ChordMixin, PushMixin):
         doc = stamp(doc, self.client.clock.now(), lifetime)
         # First elsewhere: if it is too large there, Celery stores a failure in its place, here as well.
         is_here = self.handover.store_elsewhere(doc, task_id, request, sender)
-        if (is_here or part) and not self.handover.hand_over(doc, request, state, part):
-            self.store.write(doc, part)
+        if part is not None and 'value' not in part:
+            doc['part'] = part['_id']
+        if (is_here or part) and not self.handover.hand_over(doc, request, part):
+            self.store.write(doc, part, self.handover.shorter)
         self.subscriber.cache.drop(doc['_id'])
         return result
 
@@ -326,14 +331,13 @@ class CouchDBBackend(ChordMixin, PushMixin):
     def exception_to_python(self, exc: Any) -> Any:
         """Return the exception object for the stored exception of a failed result.
 
-        An exception that is not an `Exception`, such as `SystemExit`, is wrapped as Celery wraps exceptions that it
+        An exception that Python ends programs with, such as `SystemExit`, is wrapped as Celery wraps exceptions that it
         cannot encode. Otherwise it would end the process that reads the result, and everybody with write access to the
         results could cause that.
         """
         found = super().exception_to_python(exc)
-        if isinstance(found, BaseException) and not isinstance(found, Exception):
-            return UnpickleableExceptionWrapper.from_exception(found)
-        return found
+        is_harmful = isinstance(found, (SystemExit, KeyboardInterrupt, GeneratorExit))
+        return UnpickleableExceptionWrapper.from_exception(found) if is_harmful else found
 
     def _chord_lifetime(self) -> float | None:
         """Return how long the results of a chord are kept at least, in seconds; None if they do not expire.

@@ -393,6 +393,8 @@ class _Call:
         if self.result.task is None:
             return 'the name of its task is not stored'
         if self.args is None or self.kwargs is None:
+            if str in (type(self.result.meta.get(name)) for name in ('args', 'kwargs')):  # see `documents.shortened`
+                return 'its arguments were too large to be stored with its result: give both args and kwargs'
             return (
                 'its arguments are not stored: give them, or set result_extended = True in the app of the workers, and '
                 'tasks that fail from then on can be sent again'

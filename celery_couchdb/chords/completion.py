@@ -124,7 +124,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
         part_id = getattr(request, 'couchdb_part', None)
         if part_id is None:
             part = self._new_part(request, state, self.encode_result(result, state))
-            if not self.handover.hand_over(part, request, state):
+            if not self.handover.hand_over(part, request):
                 self._store_part(part)
             part_id = part['_id']
         if self.handover.has_taken(request):
@@ -187,6 +187,18 @@ class ChordMixin(BaseKeyValueStoreBackend):
             if not self.handover.complete_in_pool(group_id, unfinished=True):
                 self.complete_chord(group_id, unfinished=True)
 
+    def keep_for_chord(self, doc: Document) -> None:
+        """Store the value of a result that is deleted next in its part of a chord, which has no copy of it."""
+        if not (is_final(doc) and isinstance(doc.get('part'), str)):
+            return
+        try:
+            value = self.encode({'result': self.decode(unpack(doc))['result']})
+        except Exception as exc:  # whatever the serializer raises: the chord cannot read it either
+            logger.error('%s, a part of a chord, is deleted and cannot be decoded: %r', doc['_id'], exc)
+            return
+        task_id = doc['_id'].removeprefix(self.task_keyprefix)
+        self.chords.keep_value(doc['part'], task_id, doc['status'], pack(value, self.content_type))
+
     def _new_part(self, request: Any, state: str, result: Any, max_copy: float = float('inf')) -> ChordPart:
         payload = self.encode({'result': result})
         value = pack(payload, self.content_type) if len(payload) <= max_copy else None
@@ -243,7 +255,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
         """Store a part whose task stores no result. With `result_backend_always_retry`, try until it is stored."""
         while True:
             try:
-                self.chords.store_part(part)
+                self.chords.store_part(part, self.handover.shorter)
                 return
             except RETRIED:
                 if not self.always_retry:
@@ -306,6 +318,8 @@ class ChordMixin(BaseKeyValueStoreBackend):
     def _join(self, group_id: str, chord: Chord, parts: list[Document]) -> list[Any]:
         """Return the results of a chord's parts; *raises* `ChordError` if one has failed or its result was deleted."""
         docs = self._read_results([part['task_id'] for part in parts if 'value' not in part])
+        if None in docs.values():  # `keep_value` may have stored it in its part meanwhile
+            parts = self.chords.parts(group_id, ordered=self.options.result_chord_ordered)
         results = [self._result_of(part, docs) for part in parts]
         if not chord.get('nested'):
             return results

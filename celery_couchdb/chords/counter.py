@@ -26,7 +26,7 @@ from kombu_couchdb.documents.idempotency import is_repeated
 from kombu_couchdb.errors import CouchDBError
 
 from ..results.documents import Chord, ChordPart, Document, Packed, new_chord, stamp
-from ..results.result_store import Recent, ResultStore
+from ..results.result_store import Recent, ResultStore, Shorter
 
 #: The number of chords whose documents this process remembers, and the longest body of such a chord, in characters.
 _REMEMBERED_CHORDS, _MAX_REMEMBERED_BODY = 1000, 10_000
@@ -144,9 +144,23 @@ class Chords:
             part['request'] = request
         return stamp(part, self._now(), self._lifetime)
 
-    def store_part(self, part: ChordPart) -> None:
-        """Store a part, unless it is stored already."""
-        self._store.put(part)
+    def store_part(self, part: ChordPart, shorter: Shorter | None = None) -> None:
+        """Store a part, unless it is stored already; `shorter` as in `ResultStore.write`."""
+        self._store.write(part, shorter=shorter)
+
+    def keep_value(self, part_id: str, task_id: str, state: str, value: Packed) -> None:
+        """Store the value of a result in its part, unless the chord was completed: the result is deleted next."""
+        if not part_id.startswith(self._prefix):
+            return
+        new: ChordPart = {'_id': part_id, 'type': 'Part', 'task_id': task_id, 'index': None, 'state': state}
+        for _ in range(_ATTEMPTS):
+            part = self._store.current(part_id)
+            if part is None and self._store.known([part_id]):
+                return
+            # Without a part, its worker is about to store it: that will be in conflict, and change nothing.
+            if self._put({**(part or new), 'state': state, 'value': value}):
+                return
+        raise self._store.too_many_conflicts(part_id)
 
     def parts(self, group_id: str, *, ordered: bool) -> list[Document]:
         """Return the parts of a chord in the order of its header, or else in the order in which they were stored."""

@@ -83,8 +83,8 @@ class ResultsAtHome:
                 items.append(QueueItem.of(stamp(doc, now, backend.lifetime_of(doc['status']))))
             except Unstorable as exc:
                 logger.warning('the result %s of region %s is not stored: %s', doc['_id'], self._other, exc)
-        for item, error in backend.store.write_batch(items):
-            backend.store.write_batch(backend.handover.refused(item, error))
+        while refusals := backend.store.write_batch(items):
+            items = [instead for item, error in refusals for instead in backend.handover.refused(item, error)]
 
 
 def date_in(doc: Mapping[str, Any], name: str) -> float:

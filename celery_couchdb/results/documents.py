@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from celery import states
 from kombu.exceptions import DecodeError
+from kombu.utils.encoding import safe_repr
 
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.conflicts import Rule
@@ -33,6 +34,9 @@ _TOO_DEEP = json.dumps(TOO_DEEP)
 
 #: The maximum length of the type of an exception in a document, in characters. The view `failures` knows it, too.
 _MAX_TYPE = 255
+
+#: The number of characters that are kept of each end of what is shortened.
+_KEPT = 1000
 
 #: A document as it was read, or of any type. Anybody may have changed it by hand.
 Document = dict[str, Any]
@@ -67,6 +71,8 @@ class _ResultOptions(Packed, _Expiring, total=False):
     #: The type of the exception of a failed task.
     error: str
     delivery: list[int]
+    #: The id of its part of a chord, if the part has no copy of the value.
+    part: str
     #: The database and the document id of the parcel from which the task came, if the parcel has a receipt.
     parcel: list[str]
 
@@ -242,6 +248,25 @@ def unpack(doc: Mapping[str, Any] | None) -> str | bytes | None:
     if _TOO_DEEP in text:
         raise DecodeError(f'{doc.get("_id", "a value")} cannot be decoded: it is nested too deeply')
     return text
+
+
+def shortened(meta: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the meta-data of a result with less and less of what is only for people, as far as something is long.
+
+    First its arguments become text without its middle, and then the traceback loses its middle, too.
+    """
+    for names in (('args', 'kwargs'), ('traceback',)):
+        texts = {name: _without_middle(meta.get(name)) for name in names}
+        if any(texts.values()):
+            meta = {**meta, **{name: text for name, text in texts.items() if text}}
+            yield meta
+
+
+def _without_middle(value: Any) -> str | None:
+    text = value if isinstance(value, str) else safe_repr(value)
+    if len(text) <= 3 * _KEPT:
+        return None
+    return f'{text[:_KEPT]} … (shortened: {len(text):,} characters are too many to be stored) … {text[-_KEPT:]}'
 
 
 def error_text(value: Any) -> str:

@@ -13,7 +13,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.couchdb.address import Address, parse_list
-from kombu_couchdb.couchdb.bulk import deletion
+from kombu_couchdb.couchdb.bulk import MAX_REQUEST_BYTES, deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.shapes import Shape
@@ -44,6 +44,9 @@ T = TypeVar('T')
 #: Sends documents, given without their values and as JSON, in one request, and returns the result for each.
 Send = Callable[[Sequence[Mapping[str, Any]], Sequence[bytes]], list[WriteResult]]
 
+#: Returns a document with less in it, given one that CouchDB refuses as too large and the error; None if there is none.
+Shorter = Callable[[QueueItem, CouchDBError], QueueItem | None]
+
 #: How often a write is tried while other processes change the same document.
 _ATTEMPTS = 100
 
@@ -60,15 +63,11 @@ _REMEMBERED_REVISIONS = 1000
 class ResultTooLarge(DocumentTooLarge, EncodeError):
     """A result is larger than the server accepts. Celery treats this as an encoding error: the task has failed."""
 
-
-@contextmanager
-def _large_results(doc: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `ResultTooLarge` if CouchDB refuses a document for its size."""
-    try:
-        yield
-    except DocumentTooLarge as exc:
-        what = f'the result of {doc["task"]}' if doc.get('task') else doc['_id']
-        raise ResultTooLarge(f'{what} cannot be stored: {exc}') from exc
+    @classmethod
+    def of(cls, doc: Mapping[str, Any], error: CouchDBError) -> ResultTooLarge:
+        """Return the error for a document that CouchDB refuses with `error`; its value is not needed."""
+        what = f'the {doc.get("error") or "result"} of {doc["task"]}' if doc.get('task') else doc['_id']
+        return cls(f'{what} cannot be stored: {error}')
 
 
 class Recent(dict[str, T]):
@@ -237,24 +236,33 @@ class ResultStore:
 
     # -- writing, and the reads of chords: retried while the server does not respond
 
-    def write(self, doc: Mapping[str, Any], part: ChordPart | None = None) -> None:
+    def write(self, doc: Mapping[str, Any], part: ChordPart | None = None, shorter: Shorter | None = None) -> None:
         """Store a document in place of any other under its id, but keep a stored result that it must not replace.
 
-        See `is_outdated`. `part` is that of a chord, which is stored in the same request if it is not stored yet.
+        See `is_outdated`. `part` is that of a chord, which is stored in the same request if it is not stored yet. If
+        CouchDB refuses the document for its size, what `shorter` returns is stored in its place.
 
         This takes one request for a new document, and for one that this process wrote last; three requests to replace
         another one. Threads that write at the same time share a request. *Raises* `ResultTooLarge` if CouchDB refuses
         the document for its size, and `Conflict` if other processes changed it during each of 100 attempts.
         """
         self._settle([doc['_id']])
-        item, attempts = QueueItem.of(doc, part), itertools.count()
-
-        def write() -> list[Refusal]:
-            return self.write_batch([item], uncertain=next(attempts) > 0, send=self._commit.write)
-
-        with _large_results(doc):
-            for _, error in self.retried(write):
+        item = QueueItem.of(doc, part)
+        if part and len(item.text) > MAX_REQUEST_BYTES:  # the result has a request of its own, and may be refused
+            self.write(doc, shorter=shorter)
+            item = QueueItem.of(part)
+        while refusals := self._write_one(item):
+            [(item, error)] = refusals
+            if not isinstance(error, DocumentTooLarge):
                 raise error
+            instead = shorter(item, error) if shorter else None
+            if instead is None:
+                raise ResultTooLarge.of(item.head, error) from error
+            item = instead
+
+    def _write_one(self, item: QueueItem) -> list[Refusal]:
+        attempts = itertools.count()
+        return self.retried(lambda: self.write_batch([item], uncertain=next(attempts) > 0, send=self._commit.write))
 
     def current(self, doc_id: str) -> Document | None:
         """Return a document even if it has expired, or None if there is none."""
@@ -284,15 +292,19 @@ class ResultStore:
                 raise result.exception(self.client.address.url)
             return result.rev if result.is_stored else None
 
-        with _large_results(doc):
+        try:
             return self.retried(put)
+        except DocumentTooLarge as exc:
+            raise ResultTooLarge.of(doc, exc) from exc
 
-    def delete(self, doc_id: str) -> None:
-        """Delete a document if it exists; two requests. *Raises* `Conflict` as `write` does."""
+    def delete(self, doc_id: str, before: Callable[[Document], None] = lambda doc: None) -> None:
+        """Delete a document if it exists; two requests. `before` gets it first. *Raises* `Conflict` as `write` does."""
         self._settle([doc_id])
         self._revs.pop(doc_id, None)
         for _ in range(_ATTEMPTS):
             current = self.current(doc_id)
+            if current is not None:
+                before(current)
             if current is None or self.put(deletion(current)) is not None:
                 return
         raise self.too_many_conflicts(doc_id)

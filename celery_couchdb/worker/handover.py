@@ -25,7 +25,7 @@ from kombu_couchdb.log import get_logger
 
 from ..chords.completion import complete_in_this_process
 from ..chords.counting import Counting
-from ..results.documents import ChordPart, Result, pack, stamp
+from ..results.documents import ChordPart, Result, pack, shortened, stamp, unpack
 from ..results.other_databases import OtherDatabases
 from ..results.queue_item import COMPLETE, QueueItem
 from ..results.result_queue import ResultQueue
@@ -34,9 +34,6 @@ from ..rooms import hooks
 from .pool import run_in_pool
 
 logger = get_logger(__name__)
-
-#: The states that Celery itself stores. A task that stores another state may want to know that it is stored.
-_CELERY_STATES = states.ALL_STATES - {states.PENDING}
 
 #: More messages than this are not handed over: they are published in one request, which costs little for each.
 _MAX_NEXT_TASKS = 20
@@ -77,13 +74,13 @@ class HandOver:
                 broker = Client(connection.transport.address, *reversed(connection.transport.couchdb.timeouts))
         self.queue.open(broker, serve_children=serve_children)
 
-    def hand_over(self, doc: Result | ChordPart, request: Any, state: str, part: ChordPart | None = None) -> bool:
+    def hand_over(self, doc: Result | ChordPart, request: Any, part: ChordPart | None = None) -> bool:
         """Let the worker's process store a result, or a part of a chord; return False if the caller must store it.
 
-        The caller stores it with the option `confirm_results`, if it is no state of Celery's own, and if a broker other
-        than ours might store an acknowledgement before.
+        The caller stores it with the option `confirm_results`, and if a broker other than ours might store an
+        acknowledgement before.
         """
-        if not self._may_hand_over(request, state):
+        if not self._may_hand_over(request):
             return False
         if doc['type'] != 'Part' and part is None:
             return self.queue.hand_over(QueueItem.of(doc))
@@ -94,8 +91,11 @@ class HandOver:
             end.settimeout(self.queue.timeout)
         elif not can_go_on:
             return False  # then this process counts the part, as soon as it is stored
-        request.couchdb_taken = self.queue.hand_over(QueueItem.of(doc, part, request.group, other))
+        item = QueueItem.of(doc, part, request.group, other)
+        request.couchdb_taken = self.queue.hand_over(item)
         request.couchdb_answer = end
+        if not request.couchdb_taken:
+            item.end_waiting()
         return bool(request.couchdb_taken)
 
     def has_taken(self, request: Any) -> bool:
@@ -135,7 +135,7 @@ class HandOver:
         """
         others, is_here = _elsewhere(sender, task_id, doc)
         for item in others:
-            if self._may_hand_over(request, doc['status']) and self.queue.hand_over(item):
+            if self._may_hand_over(request) and self.queue.hand_over(item):
                 continue
             is_here |= not self._write_elsewhere(item)
         return is_here
@@ -157,10 +157,10 @@ class HandOver:
             return items
         return [item for item in items if not self.queue.hand_over(QueueItem.of_message(item))]
 
-    def _may_hand_over(self, request: Any, state: str) -> bool:
+    def _may_hand_over(self, request: Any) -> bool:
         if not self.queue.is_open or request is None or getattr(request, 'is_eager', False):
             return False
-        return not self._backend.options.confirm_results and state in _CELERY_STATES and self._results_come_first()
+        return not self._backend.options.confirm_results and self._results_come_first()
 
     def _results_come_first(self) -> bool:
         """Tell whether no acknowledgement is stored before the results that were handed over before it."""
@@ -170,7 +170,9 @@ class HandOver:
         """Store a result in another database; return False if it can only be stored here."""
         for _, error in self._backend.store.retried(self._others.write, item.database, [item]):
             if isinstance(error, DocumentTooLarge):
-                raise _result_too_large(item, error) from error
+                if shorter := self.shorter(item, error):
+                    return self._write_elsewhere(shorter)
+                raise ResultTooLarge.of(item.head, error) from error
             self._log_kept(item, error)
             return False
         return True
@@ -181,8 +183,8 @@ class HandOver:
         if item.is_message:
             logger.error('task %s[%s] could not be published: %s', head['task'], head['task_id'], error)
             return self._never_sent(item, error) if head['task_id'] else []
-        if states.SUCCESS in (head.get('status'), head.get('state')) and isinstance(error, DocumentTooLarge):
-            return [self._too_large(item, error)]
+        if isinstance(error, DocumentTooLarge) and (shorter := self.shorter(item, error, fails=True)):
+            return [shorter]
         if item.database:
             self._log_kept(item, error)
             return [self._kept(item)]
@@ -200,21 +202,43 @@ class HandOver:
         backend, doc = self._backend, json.loads(item.text)['result']
         return QueueItem.of(stamp(doc, backend.client.clock.now(), backend.lifetime_of(doc['status'])))
 
-    def _too_large(self, item: QueueItem, error: CouchDBError) -> QueueItem:
-        """Return the failure that takes the place of a success."""
-        head, failure = item.head, _result_too_large(item, error)
-        if item.database:
+    def shorter(self, item: QueueItem, error: CouchDBError, *, fails: bool = False) -> QueueItem | None:
+        """Return what is stored in place of a result, or a part of a chord, that CouchDB refuses as too large.
+
+        What is only for people is left out first, see `shortened`. Then an error takes the place of an exception, and
+        with `fails` also that of a value. None if the caller must do without it.
+        """
+        head, backend = item.head, self._backend
+        state = head.get('status') or head['state']
+        meta: dict[str, Any] = {'result': None, 'traceback': None, 'date_done': None}
+        try:
             doc = json.loads(item.text)
-            doc['result'] = {**head, **self._backend.error_document(self._task_id(item), head['task'], failure)}
-            return QueueItem.of_returned(item.database, doc)
+            meta.update(backend.decode(unpack(doc['result'] if item.database else doc)))
+        except Exception:  # whatever the serializer raises
+            logger.debug('%s cannot be decoded', item.id, exc_info=True)
+        meta['status'] = state
+        found = [*shortened(meta)]
+        if fails and state == states.SUCCESS:
+            state = states.FAILURE
+        if state in states.EXCEPTION_STATES:
+            failure = backend.prepare_exception(ResultTooLarge.of(head, error))
+            found.append({**(found or [meta])[-1], 'status': state, 'result': failure, 'children': []})
+        return next((one for one in (self._with(item, meta) for meta in found) if one.size < item.size), None)
+
+    def _with(self, item: QueueItem, meta: dict[str, Any]) -> QueueItem:
+        """Return a result, or a part of a chord, with other meta-data."""
+        head, backend = item.head, self._backend
         if head['type'] == 'Part':
-            value = self._backend.encode({'result': self._backend.prepare_exception(failure)})
-            doc = {**head, 'state': states.FAILURE, 'value': pack(value, self._backend.content_type)}
+            value = pack(backend.encode({'result': meta['result']}), backend.content_type)
+            request = {name: kept for name, kept in json.loads(item.text).items() if name == 'request'}
+            found = QueueItem.of({**head, **request, 'state': meta['status'], 'value': value})
         else:
-            doc = {**head, **self._backend.error_document(self._task_id(item), head['task'], failure)}
-        instead = QueueItem.of(doc)
-        instead.take_part(item)  # which is counted with the failure
-        return instead
+            doc = {**head, **backend.result_document(self._task_id(item), head['task'], meta)}
+            found = QueueItem.of(doc)
+            if item.database:
+                found = QueueItem.of_returned(item.database, {**json.loads(item.text), 'result': doc})
+        found.take_part(item)  # it is counted with what takes its place
+        return found
 
     def _never_sent(self, item: QueueItem, error: CouchDBError) -> list[QueueItem]:
         """Return the failure of a task whose message could not be stored, so that nobody waits for its result."""
@@ -237,10 +261,6 @@ def _elsewhere(request: Any, task_id: str, doc: Result) -> tuple[list[QueueItem]
         found += [QueueItem.of_returned(database, other) for database, other in docs]
         is_here &= is_here_too
     return found, is_here
-
-
-def _result_too_large(item: QueueItem, error: CouchDBError) -> ResultTooLarge:
-    return ResultTooLarge(f'the result of {item.head.get("task") or item.id} cannot be stored: {error}')
 
 
 def _is_part_of_chord() -> bool:

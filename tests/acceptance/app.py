@@ -42,6 +42,48 @@ def fail(text: str) -> None:
     raise ValueError(text)
 
 
+@app.task(name='length')
+def length(data: Any) -> int:
+    """Return the length."""
+    return len(data)
+
+
+@app.task(name='text')
+def text(size: int) -> str:
+    """Return a text."""
+    return 'x' * size
+
+
+@app.task(name='refuse')
+def refuse(data: str) -> None:
+    """Fail with a short text, whatever the argument is."""
+    raise ValueError('no')
+
+
+@app.task(name='refuse_twice', bind=True, max_retries=1)
+def refuse_twice(self: Any, data: str) -> None:
+    """Fail, and retry once."""
+    raise self.retry(countdown=0.0, exc=ValueError('no'))
+
+
+@app.task(name='endless', time_limit=1)
+def endless(data: str) -> None:
+    """Run until the time limit ends the process."""
+    time.sleep(3600)
+
+
+@app.task(name='lost')
+def lost(data: str) -> None:
+    """Kill the current process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name='noted')
+def noted(task_id: str, journal: str) -> None:
+    """Write the id of a failed task to the journal."""
+    note(journal, task_id)
+
+
 @app.task(name='now')
 def now() -> float:
     """Return the current time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ ENDS = [
     ('builtins', 'SystemExit', [1]),
     ('builtins', 'KeyboardInterrupt', []),
     ('celery.exceptions', 'WorkerShutdown', [0]),
+    ('builtins', 'GeneratorExit', []),
 ]
 
 
@@ -56,6 +58,19 @@ def failed(app: Celery, task_id: str, module: str, name: str, args: list[Any]) -
             },
         }
     )
+
+
+class Stopped(BaseException):
+    """An exception of an application, which ends no program."""
+
+
+@pytest.mark.parametrize('serializer', ['json', 'pickle'])
+@pytest.mark.parametrize('error', [Stopped('now'), asyncio.CancelledError('now')], ids=repr)
+def test_other_exceptions_come_back_with_their_class(app: Celery, serializer: str, error: BaseException) -> None:
+    app.conf.update(result_serializer=serializer, result_accept_content=['json', 'pickle'])
+    app.backend.mark_as_failure('t', error)
+    with pytest.raises(type(error), match='now'):
+        app.AsyncResult('t').get(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(('module', 'name', 'args'), ENDS)

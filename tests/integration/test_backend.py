@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -441,11 +442,27 @@ def test_refused_result_becomes_a_failure(backend: CouchDBBackend, queue: Any) -
     assert 'the result of shop.export cannot be stored' in str(meta['result'])
 
 
-def test_refused_failure_is_one_log_line(backend: CouchDBBackend, queue: Any, caplog: pytest.LogCaptureFixture) -> None:
-    backend.mark_as_failure('large', ValueError('x' * 12_000), request=Context(id='large', task='shop.export'))
+def test_newest_progress_is_stored_and_never_replaces_the_end(
+    backend: CouchDBBackend, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, write, written = threading.Event(), backend.store.client.bulk, list[str]()
+
+    def bulk(docs: Sequence[Document], **options: Any) -> list[WriteResult]:
+        go_on.wait(PATIENCE)
+        written.extend(doc['status'] for doc in docs)
+        return write(docs, **options)
+
+    monkeypatch.setattr(backend.store.client, 'bulk', bulk)
+    for number in range(100):  # the task does not wait until they are stored
+        backend.store_result('a', number, 'PROGRESS', request=run('a', 2))
+    go_on.set()
+    assert backend.get_result('a') == 99
+    assert len(written) <= 2
+    backend.mark_as_failure('a', ValueError('no'), request=run('a', 2))
+    backend.store_result('a', 100, 'PROGRESS', request=run('a', 2))
+    assert backend.get_task_meta('a', cache=False)['status'] == 'FAILURE'
     queue.wait()
-    [message] = caplog.messages
-    assert message.startswith('the result of shop.export[large] (FAILURE) is lost: ')
+    assert backend.get_task_meta('a', cache=False)['status'] == 'FAILURE'
 
 
 def test_state_of_an_older_delivery_does_not_replace_a_newer_one(backend: CouchDBBackend, queue: Any) -> None:

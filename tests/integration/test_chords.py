@@ -16,6 +16,8 @@ from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend
+from celery_couchdb.results.documents import ChordPart
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
@@ -223,13 +225,52 @@ def test_error_of_the_part_is_raised_where_it_is_known(site: Site) -> None:
 def test_result_that_was_deleted(site: Site, value: str) -> None:
     parts = site.send('a', 'b')
     end(site.backend(), parts[0], value)
-    site.app.backend.forget(parts[0].id)
+    site.app.AsyncResult(parts[0].id).forget()
+    assert site.app.AsyncResult(parts[0].id).state == states.PENDING
     end(site.backend(), parts[1], 'large' * 1000)
-    if value == 'small':
-        assert site.bodies() == [[['small', 'large' * 1000]]]
-    else:
-        with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} was deleted'):
-            site.app.AsyncResult('the body').get(timeout=PATIENCE)
+    assert site.bodies() == [[[value, 'large' * 1000]]]
+    site.app.AsyncResult(parts[1].id).forget()
+    assert site.left() == []
+
+
+def test_result_that_was_deleted_by_hand(site: Site) -> None:
+    parts = site.send('a', 'b')
+    end(site.backend(), parts[0], 'large' * 1000)
+    site.client.put(deletion(site.client.get(f'celery-task-meta-{parts[0].id}')))
+    end(site.backend(), parts[1])
+    with pytest.raises(ChordError, match=f'result of dependency {parts[0].id} was deleted'):
+        site.app.AsyncResult('the body').get(timeout=PATIENCE)
+
+
+def test_result_is_forgotten_before_its_part_is_stored(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large result and its part are stored in two requests."""
+    parts, worker = site.send('a', 'b'), site.backend()
+    write = worker.store.write
+
+    def write_and_forget(doc: Document, part: ChordPart | None, *args: Any) -> None:
+        write(doc)
+        site.app.backend.forget(parts[0].id)
+        if part:
+            write(part)
+
+    monkeypatch.setattr(worker.store, 'write', write_and_forget)
+    end(worker, parts[0], 'large' * 1000)
+    end(site.backend(), parts[1])
+    assert site.bodies() == [[['large' * 1000, 1]]]
+
+
+def test_result_is_forgotten_while_its_chord_is_completed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, worker = site.send('a', 'b'), site.backend()
+    end(site.backend(), parts[0], 'large' * 1000)
+    read = worker._read_results
+
+    def forget_and_read(task_ids: list[str]) -> dict[str, Document | None]:
+        site.app.backend.forget(parts[0].id)
+        return read(task_ids)
+
+    monkeypatch.setattr(worker, '_read_results', forget_and_read)
+    end(worker, parts[1])
+    assert site.bodies() == [[['large' * 1000, 1]]]
 
 
 def test_part_visible_before_its_result(site: Site) -> None:

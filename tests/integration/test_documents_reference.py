@@ -278,6 +278,8 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
         backend.save_group(f'of {conf}', backend.app.GroupResult('c', []))
     backend.store_result('of a failure', ValueError('no'), 'FAILURE')
     backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
+    part = Context(id='of a part', group='group', group_index=0, chord={'task': 'body'})
+    backend.store_result('of a part', 'x' * 5000, 'SUCCESS', request=part)
     parcel = {'x-parcel': ['parcels', 'order-17', 'of a parcel']}
     backend.store_result('of a parcel', 1, 'SUCCESS', request=Context(id='of a parcel', **parcel))
     backend.set('text', 'mine')

@@ -111,6 +111,15 @@ def test_result_that_cannot_be_decoded_is_listed(app: Celery, results: StoredRes
     assert app.AsyncResult('a').state == 'RETRY'
 
 
+def test_failure_whose_arguments_were_too_large_needs_new_ones(app: Celery, results: StoredResults) -> None:
+    fail(app, 'a')
+    doc = got(results, 'a').document
+    results.client.put({**doc, 'value': {**doc['value'], 'args': "['xxx … xxx']"}})
+    found = got(results, 'a')
+    assert 'its arguments were too large to be stored with its result' in str(refusal(results, found, kwargs={}))
+    assert refusal(results, found, args=[], kwargs={}) is None
+
+
 def test_pickled_failure_is_sent_again(app: Celery, client: Client) -> None:
     app.conf.update(result_serializer='pickle', accept_content=['json', 'pickle'])
     app.backend.store.database.set_up()
