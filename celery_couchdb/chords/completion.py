@@ -184,8 +184,12 @@ class ChordMixin(BaseKeyValueStoreBackend):
     def complete_unfinished_chords(self, ids: list[str]) -> None:
         """Complete the chords with these document ids whose workers were killed before they completed them."""
         for group_id in self.chords.unfinished(ids):
-            if not self.handover.complete_in_pool(group_id, unfinished=True):
-                self.complete_chord(group_id, unfinished=True)
+            self.complete_in_pool(group_id, unfinished=True)
+
+    def complete_in_pool(self, group_id: str, *, unfinished: bool = False) -> None:
+        """Let a process of the pool run `complete_chord`; a process without a pool runs it itself."""
+        if not self.handover.complete_in_pool(group_id, unfinished=unfinished):
+            self.complete_chord(group_id, unfinished=unfinished)
 
     def keep_for_chord(self, doc: Document) -> None:
         """Store the value of a result that is deleted next in its part of a chord, which has no copy of it."""

@@ -52,7 +52,7 @@ class HandOver:
     def __init__(self, backend: Any) -> None:
         self._backend, self._app = backend, backend.app
         self._others = OtherDatabases(self._app)
-        counting = Counting(backend.all_parts_ended, self.complete_in_pool)
+        counting = Counting(backend.all_parts_ended, backend.complete_in_pool)
         self.queue = ResultQueue(backend.store, counting.add, self.refused, self._others)
         self._has_our_broker = False
         #: The consumer of this process, if it is that of a worker.
