@@ -123,7 +123,7 @@ class Chords:
         task_id: str,
         state: str,
         value: Packed | None,
-        request: Packed | None,
+        request: Packed | None = None,
     ) -> ChordPart:
         """Return the document of a part, without storing it.
 
