@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import re
 import uuid
 from base64 import b64encode
@@ -293,8 +294,12 @@ def test_open_pages_end_with_the_session(admin: Browser, app: Celery) -> None:
         assert next(events) == 'change'
         admin.get('/queues')
         admin.post('/logout')
-        app.send_task('t', queue='mail')
-        assert 'end' in events
+        found = set[str]()
+        for _ in range(3):
+            if 'end' not in found:
+                app.send_task('t', queue='mail')
+                found.add(next(events))
+        assert 'end' in found
 
 
 @pytest.mark.parametrize('login', [True, False])
@@ -326,13 +331,13 @@ def test_reader(
     browser = open_page()
     browser.log_in(user, password)
     assert 'read only' not in browser.page.text
-    monkeypatch.setattr(accounts, '_ROLES_SECONDS', 0.0)
+    monkeypatch.setattr(accounts, '_ROLES_SECONDS', math.inf)
     users(user, password, 'celery-reader')
-    wait_for(lambda: 'read only' in browser.get('/queues').text, 'the new role')
-    assert_cannot_act(browser)
     other = Browser(browser.url)
-    other.log_in(user, password)
+    wait_for(lambda: 'read only' in other.log_in(user, password).text, 'the new role at another login')
     assert_cannot_act(other)
+    assert_cannot_act(browser)
+    monkeypatch.setattr(accounts, '_ROLES_SECONDS', 0.0)
     users(user, password)
     wait_for(lambda: 'read only' not in browser.get('/queues').text, 'the old role')
     browser.post('/queues', action='pause', select='mail', confirmed=1)
