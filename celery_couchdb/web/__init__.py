@@ -27,7 +27,8 @@ def create_app(
 
     Users log in as CouchDB users. With `trust_header`, they do not: each request has the header of this name with the
     name of its user, which a proxy has set, and the page reads and acts as the app's CouchDB user. With `login=False`,
-    it does so for everybody on this machine: requests to other names than 127.0.0.1, ::1 and localhost are refused.
+    it does so for everybody on this machine: it refuses requests from other machines, to other names than 127.0.0.1,
+    ::1 and localhost, and with a header of a proxy.
 
     With `read_only`, nobody can change anything; otherwise those cannot who have the CouchDB role `reader_role`. With
     `mask_args`, the arguments and results of tasks are not shown.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs, parse_qsl, quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -18,12 +19,15 @@ from kombu_couchdb.errors import CouchDBError
 from ..audit import who_runs_this
 from .accounts import LoginRefused
 from .actions import check_token
-from .sessions import COOKIE, Session
+from .sessions import Session
 from .site import Site
-from .view import Form, View, link, redirect, wants_json
+from .view import Form, View, redirect, wants_json
 
 #: The maximum size of a form in bytes, and the maximum number of its fields.
 _MAX_FORM_BYTES, _MAX_FIELDS = 2_000_000, 10_000
+
+#: The names of headers that proxies add.
+_FORWARDED = re.compile('x-forwarded-.+|x-real-ip|forwarded|via')
 
 
 def session_of(site: Site, request: Request) -> tuple[Session | None, str | None]:
@@ -31,25 +35,43 @@ def session_of(site: Site, request: Request) -> tuple[Session | None, str | None
 
     *Raises* `HTTPException` with status 403 for requests that nobody may send, and 401 for wrong passwords or tokens.
     """
+    known = _known(site, request.cookies.get(_cookie(request), ''))
     if site.login:
         given = request.headers.get('authorization', '')
-        if given.lower().startswith('bearer ' if site.accounts.by_token else 'basic '):
-            return _program(site, given), None
-        return _known(site, request), None
+        is_ours = given.lower().startswith('bearer ' if site.accounts.by_token else 'basic ')
+        return known or (_program(site, given) if is_ours and _is_program(request) else None), None
     name = _trusted_name(site, request)
-    known = _known(site, request)
     if known and known.name == name:
         return known, None
     session = Session(site.accounts.own, name)
     return session, None if wants_json(request) else site.sessions.begin(session)
 
 
-def _known(site: Site, request: Request) -> Session | None:
-    return site.sessions.find(request.cookies.get(COOKIE, ''))
+def _known(site: Site, secret: str) -> Session | None:
+    """Return the session of this secret, whose user has the roles that CouchDB tells now; None if there is none."""
+    session = site.sessions.find(secret)
+    if session:
+        site.accounts.read_roles(session.account)
+    return session if session and not session.is_over else None
+
+
+def wants_password(request: Request) -> bool:
+    """Tell whether somebody who has not logged in is asked for a password with each request, and not by the form."""
+    return wants_json(request) or request.url.path.endswith('/metrics')
+
+
+def _is_program(request: Request) -> bool:
+    """Tell whether the header `Authorization` of a request is for this page.
+
+    A browser has one for a proxy before the page that asks for a password itself. It is none of CouchDB's, and would
+    count as a wrong one.
+    """
+    is_browser = 'text/html' in request.headers.get('accept', '') or _cookie(request) in request.cookies
+    return wants_password(request) or not is_browser
 
 
 def _program(site: Site, given: str) -> Session:
-    if known := site.sessions.find(given):
+    if known := _known(site, given):
         return known
     try:
         if site.accounts.by_token:
@@ -73,9 +95,14 @@ def _trusted_name(site: Site, request: Request) -> str:
         if len(names) != 1 or not names[0].strip():  # of two, one may be from the browser
             raise HTTPException(403, f'The request needs the header {site.trust_header}, once: use the proxy.')
         return names[0].strip()
-    if not _is_this_machine(request.url.hostname or ''):
-        # The name of another site can lead its visitors' browsers to this machine.
-        raise HTTPException(403, 'Without a login, this page is only for 127.0.0.1, ::1 and localhost.')
+    client = request.client.host if request.client else ''
+    is_forwarded = any(map(_FORWARDED.fullmatch, request.headers))
+    # The name of another site can lead its visitors' browsers to this machine; other machines can send any name.
+    if is_forwarded or not (_is_this_machine(client) and _is_this_machine(request.url.hostname or '')):
+        raise HTTPException(
+            403,
+            'Without a login, this page is only for 127.0.0.1, ::1 and localhost, without a proxy: let users log in.',
+        )
     return who_runs_this()
 
 
@@ -110,7 +137,7 @@ async def form_of(request: Request) -> Form:
 
 def set_cookie(request: Request, response: Response, secret: str, seconds: int | None = None) -> None:
     response.set_cookie(
-        COOKIE,
+        _cookie(request),
         secret,
         max_age=seconds,
         path=request.scope.get('root_path', '') or '/',
@@ -118,6 +145,12 @@ def set_cookie(request: Request, response: Response, secret: str, seconds: int |
         httponly=True,
         samesite='strict',
     )
+
+
+def _cookie(request: Request) -> str:
+    """Return the name of the cookie. It has port and path: browsers send a cookie to all ports, and to paths below."""
+    host, root = request.headers.get('host', ''), request.scope.get('root_path', '')
+    return f'celery_couchdb_{quote(host + root, safe="")}'
 
 
 # -- login
@@ -147,17 +180,10 @@ def _log_in(site: Site, request: Request, form: Form) -> Response:
     except CouchDBError as exc:
         return _login_form(site, request, user, f'{exc}.', 503)
     secret = site.sessions.begin(Session(account, account.user or user))
-    response = Response(status_code=303, headers={'Location': link(request, '/')})
-    if (target := form.get('next', '')) and _is_own(target):
-        path, _, query = target.partition('?')
-        response.headers['Location'] = link(request, path, **dict(parse_qsl(query)))
+    path, _, query = form.get('next', '').partition('?')
+    response = redirect(request, path, **parse_qs(query))
     set_cookie(request, response, secret)
     return response
-
-
-def _is_own(path: str) -> bool:
-    """Tell whether a path leads to this application, and not, as `//host` does, to another one."""
-    return path.startswith('/') and not path.startswith(('//', '/\\')) and path.isprintable() and '\\' not in path
 
 
 def _login_form(site: Site, request: Request, user: str = '', problem: str = '', status: int = 200) -> Response:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from kombu_couchdb.errors import CouchDBError
 
 from .. import audit
 from ..resources.resource import counted
-from .view import Action, ActionOutcome, InputRefused, Page, View
+from .view import Action, ActionOutcome, InputRefused, Page, View, own_path
 
 #: The maximum number of targets that a question names.
 _MAX_NAMED = 5
@@ -90,9 +90,7 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
 def _back(view: View, outcome: ActionOutcome) -> Response:
     """Return to the page, which says what came of it."""
     view.notice(outcome.text, outcome.tone)
-    path = view.request.scope['path'].removeprefix(view.request.scope['root_path'])
-    query = urlencode(parse_qsl(view.form.get('query', '')))
-    return RedirectResponse(view.link(path) + (f'?{query}' if query else ''), 303)
+    return view.redirect(own_path(view.request), **parse_qs(view.form.get('query', '')))
 
 
 def check_token(view: View) -> None:

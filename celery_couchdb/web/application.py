@@ -21,12 +21,12 @@ from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from .. import rooms
-from .access import form_of, log_out, login, session_of, set_cookie
+from .access import form_of, log_out, login, session_of, set_cookie, wants_password
 from .actions import perform
 from .events import events
 from .sessions import Session
 from .site import STATIC, Site
-from .view import Form, Page, View, json_response, link, wants_json
+from .view import Form, Page, View, json_response, link, own_path, wants_json
 
 logger = get_logger(__name__)
 
@@ -99,13 +99,13 @@ def _answering(site: Site, answer: Answer, page: Page | None = None) -> Callable
 
 
 def _must_log_in(site: Site, request: Request) -> Response:
-    if wants_json(request) or request.url.path.endswith('/metrics'):
+    if wants_password(request):
         how = f'the {site.accounts.secret} of a CouchDB user (Bearer)'
         if not site.accounts.by_token:
             how = 'the name and password of a CouchDB user (HTTP Basic)'
         return _unauthorized(site, f'Log in with {how}.')
-    path = _own_path(request) if request.method == 'GET' else '/'
-    target = link(request, '/login', next=path if path != '/' else None)
+    path = own_path(request) + (f'?{request.url.query}' if request.url.query else '')
+    target = link(request, '/login', next=path if request.method == 'GET' and path != '/' else None)
     if 'hx-request' in request.headers:
         return Response(status_code=204, headers={'HX-Redirect': target})
     return Response(status_code=303, headers={'Location': target})
@@ -118,12 +118,6 @@ def _unauthorized(site: Site, text: str) -> Response:
         scheme = 'Basic realm="celery couchdb web", charset="UTF-8"'
     response.headers['WWW-Authenticate'] = scheme
     return response
-
-
-def _own_path(request: Request) -> str:
-    """Return the path of a request within this application, with its query."""
-    path = request.url.path.removeprefix(request.scope.get('root_path', '')) or '/'
-    return path + (f'?{request.url.query}' if request.url.query else '')
 
 
 def _first(view: View) -> Response:

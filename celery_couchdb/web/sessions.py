@@ -1,7 +1,7 @@
 """Sessions of browsers and programs, in the memory of the process: they end with it.
 
 A session ends 12 hours after it began, 30 minutes after its last request (an open page keeps it alive, because it is
-live), when the token of its user ends, and when its user logs out.
+live), when the token of its user ends or CouchDB does not accept the user any more, and when its user logs out.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from .accounts import Account
-
-#: The cookie with the id of the session.
-COOKIE = 'celery_couchdb_session'
 
 #: For how long a session lasts, and for how long without a request or an open page, in seconds.
 _MAX_SECONDS, _MAX_IDLE_SECONDS = 12 * 3600.0, 1800.0

@@ -56,7 +56,7 @@ class View:
         """Return a parameter of the URL."""
         return self.request.query_params.get(name, default)
 
-    def link(self, path: str, **query: Any) -> str:
+    def link(self, path: str, /, **query: Any) -> str:
         """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty.
 
         A value of `query` may be a list.
@@ -68,10 +68,15 @@ class View:
         return self.link(f'/static/{name}', v=self.site.versions.get(name))
 
     @property
+    def path(self) -> str:
+        """The URL of this page without its query."""
+        return self.link(own_path(self.request))
+
+    @property
     def here(self) -> str:
         """The URL of this page."""
         query = self.request.url.query
-        return self.request.url.path + (f'?{query}' if query else '')
+        return self.path + (f'?{query}' if query else '')
 
     def render(self, template: str, status: int = 200, **context: Any) -> Response:
         """Return a page: `template` with this context, the view, and what the last action has left to say."""
@@ -105,7 +110,7 @@ class View:
         """Let the next page say something first."""
         self.session.notices = [*self.session.notices[-4:], (tone, text)]
 
-    def redirect(self, path: str, **query: Any) -> Response:
+    def redirect(self, path: str, /, **query: Any) -> Response:
         """Send the browser to a page of this application."""
         return redirect(self.request, path, **query)
 
@@ -213,19 +218,28 @@ class Page:
     applies: Callable[[Any], bool] = lambda app: True
 
 
-def link(request: Request, path: str, **query: Any) -> str:
-    """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty."""
+def own_path(request: Request) -> str:
+    """Return the path of a request within this application, without its query."""
+    path: str = request.scope['path']
+    return path.removeprefix(request.scope.get('root_path', '')) or '/'
+
+
+def link(request: Request, path: str, /, **query: Any) -> str:
+    """Return the URL of a page, wherever the application is mounted; `query` without what is None or empty.
+
+    It has no host, and browsers read none in it, whatever the path is: it leads to this application.
+    """
     given = {name: value for name, value in query.items() if value not in (None, '', [])}
     root: str = request.scope.get('root_path', '').rstrip('/')
     return (
-        root
-        + quote(path, safe="/~:@!$&'()*+,;=", errors='replace')
+        f'{root}/'
+        + quote(path.lstrip('/'), safe="/~:@!$&'()*+,;=", errors='replace')
         + (f'?{urlencode(given, doseq=True, errors="replace")}' if given else '')
     )
 
 
-def redirect(request: Request, path: str, **query: Any) -> Response:
-    """Send the browser to a page of this application. The address has no host: nobody can lead it elsewhere."""
+def redirect(request: Request, path: str, /, **query: Any) -> Response:
+    """Send the browser to a page of this application, see `link`."""
     return RedirectResponse(link(request, path, **query), 303)
 
 

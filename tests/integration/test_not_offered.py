@@ -184,4 +184,4 @@ def test_page(opened: Open, client: Client, databases: list[str], stack: ExitSta
     browser = Browser(stack.enter_context(served(create_app(app))))
     browser.get('/login')
     browser.log_in('admin', 'secret')
-    assert 'does not offer _session: nobody can log in to the page; start it with' in browser.text
+    assert 'CouchDB does not offer _session: nobody can log in to the page; start it with' in browser.text
