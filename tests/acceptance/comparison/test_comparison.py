@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import celery
 import pytest
 from celery import _state
 
@@ -71,6 +72,28 @@ KNOWN: dict[str, list[str]] = {
 }
 ENDLESS = KNOWN['every task has an outcome, however large its arguments are']
 
+#: What Celery before 5.7 does otherwise, on Redis as well: other results, an order that varies, or none at all. These
+#: scenarios do not run with it, and neither do those of other serializers than JSON.
+OLDER = {
+    'canvas: chain in which a partial fails',
+    'canvas: chain of chords',
+    'canvas: chain of groups',
+    'canvas: chord of chains that end with a group',
+    'canvas: chord that fails before a chain',
+    'canvas: chord that fails before a group',
+    'canvas: chord with a body that is ignored, then a note',
+    'canvas: errback that fails',
+    'canvas: group of none in a chain',
+    'canvas: reject',
+    'canvas: reject in a header',
+    'canvas: replace by a chain with a group',
+    'canvas: replace by a group in a header',
+    'canvas: replace in a group',
+    'canvas: replace with a link',
+    'results: lost process',
+    *(name for name in SCENARIOS if name.startswith('exception')),
+}
+
 OPTIONS = ('broker_transport_options', 'result_backend_transport_options')
 
 WORKER = {'app.py': b'from tests.acceptance.comparison.tasks import of_worker\napp = of_worker()\n'}
@@ -117,6 +140,8 @@ def _line(item: tuple[str, Any]) -> str:
 def check(scene: tuple[Scene, str, str], name: str, request: pytest.FixtureRequest) -> None:
     """Compare the outcome of a scenario with the recorded one."""
     stage, broker, configuration = scene
+    if celery.VERSION[:2] < (5, 7) and (name in OLDER or configuration != 'json'):
+        pytest.skip('redis.json has the outcome with Celery 5.7')
     table = OUTCOMES.setdefault(configuration, {})
     if RECORD and broker == 'redis':
         table[name] = stage.outcome(name)
