@@ -1,6 +1,6 @@
 """Members of databases that are set up have all rights that workers, publishers, monitors and commands need.
 
-The tests are those of other files, run as such a user.
+Most of the tests are those of other files, run as such a user.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from celery import chain, group
+
+from tests.conftest import PATIENCE
 
 from .conftest import Site
-from .test_canvas import test_canvas
 from .test_events import test_events
 from .test_failures import (
     test_failed_tasks_are_listed_and_retried,
@@ -23,7 +25,6 @@ from .test_remote_control import test_inspect_and_control
 from .test_unique import test_job_sent_while_it_runs_and_its_retries_are_one_job
 
 __all__ = [
-    'test_canvas',
     'test_events',
     'test_failed_tasks_are_listed_and_retried',
     'test_inspect_and_control',
@@ -45,3 +46,10 @@ def site(site: Site, member: dict[str, str]) -> Iterator[Site]:
     for worker in site.workers:
         assert 'refused user' not in worker.logs()
         assert member['password'] not in worker.logs()
+
+
+def test_canvas(site: Site) -> None:
+    site.worker()
+    add, total = site.app.signature('add', (1,)), site.app.signature('total')
+    result = chain(add.clone((1,)), group([add] * 30, app=site.app), total, app=site.app).delay()
+    assert result.get(timeout=PATIENCE) == 90

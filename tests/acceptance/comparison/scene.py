@@ -1,0 +1,123 @@
+"""A scene: an app and a worker of one configuration, in which scenarios run, and the outcome of a scenario."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from celery.result import AsyncResult, GroupResult
+
+from tests.patience import PATIENCE
+
+from .canvas import CANVAS, ENDLESS
+from .results import RESULTS, attempt
+from .tasks import Tasks
+from .values import EXCEPTIONS, VALUES, shown
+
+__all__ = ['CONFIGURATIONS', 'SCENARIOS', 'Scene']
+
+#: The settings of the workers, by the serializer of arguments and results.
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    name: {
+        'task_serializer': name,
+        'result_serializer': name,
+        'accept_content': ['json', name],
+        'result_extended': name == 'json',  # as in README
+        'worker_send_task_events': False,
+    }
+    for name in ('json', 'pickle', 'yaml')
+}
+
+#: What differs from run to run, and what replaces it.
+_CHANGING = [(r'Job: \d+', 'Job: N'), (r'\bat 0x[0-9a-f]+', 'at 0x'), (r'celery_test_worker@\w+', 'worker')]
+_ID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+
+
+class Scene(Tasks):
+    """The tasks of an app with a worker, and the file in which they write notes."""
+
+    def notes(self) -> list[str]:
+        """Return what the tasks have noted."""
+        return sorted(self.app.notes.read_text().splitlines())
+
+    def say(self, line: str) -> None:
+        """Note a line for which a task waits."""
+        with self.app.notes.open('a') as file:
+            file.write(line + '\n')
+
+    def outcome(self, name: str, expected: Sequence[Any] = (), patience: float = 1.0) -> Any:
+        """Run a scenario and return its outcome: one that is expected, or one that stays for `patience` seconds.
+
+        `get()` returns before all errbacks have run, and before all members of a group have ended.
+        """
+        self.app.notes.write_text('')
+        read = SCENARIOS[name](self)
+        if not callable(read):
+            return _normal(read)
+        seen, since = None, 0.0
+        while (now := _normal(read())) not in expected and (now != seen or time.monotonic() < since + patience):
+            if now != seen:
+                seen, since = now, time.monotonic()
+            time.sleep(0.02)
+        return now
+
+
+def _normal(outcome: Any) -> Any:
+    """Return the outcome as JSON, with short names in the place of ids."""
+    text = json.dumps(outcome, default=str)
+    for pattern, replacement in _CHANGING:
+        text = re.sub(pattern, replacement, text)
+    names: dict[str, str] = {}
+    return json.loads(_ID.sub(lambda found: names.setdefault(found[0], f'id{len(names) + 1}'), text))
+
+
+def _canvas(make: Callable[[Any], Any], scene: Scene, *, ends: bool) -> Callable[[], Any]:
+    """Send a signature, and return a function that reads the outcome."""
+    sent: list[Any] = []
+    error = attempt(lambda: sent.append(make(scene).apply_async()))
+    if not sent:
+        return lambda: error
+    [result] = sent
+    got = attempt(result.get, timeout=PATIENCE) if ends and result is not None else None
+    return lambda: {'get': got, 'results': list(_lines(result, set())), 'notes': scene.notes()}
+
+
+def _lines(result: Any, seen: set[str]) -> Iterator[str]:
+    """Return a line for each result to which one leads: parents first, then itself, then children."""
+    if result is None or result.id in seen:
+        return
+    seen.add(result.id)
+    yield from _lines(result.parent, seen)
+    below = result.results if isinstance(result, GroupResult) else (result.children or [])
+    about = 'group' if isinstance(result, GroupResult) else f'{result.state} {shown(result.result)}'
+    yield f'{result.id} {about}' + (f' > {" ".join(child.id for child in below)}' if below else '')
+    for child in below:
+        yield from _lines(child, seen)
+
+
+def _value(kind: str, scene: Scene) -> Any:
+    """Return what comes back of a value that a task returns, and of one that is also sent to it."""
+    returned = attempt(lambda: scene.value.delay(kind).get(timeout=PATIENCE))
+    sent = attempt(lambda: scene.same.delay(VALUES[kind]).get(timeout=PATIENCE))
+    return [returned, 'the same' if sent == returned else sent]
+
+
+def _exception(kind: str, scene: Scene) -> Any:
+    result = scene.throw.delay(kind)
+    raised = attempt(result.get, timeout=PATIENCE)
+    fresh = AsyncResult(result.id, app=scene.app)
+    stored = f'raises {shown(fresh.result)}'
+    return [raised, 'the same' if stored == raised else stored, fresh.state, (fresh.traceback or '').count('\n') > 1]
+
+
+SCENARIOS: dict[str, Callable[[Scene], Any]] = {
+    **{f'canvas: {name}': partial(_canvas, make, ends=True) for name, make in CANVAS.items()},
+    **{f'canvas: {name}': partial(_canvas, make, ends=False) for name, make in ENDLESS.items()},
+    **{f'results: {name}': function for name, function in RESULTS.items()},
+    **{f'value: {name}': partial(_value, name) for name in VALUES},
+    **{f'exception: {name}': partial(_exception, name) for name in EXCEPTIONS},
+}
