@@ -162,6 +162,7 @@ class ResultQueue:
                 self._sent[result.id] = None
             return taken
         with self._changed:
+            self._take_in()  # what a child has sent of the same task comes first
             while self._is_full() and self._is_running and not self._relay.serves_children and not self._gives_up():
                 self._changed.wait(_CHECK_SECONDS)
             self._add(result)
