@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from celery import current_app, signals, states
@@ -24,7 +24,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from kombu_couchdb.couchdb.shapes import maybe, members, text
 from kombu_couchdb.documents.idempotency import idempotent
-from kombu_couchdb.errors import RETRIED, ServerUnavailable
+from kombu_couchdb.errors import RETRIED, CouchDBError, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from ..options import ResultOptions
@@ -32,7 +32,7 @@ from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pa
 from ..results.result_store import ResultStore
 from ..rooms import hooks
 from ..waiting.awaited import tasks_in
-from .counter import LAG_SECONDS, Chords
+from .counter import LAG_SECONDS, Chords, Claimed
 
 logger = get_logger(__name__)
 
@@ -40,9 +40,8 @@ logger = get_logger(__name__)
 #: needs no other document.
 _MAX_COPY_BYTES = 4096
 
-#: A chord whose processes were killed this number of times while they completed it fails without its errbacks, which
-#: may be the reason.
-_MAX_CLAIMS = 3
+#: Errbacks that have ended this number of processes do not run again.
+_MAX_ERRBACKS = 3
 
 #: What is not copied of a request: it may be large, or has a meaning only while the task runs.
 _NOT_COPIED = frozenset(
@@ -132,7 +131,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
         else:
             is_complete = self.all_parts_ended(group_id, [part_id])
         if is_complete and not (get_current_task() is None and self.handover.complete_in_pool(group_id)):
-            self._complete(group_id, maybe_signature(request.chord, app=self.app))
+            self.complete_chord(group_id, maybe_signature(request.chord, app=self.app))
 
     def all_parts_ended(self, group_id: str, part_ids: list[str]) -> bool:
         """Count parts that were stored just now; return whether all parts have ended, and the chord is to be completed.
@@ -155,31 +154,33 @@ class ChordMixin(BaseKeyValueStoreBackend):
             return False
         return True
 
-    def complete_chord(self, group_id: str, *, unfinished: bool = False) -> None:
-        """Complete a chord whose parts have all ended, as its last part would do it, unless another process does.
+    def complete_chord(self, group_id: str, body: Any = None, *, unfinished: bool = False) -> None:
+        """Complete a chord whose parts have all ended, unless another process does. Errors are logged.
 
-        With `unfinished`, also one whose worker was killed while it completed the chord.
+        `body` is given in the task of its last part; without it, this runs as the end of a part. With `unfinished`,
+        also a chord whose process was killed while it completed the chord.
         """
+        claimed = None
         try:
             claimed = self.chords.claim(group_id, ordered=self.options.result_chord_ordered, unfinished=unfinished)
-        except RETRIED as exc:
-            logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
-            return
-        if claimed is None:
-            return
-        chord, parts = claimed
-        if unfinished:
-            logger.warning('chord %s was not completed by its last worker; this worker completes it', group_id)
-        try:
-            body = maybe_signature(self.decode(unpack(chord.get('body')))['body'], app=self.app)
-            with self._request_of(max(parts, key=_date_of)):
-                self._complete_claimed(group_id, chord, parts, body)
+            if claimed is None:
+                return
+            if unfinished:
+                logger.warning('chord %s was not completed by its last worker; this worker completes it', group_id)
+            if body is not None:
+                self._complete(group_id, claimed, body)
+                return
+            body = maybe_signature(self.decode(unpack(claimed.chord.get('body')))['body'], app=self.app)
+            with self._request_of(max(claimed.parts, key=_date_of)):
+                self._complete(group_id, claimed, body)
         except RETRIED as exc:
             logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
         except Exception as exc:  # one of its documents cannot be decoded
             reason = f'{type(exc).__name__}: {exc}'
             logger.error('chord %s cannot be completed, and is left until it expires: %.300s', group_id, reason)
-            self.chords.set_aside(chord)
+            if claimed is not None:
+                with suppress(CouchDBError):
+                    self.chords.set_aside(claimed.chord)
 
     def complete_unfinished_chords(self, ids: list[str]) -> None:
         """Complete the chords with these document ids whose workers were killed before they completed them."""
@@ -266,36 +267,24 @@ class ChordMixin(BaseKeyValueStoreBackend):
                     raise
                 time.sleep(LAG_SECONDS)
 
-    def _complete(self, group_id: str, body: Any) -> None:
-        """Complete a chord in the task of its last part."""
-        try:
-            claimed = self.chords.claim(group_id, ordered=self.options.result_chord_ordered)
-        except RETRIED as exc:
-            logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
-            return
-        if claimed is not None:
-            self._complete_claimed(group_id, *claimed, body)
-
-    def _complete_claimed(self, group_id: str, chord: Chord, parts: list[Document], body: Any) -> None:
+    def _complete(self, group_id: str, claimed: Claimed, body: Any) -> None:
         """Send the body, or store its failure. After an error of the server, a sweep claims the chord again."""
-        with self.chords.renewing(chord):
-            has_ended = self._send_body(group_id, chord, parts, body)
+        with self.chords.renewing(claimed.chord):
+            has_ended = self._send_body(group_id, claimed, body)
         if has_ended:
-            self._finish(group_id, chord)
+            self._finish(group_id, claimed.chord)
 
-    def _send_body(self, group_id: str, chord: Chord, parts: list[Document], body: Any) -> bool:
+    def _send_body(self, group_id: str, claimed: Claimed, body: Any) -> bool:
         """Send the body, or store its failure; return False if another process completes the chord."""
-        claims = chord.get('claims', 1)
+        chord, is_repeated = claimed.chord, claimed.is_repeated
         try:
             try:
-                if claims > 1 and self.store.read(self.get_key_for_task(str(body.id))) is not None:
+                if is_repeated and self.store.read(self.get_key_for_task(str(body.id))) is not None:
                     return True  # the body has a result, so it was sent
-                if claims > _MAX_CLAIMS:
-                    raise ChordError(f'{_MAX_CLAIMS} processes ended while they completed chord {group_id}')
-                results = self._join(group_id, chord, parts)
+                results = self._join(group_id, chord, claimed.parts)
                 # If this worker is killed now, another one sends the body again. With our own transport, the second
                 # message has the same id, so the body is published once.
-                with idempotent(f'{group_id}:{chord.get("run")}', repeated=claims > 1):
+                with idempotent(f'{group_id}:{chord.get("run")}', repeated=is_repeated):
                     body.delay(results)
             except (OperationalError, SoftTimeLimitExceeded, *RETRIED) as exc:
                 if chord.get('body'):
@@ -308,11 +297,21 @@ class ChordMixin(BaseKeyValueStoreBackend):
             # Inside the except block, because Celery reads the current traceback.
             error = exc if isinstance(exc, ChordError) else _chord_error(f'Callback error: {exc!r}', exc)
             logger.error('chord %s fails: %s', group_id, error)
-            if claims > _MAX_CLAIMS:
-                body = body.clone()
-                body.options.pop('link_error', None)
-            self.chord_error_from_stack(body, error)
+            self.chord_error_from_stack(self._with_errbacks(chord, body), error)
         return True
+
+    def _with_errbacks(self, chord: Chord, body: Any) -> Any:
+        """Note that the errbacks of a body run; return the body without them if they have ended several processes."""
+        if not body.options.get('link_error'):
+            return body
+        chord['errbacks'] = int(chord.get('errbacks') or 0) + 1
+        if chord['errbacks'] <= _MAX_ERRBACKS:
+            self.chords.renew(chord)
+            return body
+        logger.error('the errbacks of chord %s have ended %d processes, and do not run', chord['_id'], _MAX_ERRBACKS)
+        body = body.clone()
+        body.options.pop('link_error')
+        return body
 
     def _finish(self, group_id: str, chord: Chord) -> None:
         # A worker that has lost its claim must not delete the group: the worker with the claim still needs it.

@@ -18,8 +18,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
-from typing import Any, TypeGuard
+from threading import Event, Lock, Thread
+from typing import Any, NamedTuple, TypeGuard
 
 from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number, text
 from kombu_couchdb.documents.idempotency import is_repeated
@@ -50,6 +50,14 @@ _LAST_INDEX = 99_999_999
 _ATTEMPTS = 100
 
 
+class Claimed(NamedTuple):
+    """A chord that the caller completes, its parts, and whether another process has begun to complete it."""
+
+    chord: Chord
+    parts: list[Document]
+    is_repeated: bool
+
+
 class Chords:
     """The chords of one result database.
 
@@ -60,6 +68,7 @@ class Chords:
 
     def __init__(self, store: ResultStore, prefix: str, lifetime: float | None, takeover_after: float) -> None:
         self._store, self._prefix, self._lifetime, self._takeover_after = store, prefix, lifetime, takeover_after
+        self._renewal = Lock()
         self._known: Recent[Chord] = Recent(_REMEMBERED_CHORDS)
         #: By group id: the number of parts, and the number of the database's last write, when they were counted.
         self._counted: Recent[tuple[int, int]] = Recent(_REMEMBERED_CHORDS)
@@ -191,8 +200,8 @@ class Chords:
             return self.is_complete(group_id, parts)
         return complete
 
-    def claim(self, group_id: str, *, ordered: bool, unfinished: bool = False) -> tuple[Chord, list[Document]] | None:
-        """Claim a chord whose parts are all stored; return its document and its parts, see `parts`, or None.
+    def claim(self, group_id: str, *, ordered: bool, unfinished: bool = False) -> Claimed | None:
+        """Claim a chord whose parts are all stored; return None if the caller has no claim. `ordered`: see `parts`.
 
         With `unfinished`, also one that was claimed, but has not changed for `takeover_after` seconds.
         """
@@ -205,10 +214,13 @@ class Chords:
             ):
                 return None
             parts = self.parts(group_id, ordered=ordered)
-            if len(parts) < size_of(chord):  # one was added, or is not visible yet in a cluster
+            if len(parts) < size_of(chord) and self._store.client.is_cluster():
+                time.sleep(LAG_SECONDS)  # another process has counted them, perhaps in another node
+                parts = self.parts(group_id, ordered=ordered)
+            if len(parts) < size_of(chord):  # one was added
                 return None
             if claimed := self._claim(chord):
-                return claimed, parts
+                return Claimed(claimed, parts, bool(chord.get('claimed')))
         return None
 
     def has_claim(self, chord: Chord) -> bool:
@@ -224,8 +236,7 @@ class Chords:
         def renew() -> None:
             while not end.wait(self._takeover_after / 3):
                 with suppress(CouchDBError):
-                    if rev := self._put(chord):
-                        chord['_rev'] = rev
+                    self.renew(chord)
 
         thread = Thread(target=renew, name='celery-couchdb-claim', daemon=True)
         thread.start()
@@ -234,6 +245,12 @@ class Chords:
         finally:
             end.set()
             thread.join()
+
+    def renew(self, chord: Chord) -> None:
+        """Write a claimed chord as it is now, unless another process has the claim."""
+        with self._renewal:
+            if rev := self._put(chord):
+                chord['_rev'] = rev
 
     def finish(self, group_id: str, chord: Chord) -> bool:
         """Mark a claimed chord as sent and delete its documents, itself last; False if another worker has the claim."""
@@ -308,7 +325,7 @@ class Chords:
         return chord['date'] <= self._now() - self._takeover_after
 
     def _claim(self, chord: Chord) -> Chord | None:
-        claimed: Chord = {**chord, 'claimed': uuid.uuid4().hex, 'claims': int(chord.get('claims') or 0) + 1}
+        claimed: Chord = {**chord, 'claimed': uuid.uuid4().hex}
         claimed = stamp(claimed, self._now(), self._lifetime)
         rev = self._store.claim(claimed)
         return {**claimed, '_rev': rev} if rev else None
@@ -360,7 +377,7 @@ _has_sound_members = members(
     date=number,
     body=maybe(members()),
     claimed=maybe(text),
-    claims=maybe(number),
+    errbacks=maybe(number),
 )
 
 

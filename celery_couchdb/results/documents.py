@@ -105,8 +105,8 @@ class Value(Packed, _Stored):
 class _ChordOptions(_Expiring, total=False):
     #: A random id of this run: the same chord may be sent a second time.
     run: str
-    #: How often it was claimed.
-    claims: int
+    #: How often its errbacks were about to run.
+    errbacks: int
 
 
 class Chord(_ChordOptions):
