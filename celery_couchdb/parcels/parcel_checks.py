@@ -21,6 +21,7 @@ from celery.app.amqp import AMQP
 from celery.app.task import Context, Task
 from kombu.exceptions import DecodeError
 from kombu.serialization import prepare_accept_content
+from kombu.utils.json import dumps, loads
 
 from kombu_couchdb.documents import validation
 from kombu_couchdb.documents.body import decoded, loaded
@@ -142,8 +143,11 @@ def call_in(doc: Mapping[str, Any], accept: Accept, default_id: str) -> Call:
         raise ParcelRefused('args must be a list and kwargs an object')
     try:
         check_value('the arguments', [args, kwargs])
+        loads(dumps([args, kwargs]))  # the worker decodes them: an object with `__type__` may fail
     except Unstorable as exc:
         raise ParcelRefused(str(exc)) from exc
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as exc:
+        raise ParcelRefused(f'the arguments cannot be read: {exc}'[:500]) from exc
     options: dict[str, Any] = {'task_id': default_id if doc.get('id') is None else doc['id']}
     if options['task_id'] != default_id and not is_id(options['task_id']):
         raise ParcelRefused(f'id must be {ID}')
