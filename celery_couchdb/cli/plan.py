@@ -20,12 +20,15 @@ _COLUMNS = [
     *(Column(name, name, rate_cell, right=True) for name in Units._fields),
 ]
 
+#: The maximum of tasks per second, and of workers. No service has as many units.
+_MOST = 10**9
+
 
 @click.command('plan')
+@click.option('--tasks-per-second', 'tasks', required=True, type=float, help='On average, when most are sent.')
 @click.option(
-    '--tasks-per-second', 'tasks', required=True, type=click.FloatRange(min=0), help='On average, when most are sent.'
+    '--workers', default=1, show_default=True, type=click.IntRange(1, _MOST), help='Not counting their processes.'
 )
-@click.option('--workers', default=1, show_default=True, type=click.IntRange(1), help='Not counting their processes.')
 @click.option('--results/--no-results', default=None, help='Whether results are stored.')
 @click.option('--events/--no-events', default=None, help='Whether a monitor such as Flower receives events.')
 @json_option
@@ -38,6 +41,8 @@ def command(
     The command sends no request. What the options leave open is as in the app's settings: task_ignore_result,
     task_track_started, worker_send_task_events and the transport option keep_done.
     """
+    if not 0 <= tasks <= _MOST:  # click's ranges accept nan
+        raise click.BadParameter(f'it must be a number from 0 to {_MOST:,}.', param_hint='--tasks-per-second')
     load = _load(app_of(ctx), tasks, workers, results, events)
     parts, total = load.parts(), load.total()
     if as_json:

@@ -10,14 +10,18 @@ but when and how their own tasks are sent.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
+from inspect import signature as parameters_of
 from typing import Any, NamedTuple
 
-from celery.app.task import Context
+from celery import Celery
+from celery.app.amqp import AMQP
+from celery.app.task import Context, Task
 from kombu.exceptions import DecodeError
 from kombu.serialization import prepare_accept_content
+from kombu.utils.json import dumps, loads
 
 from kombu_couchdb.documents import validation
 from kombu_couchdb.documents.body import decoded, loaded
@@ -50,8 +54,11 @@ RESERVED = (PARCEL, FROM_REGION, GIVER, 'headers')
 
 #: Other headers that a publisher may not set. Those of limits and of unique jobs concern the tasks of others, too. Each
 #: header becomes an attribute of Celery's request: `callbacks`, `chain` and others of them say what the worker does
-#: next. Celery writes only those in `HEADERS` into headers.
-_FORBIDDEN = {JOB_KEY, CONCURRENCY_KEY, CONCURRENCY_LIMIT, RATE_KEY} | {*dir(Context)} - HEADERS.keys()
+#: next. Celery writes only those in `HEADERS` into headers. Time limits are attributes since Celery 5.7, which a worker
+#: may have although the mover has an older one.
+_FORBIDDEN = {JOB_KEY, CONCURRENCY_KEY, CONCURRENCY_LIMIT, RATE_KEY, 'time_limit', 'soft_time_limit'} | (
+    {*dir(Context)} - HEADERS.keys()
+)
 
 #: Headers that Celery only prints. The mover makes them printable: they contain line breaks if the arguments do.
 PRINTED = frozenset({'argsrepr', 'kwargsrepr'})
@@ -68,9 +75,17 @@ _DESTINATIONS = ('exchange', 'queue', 'routing_key')
 #: Options of a signature that contain signatures.
 _LINKS = ('chain', 'chord', 'link', 'link_error')
 
+#: Members of stored results. With `result_extended`, a stamp of the same name replaces them.
+_OF_RESULTS = ('status', 'result', 'traceback', 'children', 'date_done', 'worker')
+
 #: What stamps may not be called. A retry gives each stamp to Celery's `apply_async`, as an option of that name: a stamp
 #: `stamped_headers` would replace the list of stamps, and those called `chain` or `task_id`, for example, would act.
-_NOT_STAMPS = {*Context().as_execution_options(), *OPTIONS, *_LINKS, *RESERVED, *_FORBIDDEN}
+_NOT_STAMPS = {
+    *parameters_of(Task.apply_async).parameters,
+    *parameters_of(Celery.send_task).parameters,
+    *parameters_of(AMQP.as_task_v2).parameters,
+    *(*Context().as_execution_options(), *HEADERS, *OPTIONS, *_LINKS, *RESERVED, *_FORBIDDEN, *_OF_RESULTS),
+}
 
 #: What a publisher may choose as a name or an id.
 _LINE = 'printable text of at most 255 characters'
@@ -128,8 +143,11 @@ def call_in(doc: Mapping[str, Any], accept: Accept, default_id: str) -> Call:
         raise ParcelRefused('args must be a list and kwargs an object')
     try:
         check_value('the arguments', [args, kwargs])
+        loads(dumps([args, kwargs]))  # the worker decodes them: an object with `__type__` may fail
     except Unstorable as exc:
         raise ParcelRefused(str(exc)) from exc
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as exc:
+        raise ParcelRefused(f'the arguments cannot be read: {exc}'[:500]) from exc
     options: dict[str, Any] = {'task_id': default_id if doc.get('id') is None else doc['id']}
     if options['task_id'] != default_id and not is_id(options['task_id']):
         raise ParcelRefused(f'id must be {ID}')
@@ -191,6 +209,8 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
     for name, value in own.items():
         if reason := wrong_header(name, value):
             raise ParcelRefused(reason)
+    if not (own.get('stamps') or {}).keys() <= {*(own.get(STAMPS) or ())}:  # Celery before 5.7 obeys the others, too
+        raise ParcelRefused(f'the header stamps has names that are not in {STAMPS}')
     accepted = prepare_accept_content(set(content) - UNSAFE_CONTENT)
     if message.get('content-type') not in accepted:  # kombu also decodes `application/data`, whatever is accepted
         raise ParcelRefused(f'the content type {message.get("content-type")!r:.80} is not accepted')
@@ -278,7 +298,7 @@ def wrong_header(name: Any, value: Any) -> str | None:
         return None
     if name not in PRINTED and isinstance(value, str) and not is_line(value):
         return f'the header {name} must be {_LINE}'
-    return type_flaw(name, value) or (_wrong_stamps(value) if name == STAMPS else None)
+    return type_flaw(name, value) or (_wrong_stamps(value) if name in (STAMPS, 'stamps') else None)
 
 
 def _wrong_options(options: dict[str, Any]) -> str | None:
@@ -304,7 +324,7 @@ def _wrong_options(options: dict[str, Any]) -> str | None:
     return None
 
 
-def _wrong_stamps(names: list[str] | None) -> str | None:
+def _wrong_stamps(names: Iterable[str] | None) -> str | None:
     """Return which of these names a publisher may not give to a stamp; None if it may choose all of them."""
     for name in names or ():
         if name in _NOT_STAMPS or name in (REGION_HEADER, REGION_PROPERTY):

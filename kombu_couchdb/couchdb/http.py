@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from itertools import accumulate
+from math import isnan
 from typing import Any, TypedDict
 from urllib.parse import quote, urlencode
 
@@ -435,7 +436,8 @@ def _retry_after_seconds(retry_after: str | None, now: float) -> float:
     several errors for values that are neither.
     """
     try:
-        return float(retry_after or 0)
+        seconds = float(retry_after or 0)
+        return 0.0 if isnan(seconds) else seconds  # a pause until `nan` would be none for all threads
     except ValueError:
         pass
     try:

@@ -74,6 +74,13 @@ def test_no_tasks_fit_into_the_smallest_plan() -> None:
     assert any(line.startswith('The plan Lite suffices.') for line in lines)
 
 
+@pytest.mark.parametrize('tasks', ['nan', 'inf', '-inf', '1e308', '-1'])
+def test_a_number_of_tasks_that_no_service_has_is_refused(tasks: str) -> None:
+    done = command_of(Celery(set_as_current=False, broker=BROKER))('plan', '--tasks-per-second', tasks)
+    assert done.exit_code == 2
+    assert 'it must be a number from 0 to 1,000,000,000' in done.stderr
+
+
 def test_the_broker_may_be_another_one() -> None:
     app = Celery(set_as_current=False, broker='memory://', backend=RESULTS)
     assert command_of(app)('plan', '--tasks-per-second', '1').exit_code == 0

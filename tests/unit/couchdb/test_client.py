@@ -347,6 +347,13 @@ def test_refused_request_is_sent_again_by_the_same_call(peer: Peer, paced: Clien
     assert len(peer.seen) == 3
 
 
+def test_refused_request_waits_no_longer_than_the_time_limit_of_a_response(peer: Peer, paced: Client) -> None:
+    paced.http.nodes[0].timeouts = (2.0, 2.0)
+    peer.responses = [respond({'error': 'too_many_requests'}, 429, Retry_After='3600'), respond(DOC)]
+    with time_limit(60):
+        assert paced.get('x')['_id'] == 'x'
+
+
 def test_time_limit_of_the_caller_ends_the_wait(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 60.0)
     peer.responses = [REFUSAL, respond(DOC)]

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from kombu.utils.json import dumps, loads
 
 from kombu_couchdb.documents import task_message, validation
@@ -69,6 +70,14 @@ def test_header_of_a_task_has_its_type(name: str, accepted: list[Any]) -> None:
         assert (reason is None) == (value in accepted and not (value is True and True not in accepted)), value
         assert flaw({name: value} if name != 'task' else {}) is None  # not a task of protocol 2
     assert (flaw({**TASK, name: None}) is None) == (name not in TASK)
+
+
+def test_header_that_replaces_a_function_of_celerys_request_is_a_flaw() -> None:
+    """Celery's worker calls it for each message, outside the task: the worker would end with a TypeError."""
+    headers = {**TASK, '_get_custom_headers': 'x'}
+    with pytest.raises(TypeError, match='not callable'):
+        Context(headers)
+    assert 'the header _get_custom_headers is not for messages' in (flaw(headers) or '')
 
 
 @pytest.mark.parametrize('headers', [{'task': 'resize'}, {'task': 5, 'expires': 60}, {'id': 7, 'timelimit': 'x'}])
