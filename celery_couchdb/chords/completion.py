@@ -171,7 +171,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
                 self._complete(group_id, claimed, body)
                 return
             body = maybe_signature(self.decode(unpack(claimed.chord.get('body')))['body'], app=self.app)
-            with self._request_of(max(claimed.parts, key=_date_of)):
+            with self._request_of(group_id, max(claimed.parts, key=_date_of)):
                 self._complete(group_id, claimed, body)
         except RETRIED as exc:
             logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
@@ -229,11 +229,12 @@ class ChordMixin(BaseKeyValueStoreBackend):
         return None
 
     @contextmanager
-    def _request_of(self, part: Document) -> Iterator[None]:
+    def _request_of(self, group_id: str, part: Document) -> Iterator[None]:
         """Run as the task `celery.chord_unlock` with the request of a part, as far as it is stored.
 
         Other backends of Celery use this task for the same. The signals before and after a task let an application
-        prepare what belongs to the request, such as the schema of a tenant, and close its connections.
+        prepare what belongs to the request, such as the schema of a tenant, and close its connections. Their `task_id`
+        is the id of the chord's group: the part itself does not run again.
         """
         try:
             found = self.decode(unpack(part.get('request')))['request']
@@ -243,7 +244,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
         request = request or Context(id=part['task_id'])
         request.update(called_directly=False, args=request.args or (), kwargs=request.kwargs or {})
         task = self.app.tasks['celery.chord_unlock']
-        about: dict[str, Any] = {'task_id': request.id, 'task': task, 'args': request.args, 'kwargs': request.kwargs}
+        about: dict[str, Any] = {'task_id': group_id, 'task': task, 'args': request.args, 'kwargs': request.kwargs}
         _task_stack.push(task)
         task.request_stack.push(request)
         try:

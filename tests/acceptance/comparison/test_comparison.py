@@ -62,6 +62,8 @@ OLDER = {
     'canvas: chord that fails before a chain',
     'canvas: chord that fails before a group',
     'canvas: chord with a body that is ignored, then a note',
+    'canvas: errback on a chord in a chain',
+    'canvas: errback on a chord whose body is a group',
     'canvas: errback that fails',
     'canvas: group of none in a chain',
     'canvas: reject',
