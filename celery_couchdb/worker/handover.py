@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -57,8 +56,8 @@ class HandOver:
         self._has_our_broker = False
         #: The consumer of this process, if it is that of a worker.
         self._consumer: Any = None
-        #: By thread: when its last part of a chord has ended.
-        self._last_part = threading.local()
+        #: When the last part of a chord has ended in this process.
+        self._last_part_at = float('-inf')
 
     def open(self, consumer: Any = None, *, serve_children: bool) -> None:
         """Hand over from now on; with `serve_children`, also in children that are forked from now on.
@@ -115,7 +114,7 @@ class HandOver:
         finally:
             if end is not None:
                 end.close()
-            self._last_part.ended = time.monotonic()
+            self._last_part_at = time.monotonic()
 
     def complete_in_pool(self, group_id: str, *, unfinished: bool = False) -> bool:
         """Complete a chord in a process of the pool; return False if this process has none."""
@@ -125,7 +124,7 @@ class HandOver:
         return True
 
     def _is_flowing(self) -> bool:
-        return time.monotonic() - getattr(self._last_part, 'ended', float('-inf')) < _FLOW_SECONDS
+        return time.monotonic() - self._last_part_at < _FLOW_SECONDS
 
     def store_elsewhere(self, doc: Result, task_id: str, request: Any, sender: Any) -> bool:
         """Store a result in the databases that optional rooms name; return whether it is to be stored here, too.
