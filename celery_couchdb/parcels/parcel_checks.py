@@ -143,11 +143,13 @@ def call_in(doc: Mapping[str, Any], accept: Accept, default_id: str) -> Call:
         raise ParcelRefused('args must be a list and kwargs an object')
     try:
         check_value('the arguments', [args, kwargs])
-        loads(dumps([args, kwargs]))  # the worker decodes them: an object with `__type__` may fail
+        read = loads(dumps([args, kwargs]))  # the worker decodes them: an object with `__type__` may fail
     except Unstorable as exc:
         raise ParcelRefused(str(exc)) from exc
     except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as exc:
         raise ParcelRefused(f'the arguments cannot be read: {exc}'[:500]) from exc
+    if not isinstance(read[1], dict):  # the whole object was a date, for example
+        raise ParcelRefused('args must be a list and kwargs an object')
     options: dict[str, Any] = {'task_id': default_id if doc.get('id') is None else doc['id']}
     if options['task_id'] != default_id and not is_id(options['task_id']):
         raise ParcelRefused(f'id must be {ID}')

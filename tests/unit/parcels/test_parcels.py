@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
+from celery.exceptions import Reject, Retry
 from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
@@ -254,6 +255,10 @@ def test_call_with_arguments_that_no_worker_can_decode_is_refused(value: Any) ->
     for arguments in ({'args': [value]}, {'kwargs': {'deep': [{'er': value}]}}):
         with pytest.raises(ParcelRefused, match='the arguments cannot be read'):
             call_in({'_id': 'a', 'task': 'add', **arguments}, ACCEPT, 'b')
+    date = {'__type__': 'datetime', '__value__': '2030-01-01'}
+    assert call_in({'_id': 'a', 'task': 'add', 'args': [date]}, ACCEPT, 'b').args == [date]
+    with pytest.raises(ParcelRefused, match='kwargs an object'):
+        call_in({'_id': 'a', 'task': 'add', 'kwargs': date}, ACCEPT, 'b')
 
 
 @pytest.mark.parametrize('listed', [{}, {'stamped_headers': None}, {'stamped_headers': ['who']}])
@@ -261,6 +266,44 @@ def test_stamps_that_are_not_listed_are_refused(listed: dict[str, Any]) -> None:
     headers = {'task': 'add', 'id': 'a', 'stamps': {'customer': 'x'}, **listed}
     with pytest.raises(ParcelRefused, match='names that are not in stamped_headers'):
         checked({'message': message(headers=headers)}, None, ACCEPT, ['json'])
+
+
+def sent_by_a_retry(headers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the task of the message that a retry publishes, and `subtract` if that is to follow."""
+    app = Celery('worker', set_as_current=False, broker='memory://', backend='cache+memory://')
+
+    @app.task(name='add', shared=False)
+    def add() -> None: ...
+
+    task = app.tasks['add']
+    sent = list[tuple[str, str]]()
+    monkeypatch.setattr(
+        Producer, 'publish', lambda self, body, **more: sent.append((more['headers']['task'], dumps(body[2])))
+    )
+    task.push_request(**{**headers, 'args': [], 'kwargs': {}, 'called_directly': False, 'delivery_info': {}})
+    try:  # an error harms only the task of the publisher
+        with suppress(Retry, Reject, LookupError, TypeError, ValueError):
+            task.retry(countdown=0)
+    finally:
+        task.pop_request()
+    return {name for name, _ in sent} | {'subtract' for _, embedded in sent if 'subtract' in embedded}
+
+
+@pytest.mark.parametrize('name', sorted({*Context().as_execution_options(), 'stamps', 'queue', 'mine'}))
+@pytest.mark.parametrize('place', ['header', 'stamp', 'stamp without a name'])
+def test_retry_of_what_is_accepted_runs_no_other_task(name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a retry copies from headers depends on the version of Celery: this runs with each of them."""
+    other: Any = signature('subtract')
+    value = {'chord': other, 'headers': {'task': 'subtract'}, 'chain': [other], 'link': [other], 'link_error': [other]}
+    given = {name: value.get(name, 'subtract')}
+    if place != 'header':
+        given = {'stamps': given, 'stamped_headers': [name] if place == 'stamp' else []}
+    headers = {'task': 'add', 'id': 'a', **given}
+    with suppress(ParcelRefused):
+        accepted = checked({'message': message(headers=headers)}, None, ACCEPT, ['json'])['headers']
+        assert sent_by_a_retry(accepted, monkeypatch) <= {'add'}
+    if (name, place) == ('chain', 'header'):  # that was refused: Celery obeys it
+        assert sent_by_a_retry(headers, monkeypatch) == {'add', 'subtract'}
 
 
 def test_time_limits_and_retries_are_those_of_the_task() -> None:
