@@ -185,20 +185,19 @@ class Chords:
         `parts` are the ids of parts that were stored just before. If the chord was completed, they are late duplicates,
         and are deleted.
         """
-        chord = self._known.get(group_id) or self._store.current(self._prefix + group_id)
-        if chord is None and self._store.known([self._prefix + group_id]):
-            for part in parts:
-                self._store.delete(part)
-        if chord is None or not is_sound(chord) or chord.get('claimed'):
-            return False  # not sound: its size is not known while its header is sent
-        self._remember(group_id, chord)
-        complete = self._is_complete(group_id, size_of(chord))
-        if complete is not False:
-            self._counted.pop(group_id, None)
-        if complete is None:  # it was completed
-            self._forget(group_id)
-            return self.is_complete(group_id, parts)
-        return complete
+        for _ in range(_ATTEMPTS):
+            chord = self._known.get(group_id) or self._store.current(self._prefix + group_id)
+            if chord is None and self._store.known([self._prefix + group_id]):
+                for part in parts:
+                    self._store.delete(part)
+            if chord is None or not is_sound(chord) or chord.get('claimed'):
+                return False  # not sound: its size is not known while its header is sent
+            self._remember(group_id, chord)
+            complete = self._is_complete(group_id, size_of(chord))
+            if complete is not None:
+                return complete
+            self._forget(group_id)  # it was completed
+        return False
 
     def claim(self, group_id: str, *, ordered: bool, unfinished: bool = False) -> Claimed | None:
         """Claim a chord whose parts are all stored; return None if the caller has no claim. `ordered`: see `parts`.
