@@ -15,7 +15,7 @@ import pytest
 
 from .conftest import wait_for
 
-__all__ = ['Page']
+__all__ = ['Page', 'PageLeft']
 
 _FLAGS = (
     '--headless',
@@ -28,6 +28,17 @@ _FLAGS = (
     '--disable-sync',
     '--remote-debugging-pipe',
 )
+
+#: What Chromium answers for an expression whose page goes away.
+_LEFT = (
+    'Inspected target navigated or closed',
+    'Execution context was destroyed.',
+    'Cannot find default execution context',
+)
+
+
+class PageLeft(AssertionError):
+    """Another page took the place of the one that an expression belongs to."""
 
 
 class Page:
@@ -53,7 +64,10 @@ class Page:
         self._session = self._call('Target.attachToTarget', targetId=target, flatten=True)['sessionId']
 
     def run(self, script: str) -> Any:
-        """Return the value of a JavaScript expression, or of its promise; fail if it raises an error."""
+        """Return the value of a JavaScript expression, or of its promise; fail if it raises an error.
+
+        Raises `PageLeft` if the page goes away before the expression has a value.
+        """
         found = self._call('Runtime.evaluate', expression=script, awaitPromise=True, returnByValue=True)
         assert 'exceptionDetails' not in found, found['exceptionDetails']
         return found['result'].get('value')
@@ -62,18 +76,16 @@ class Page:
         """Load the page again, and wait until it is there."""
         self._expect_another(lambda: self._call('Page.reload'))
 
-    def is_loaded(self) -> bool:
-        """Tell whether a page is there, and not on its way."""
-        return self._is("document.readyState === 'complete'")
+    def wait(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait until a condition holds for the page, or for one that takes its place meanwhile."""
 
-    def _is_new(self) -> bool:
-        return self._is("document.readyState === 'complete' && !window.isOld")
+        def holds() -> bool:
+            try:
+                return bool(condition() and self.run("document.readyState === 'complete'"))
+            except PageLeft:
+                return False
 
-    def _is(self, condition: str) -> bool:
-        try:
-            return bool(self.run(condition))
-        except AssertionError:
-            return False  # between two pages
+        wait_for(holds, what)
 
     def visit(self, url: str) -> None:
         """Load another page, and wait until it is there."""
@@ -116,8 +128,11 @@ class Page:
 
     def _expect_another(self, act: Callable[[], Any]) -> None:
         self.run('window.isOld = true')
-        act()
-        wait_for(self._is_new, 'the page')
+        try:
+            act()
+        except PageLeft:
+            pass  # The other page came before the answer.
+        self.wait(lambda: self.run('!window.isOld'), 'the page')
 
     def close(self) -> None:
         """End the browser."""
@@ -139,5 +154,6 @@ class Page:
             text, _, self._buffer = self._buffer.partition(b'\0')
             answer = json.loads(text)
             if answer.get('id') == self._last:
-                assert 'error' not in answer, answer['error']
+                if error := answer.get('error'):
+                    raise (PageLeft if error['message'] in _LEFT else AssertionError)(error)
                 return answer['result']

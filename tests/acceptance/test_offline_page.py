@@ -95,7 +95,7 @@ def test_orders_that_were_put_offline(
     proxy.refuse()  # the network is away
     page = Page(tmp_path / 'profile', origin)
     stack.callback(page.close)
-    wait_for(lambda: page.run("document.readyState === 'complete' && typeof connect === 'function'"), 'the page')
+    page.wait(lambda: page.run("typeof connect === 'function'"), 'the page')
     login = {
         'url': f'http://127.0.0.1:{proxy.port}/{parcels.address.database}',
         'user': site.server.user,
