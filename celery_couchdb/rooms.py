@@ -27,26 +27,26 @@ from typing import Any
 
 #: By room: the package with the functions for results, publishers and workers.
 HOOKS = {
-    'metrics': 'celery_couchdb.metrics',
-    'parcels': 'celery_couchdb.parcels',
-    'regions': 'celery_couchdb.regions',
+    'metrics': 'celery_couchdb.contrib.metrics',
+    'parcels': 'celery_couchdb.contrib.parcels',
+    'regions': 'celery_couchdb.contrib.regions',
 }
 
 #: By name of the command: the module with the object `command`, and with functions for other commands.
 COMMANDS = {
-    'metrics': 'celery_couchdb.metrics.cli',
-    'parcels': 'celery_couchdb.parcels.cli',
-    'regions': 'celery_couchdb.regions.cli',
-    'schedule': 'celery_couchdb.beat.cli',
+    'metrics': 'celery_couchdb.contrib.metrics.cli',
+    'parcels': 'celery_couchdb.contrib.parcels.cli',
+    'regions': 'celery_couchdb.contrib.regions.cli',
+    'schedule': 'celery_couchdb.contrib.beat.cli',
     'web': 'celery_couchdb.web.cli',
 }
 
 #: By room: the module with the object `page`. It needs the packages of the room `web`, which alone imports it.
 WEB_PAGES = {
-    'metrics': 'celery_couchdb.metrics.page',
-    'schedules': 'celery_couchdb.beat.page',
-    'parcels': 'celery_couchdb.parcels.page',
-    'regions': 'celery_couchdb.regions.page',
+    'metrics': 'celery_couchdb.contrib.metrics.page',
+    'schedules': 'celery_couchdb.contrib.beat.page',
+    'parcels': 'celery_couchdb.contrib.parcels.page',
+    'regions': 'celery_couchdb.contrib.regions.page',
 }
 
 

@@ -23,8 +23,8 @@ from types import TracebackType
 import click
 from celery import Celery
 
-from celery_couchdb.beat import Schedules
-from celery_couchdb.beat.entries import task_id_of
+from celery_couchdb.contrib.beat import Schedules
+from celery_couchdb.contrib.beat.entries import task_id_of
 from kombu_couchdb.documents.ids import LEADER
 from kombu_couchdb.leases.leader import LEASE_SECONDS
 

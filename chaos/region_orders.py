@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from celery import chain
 
+from kombu_couchdb.contrib.regions import records
 from kombu_couchdb.errors import CouchDBError
-from kombu_couchdb.regions import records
 
 from .region_site import RegionSite
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from kombu_couchdb.regions.region import ANY
+from kombu_couchdb.contrib.regions.region import ANY
 
 from .faults.base import Fault
 from .faults.regions import LINK_FAULTS, LinkFault, RegionServerKilled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_couchdb.beat import scheduler
+from celery_couchdb.contrib.beat import scheduler
 from kombu_couchdb.leases import leader
 
 __all__ = ['shorten']

@@ -21,8 +21,8 @@ from typing import Any
 #: By name: the module that the core uses.
 ROOMS = {
     'limits': 'kombu_couchdb.limits.limits_gate',
-    'parcels': 'kombu_couchdb.parcels.parcel_channel',
-    'regions': 'kombu_couchdb.regions.other_regions',
+    'parcels': 'kombu_couchdb.contrib.parcels.parcel_channel',
+    'regions': 'kombu_couchdb.contrib.regions.other_regions',
 }
 
 

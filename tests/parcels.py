@@ -12,13 +12,13 @@ from kombu import Connection
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.admin.setup import Wanted, plan
+from kombu_couchdb.contrib.parcels import parcel
+from kombu_couchdb.contrib.parcels.stored_parcels import Parcels
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.parcels.stored_parcels import Parcels
 
 if TYPE_CHECKING:
-    from celery_couchdb.parcels.mover import Mover
+    from celery_couchdb.contrib.parcels.mover import Mover
 
 AnyMover = TypeVar('AnyMover', bound='Mover')
 

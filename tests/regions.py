@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 import celery_couchdb.design
-from celery_couchdb.regions.link import Decisions, Link, SharedLead
+from celery_couchdb.contrib.regions.link import Decisions, Link, SharedLead
 from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
 from kombu_couchdb import design

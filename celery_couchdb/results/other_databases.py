@@ -1,7 +1,7 @@
 """Documents that nobody replaces: next tasks in the broker's database, and results in other databases on its server.
 
-Results in other databases are those that return to other regions, see `celery_couchdb.regions`. Those that are stored
-at the same time for the same region are one document, with the documents of all in its member `together`.
+Results in other databases are those that return to other regions, see `celery_couchdb.contrib.regions`. Those that are
+stored at the same time for the same region are one document, with the documents of all in its member `together`.
 """
 
 from __future__ import annotations
@@ -100,5 +100,5 @@ def _joined(group: Sequence[QueueItem]) -> QueueItem:
 
 
 def _region_of(item: QueueItem) -> str:
-    """Return the beginning of an id, `r:<region>`: see `kombu_couchdb.regions.region`."""
+    """Return the beginning of an id, `r:<region>`: see `kombu_couchdb.contrib.regions.region`."""
     return ':'.join(item.id.split(':')[:2])

@@ -21,7 +21,7 @@ PAUSE = BROKER + 'closed:'
 #: What operators did, see `celery_couchdb.audit`.
 AUDIT = BROKER + 'audit:'
 
-#: What ended and what waited in ten minutes of the day; see `celery_couchdb.metrics.history`.
+#: What ended and what waited in ten minutes of the day; see `celery_couchdb.contrib.metrics.history`.
 HISTORY = BROKER + 'history:'
 
 #: In the broadcasts database: the notice, and the bells of queues.

@@ -33,7 +33,7 @@ class WorkerReport(TypedDict, total=False):
     """What only the heartbeat of a Celery worker has."""
 
     running: Running
-    #: What its tasks were, counted by optional rooms; see `celery_couchdb.metrics`.
+    #: What its tasks were, counted by optional rooms; see `celery_couchdb.contrib.metrics`.
     tasks: dict[str, Any]
 
 

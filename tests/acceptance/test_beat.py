@@ -13,8 +13,8 @@ import requests
 from kombu import Connection
 from pytest_celery import CeleryTestWorker
 
-from celery_couchdb.beat import Schedules
-from celery_couchdb.beat.entries import ScheduleState
+from celery_couchdb.contrib.beat import Schedules
+from celery_couchdb.contrib.beat.entries import ScheduleState
 from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for
 from tests.support import Inbox
 

@@ -16,8 +16,8 @@ import requests
 
 from celery_couchdb.testing import Server
 from chaos.proxy import Proxy
+from kombu_couchdb.contrib.parcels.stored_parcels import Parcels
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels.stored_parcels import Parcels
 from tests.browser import Page
 from tests.conftest import PATIENCE, wait_for
 from tests.device import pouchdb

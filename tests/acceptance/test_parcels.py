@@ -12,10 +12,10 @@ import requests
 from celery import Celery, chain, group
 from kombu.exceptions import OperationalError
 
+from kombu_couchdb.contrib.parcels.stored_parcels import Parcels
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
-from kombu_couchdb.parcels.stored_parcels import Parcels
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.parcels import database_of_parcels, receipt_of
 from tests.support import end, items

@@ -12,7 +12,7 @@ import pytest
 from celery import chain, group
 
 from celery_couchdb.testing import Server
-from kombu_couchdb.regions.region import region_id, wants_of
+from kombu_couchdb.contrib.regions.region import region_id, wants_of
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.regions import Region, Regions, regions_on
 from tests.support import items

@@ -11,8 +11,8 @@ import pytest
 from celery import chain
 
 from chaos.proxy import Proxy
+from kombu_couchdb.contrib.regions.region import results_in
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.regions.region import results_in
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 

@@ -12,7 +12,7 @@ from celery.app.task import Context
 
 pytest.importorskip('starlette')
 
-from celery_couchdb.beat import Schedules
+from celery_couchdb.contrib.beat import Schedules
 from celery_couchdb.stored_results import StoredResults
 from celery_couchdb.web import create_app
 from kombu_couchdb.admin import queues

@@ -10,8 +10,8 @@ from celery import Celery
 from celery.schedules import BaseSchedule, crontab
 from hypothesis import strategies as st
 
-from celery_couchdb.beat import Schedules
-from celery_couchdb.beat.entries import new_state
+from celery_couchdb.contrib.beat import Schedules
+from celery_couchdb.contrib.beat.entries import new_state
 from kombu_couchdb.couchdb.client import Client
 from tests.integration.conftest import Beat, beat, schedules, until
 from tests.support import command_of, items

@@ -13,10 +13,10 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_couchdb.testing import Server
+from kombu_couchdb.contrib.parcels import parcel
+from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import task_message, workitem
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.regions import region
 from tests.acceptance.conftest import site
 from tests.acceptance.test_regions import start
 from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for

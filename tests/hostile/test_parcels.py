@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.contrib.parcels.mover import Mover
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.parcels import settle
@@ -35,7 +35,7 @@ def test_hostile_messages_are_refused_and_the_others_are_moved(
 def test_huge_parcels(
     mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('kombu_couchdb.parcels.parcel.MAX_BODY_BYTES', 100_000)
+    monkeypatch.setattr('kombu_couchdb.contrib.parcels.parcel.MAX_BODY_BYTES', 100_000)
     body = {'_attachments': {'body': {'content_type': 'text/plain', 'data': 'QUFB' * 40_000}}}
     headers = {**MESSAGE['headers'], 'note': 'x' * 3_000_000}
     store(parcels, [{**GOOD, **body, '_id': 'attached', 'message': {**MESSAGE, 'body': None}}])

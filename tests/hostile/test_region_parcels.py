@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_couchdb.testing import Server
-from kombu_couchdb.regions import region
+from kombu_couchdb.contrib.regions import region
 from tests.parcels import store_nested
 from tests.regions import Region, Regions, regions_on
 from tests.support import items

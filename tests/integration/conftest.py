@@ -25,8 +25,8 @@ from tests.patience import PatientConnection
 from tests.support import Inbox, Request, command_of, end, record_requests, release_all
 
 if TYPE_CHECKING:  # the optional rooms are imported by their fixtures: tests/acceptance/test_rooms.py removes them
-    from celery_couchdb.beat import CouchDBScheduler, Schedules
-    from celery_couchdb.parcels.mover import Mover
+    from celery_couchdb.contrib.beat import CouchDBScheduler, Schedules
+    from celery_couchdb.contrib.parcels.mover import Mover
     from tests.web import Browser
 
 Run = Callable[..., Result]
@@ -186,7 +186,7 @@ def mover_app(url: str, client: Client, parcels: Client, server: Server) -> Iter
 @pytest.fixture
 def mover(mover_app: Celery) -> Iterator[Callable[[], Mover]]:
     """A function that returns movers, each with a connection of its own."""
-    from celery_couchdb.parcels.mover import Mover
+    from celery_couchdb.contrib.parcels.mover import Mover
     from tests.parcels import movers
 
     with movers(Mover) as make:
@@ -195,7 +195,7 @@ def mover(mover_app: Celery) -> Iterator[Callable[[], Mover]]:
 
 @pytest.fixture
 def schedules(app: Celery) -> Iterator[Schedules]:
-    from celery_couchdb.beat import Schedules
+    from celery_couchdb.contrib.beat import Schedules
 
     schedules = Schedules(app)
     yield schedules
@@ -215,7 +215,7 @@ def until(scheduler: CouchDBScheduler, condition: Callable[[], Any], what: str =
 def until_idle(scheduler: CouchDBScheduler, seconds: float) -> None:
     """Call `tick` until the scheduler leads, knows all entries, and nothing is due for so many seconds."""
 
-    from celery_couchdb.beat.scheduler import DueTasks
+    from celery_couchdb.contrib.beat.scheduler import DueTasks
 
     def is_idle() -> bool:
         duty = scheduler._led.duty if scheduler._led is not None else None
@@ -236,7 +236,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    from celery_couchdb.beat import scheduler
+    from celery_couchdb.contrib.beat import scheduler
 
     machine = Machine()
     for module in (leader, scheduler):
@@ -252,7 +252,7 @@ Beat = Callable[..., 'CouchDBScheduler']
 @pytest.fixture
 def beat(app: Celery) -> Iterator[Beat]:
     """See `Beat`."""
-    from celery_couchdb.beat import CouchDBScheduler
+    from celery_couchdb.contrib.beat import CouchDBScheduler
 
     app.conf.result_expires = None
     made: list[CouchDBScheduler] = []

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery, states
 
 from celery_couchdb import audit
-from celery_couchdb.beat import Schedules
+from celery_couchdb.contrib.beat import Schedules
 from celery_couchdb.failures import Failures
 from celery_couchdb.jobs import Jobs
 from celery_couchdb.testing import Server

@@ -20,9 +20,9 @@ from celery.beat import BeatLazyFunc
 from celery.schedules import crontab, schedule
 from click.testing import Result
 
-from celery_couchdb.beat import Schedules
-from celery_couchdb.beat.entries import Entry, new_state, task_id_of
-from celery_couchdb.beat.scheduler import Messages
+from celery_couchdb.contrib.beat import Schedules
+from celery_couchdb.contrib.beat.entries import Entry, new_state, task_id_of
+from celery_couchdb.contrib.beat.scheduler import Messages
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
@@ -517,7 +517,7 @@ def test_slow_arguments_keep_the_lead(
         return app_send(*args, **kwargs)
 
     monkeypatch.setattr(Celery, 'send_task', slow)
-    monkeypatch.setattr('celery_couchdb.beat.scheduler.time', machine)
+    monkeypatch.setattr('celery_couchdb.contrib.beat.scheduler.time', machine)
     until(beat(), lambda: by_name(client)['e0']['count'] >= 40)
     assert 'does not lead any more' not in caplog.text
     assert set(Counter(doc['message']['headers']['id'] for doc in items(client)).values()) == {1}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_couchdb import audit
-from celery_couchdb.beat import Schedules
+from celery_couchdb.contrib.beat import Schedules
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied
 

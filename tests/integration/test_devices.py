@@ -12,11 +12,11 @@ from celery import Celery
 
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
+from kombu_couchdb.contrib.parcels import parcel
+from kombu_couchdb.contrib.parcels.devices import DEVICE, devices_of
+from kombu_couchdb.contrib.parcels.stored_parcels import Parcels
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, DatabaseMissing
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.parcels.devices import DEVICE, devices_of
-from kombu_couchdb.parcels.stored_parcels import Parcels
 from tests.conftest import Users
 from tests.support import command_of
 

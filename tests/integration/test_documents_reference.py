@@ -16,24 +16,24 @@ from kombu import Connection, Exchange, Queue
 
 from celery_couchdb import audit
 from celery_couchdb import design as results_design
-from celery_couchdb.beat import CouchDBScheduler, Schedules
-from celery_couchdb.metrics.history import History
-from celery_couchdb.regions.lending import Activity, Demand, Looks
+from celery_couchdb.contrib.beat import CouchDBScheduler, Schedules
+from celery_couchdb.contrib.metrics.history import History
+from celery_couchdb.contrib.regions.lending import Activity, Demand, Looks
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
 from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.consumer.worker_hooks import RunningTask
+from kombu_couchdb.contrib.parcels import device_setup, parcel
+from kombu_couchdb.contrib.parcels.parcel import refused
+from kombu_couchdb.contrib.regions import region
+from kombu_couchdb.contrib.regions.other_regions import OtherRegions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.options import Options
-from kombu_couchdb.parcels import device_setup, parcel
-from kombu_couchdb.parcels.parcel import refused
 from kombu_couchdb.queues.databases import BroadcastsDatabase
-from kombu_couchdb.regions import region
-from kombu_couchdb.regions.other_regions import OtherRegions
 from kombu_couchdb.unique import collect_outcomes
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.regions.link import RegionLeader
+from celery_couchdb.contrib.regions.link import RegionLeader
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError

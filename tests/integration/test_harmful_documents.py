@@ -10,11 +10,11 @@ from celery import Celery
 from kombu import Connection
 
 import celery_couchdb.design
-from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.contrib.parcels.mover import Mover
 from kombu_couchdb import design
+from kombu_couchdb.contrib.parcels.stored_parcels import Parcels
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ViewFailed
-from kombu_couchdb.parcels.stored_parcels import Parcels
 from kombu_couchdb.queues import quarantine
 from kombu_couchdb.queues.quarantine import Harmful
 from tests.parcels import store_nested

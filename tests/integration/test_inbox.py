@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.parcels import inbox
-from celery_couchdb.parcels.inbox import Inbox
+from celery_couchdb.contrib.parcels import inbox
+from celery_couchdb.contrib.parcels.inbox import Inbox
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
@@ -89,7 +89,7 @@ def test_cluster_is_read_once_more_when_its_nodes_have_synchronised(
         return found
 
     monkeypatch.setattr(client, 'sequence', sequence)
-    monkeypatch.setattr('celery_couchdb.parcels.inbox.time.monotonic', lambda: now)
+    monkeypatch.setattr('celery_couchdb.contrib.parcels.inbox.time.monotonic', lambda: now)
     put(client, 'p:1')
     assert list(one.take(9)) == ['p:1']
     assert one.take(9) == {}

@@ -11,9 +11,9 @@ from celery.app.task import Context
 
 from celery_couchdb.backend import CouchDBBackend, ResultTooLarge
 from celery_couchdb.testing import Server
+from kombu_couchdb.contrib.regions.region import returned
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteResult
-from kombu_couchdb.regions.region import returned
 from tests.conftest import PATIENCE, PATIENT
 from tests.regions import regions_on
 

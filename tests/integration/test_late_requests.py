@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
-from celery_couchdb.beat import Schedules
+from celery_couchdb.contrib.beat import Schedules
 from kombu_couchdb.admin import dead, jobs, queues
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.idempotency import idempotent

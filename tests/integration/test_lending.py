@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from celery import chord, group
 
-from celery_couchdb.regions.lending import Activity, Demand, Looks
-from celery_couchdb.regions.link import Link
+from celery_couchdb.contrib.regions.lending import Activity, Demand, Looks
+from celery_couchdb.contrib.regions.link import Link
 from celery_couchdb.testing import Server
+from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.documents import validation, workitem
-from kombu_couchdb.regions import region
 from tests.conftest import wait_for
 from tests.regions import Region, Regions, killed_after, new_link, regions_on
 from tests.support import items

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.contrib.parcels.mover import Mover
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.parcels import kill_between_writes, settle, store_nested, waiting_in

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from kombu_couchdb.contrib.parcels import parcel
+from kombu_couchdb.contrib.parcels.stored_parcels import Parcels
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.parcels.stored_parcels import Parcels
 from tests.support import command_of
 
 from .conftest import Run

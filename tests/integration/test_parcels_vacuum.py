@@ -9,10 +9,10 @@ import pytest
 from celery import Celery
 
 from celery_couchdb.testing import Server
+from kombu_couchdb.contrib.parcels import parcel
+from kombu_couchdb.contrib.parcels.devices import DEVICE
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.parcels.devices import DEVICE
 from tests.device import Device
 from tests.parcels import store_nested
 from tests.support import command_of
@@ -82,7 +82,7 @@ def test_all_messages_of_parcels_are_kept_if_a_database_cannot_be_read(
     def unreadable(*sources: object) -> None:
         raise ServerUnavailable('no answer')
 
-    monkeypatch.setattr('celery_couchdb.parcels.cli.moving', unreadable)
+    monkeypatch.setattr('celery_couchdb.contrib.parcels.cli.moving', unreadable)
     message = parcel.moved_id(parcels.address.database, 'gone')
     create_and_delete(client, message, uuid.uuid4().hex[:30])
     assert 'tombstones of messages that were parcels were left for another run: no answer' in vacuum(run)

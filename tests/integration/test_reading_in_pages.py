@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels import parcel
 
 #: In the order of their bytes, which is not that of a dictionary.
 IDS = ['-', 'B', 'Z', 'a b', 'a-b', 'a1', 'aB', 'b', '~', 'ä']

@@ -11,8 +11,8 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
-from celery_couchdb.parcels import PARCEL
-from celery_couchdb.parcels.mover import Mover
+from celery_couchdb.contrib.parcels import PARCEL
+from celery_couchdb.contrib.parcels.mover import Mover
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter
 from kombu_couchdb.documents.dead_letter import rejected
@@ -171,7 +171,7 @@ def look_up(mover: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(mover)
     now = time.monotonic() + 61
     with monkeypatch.context() as later:
-        later.setattr('celery_couchdb.parcels.look_ups.time', SimpleNamespace(monotonic=lambda: now))
+        later.setattr('celery_couchdb.contrib.parcels.look_ups.time', SimpleNamespace(monotonic=lambda: now))
         settle(mover)
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_couchdb.regions.link import duties
+from celery_couchdb.contrib.regions.link import duties
 from celery_couchdb.testing import Server
 from tests.conftest import wait_for
 from tests.regions import regions_on

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from celery_couchdb.testing import Server
+from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable, Unstorable
 from kombu_couchdb.queues.store import Store
-from kombu_couchdb.regions import region
 from tests.regions import Regions, new_link, regions_on
 from tests.support import items
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
-from celery_couchdb.regions import everywhere
+from celery_couchdb.contrib.regions import everywhere
 from kombu_couchdb.errors import ConfigurationError
 from tests.regions import Regions
 from tests.support import items

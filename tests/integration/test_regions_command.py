@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from celery_couchdb.regions import where
+from celery_couchdb.contrib.regions import where
 from celery_couchdb.testing import Server
+from kombu_couchdb.contrib.parcels.devices import DEVICE
+from kombu_couchdb.contrib.parcels.parcel import moved_id
+from kombu_couchdb.contrib.regions import records, region
 from kombu_couchdb.leases.leader import LeaderLease
-from kombu_couchdb.parcels.devices import DEVICE
-from kombu_couchdb.parcels.parcel import moved_id
-from kombu_couchdb.regions import records, region
 from tests.conftest import Users
 from tests.regions import Region, Regions, regions_on
 from tests.support import command_of

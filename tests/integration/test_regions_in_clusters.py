@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from celery_couchdb.testing import Server
+from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.regions import region
 from tests.regions import Regions, regions_on
 from tests.support import items, leave_leaf
 

@@ -15,12 +15,12 @@ from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
+from kombu_couchdb.contrib.regions.region import results_in
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.regions.region import results_in
 from tests.conftest import PATIENT, PATIENT_BROKER
 from tests.support import end
 

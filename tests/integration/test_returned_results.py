@@ -10,8 +10,8 @@ from celery import states
 from celery.backends.base import Backend
 
 from celery_couchdb.testing import Server
+from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.regions import region
 from tests.regions import Regions, killed_after, new_link, regions_on
 
 
@@ -100,7 +100,7 @@ def test_record_ends_if_the_result_came_another_way(regions: Regions, monkeypatc
     result = us.app.send_task('add', (1, 2), region='eu')
     backend: Backend = us.app.backend
     backend.store_result(result.id, 3, states.SUCCESS)
-    monkeypatch.setattr('celery_couchdb.parcels.look_ups._FIRST_SECONDS', 0.0)
+    monkeypatch.setattr('celery_couchdb.contrib.parcels.look_ups._FIRST_SECONDS', 0.0)
     link = regions.link('us', 'eu')
     link.begin()
     link.step()

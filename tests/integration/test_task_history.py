@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
-from celery_couchdb.metrics import history as module
-from celery_couchdb.metrics.history import History, Minute, read_history
+from celery_couchdb.contrib.metrics import history as module
+from celery_couchdb.contrib.metrics.history import History, Minute, read_history
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.leases import leader

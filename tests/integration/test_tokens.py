@@ -19,13 +19,13 @@ from celery_couchdb.cli.clients import Login, broker_of
 from celery_couchdb.connections import producer_as
 from celery_couchdb.testing import Server
 from examples.managed.service import TOKENS, Service
+from kombu_couchdb.contrib.regions.region import addresses
 from kombu_couchdb.couchdb import auth
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from kombu_couchdb.options import Options
-from kombu_couchdb.regions.region import addresses
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.support import Inbox, command_of, end
 from tests.tokens import Gateway, Sign, TokenServer, hs256, token

@@ -11,10 +11,10 @@ pytest.importorskip('starlette')
 
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
+from kombu_couchdb.contrib.parcels import parcel
+from kombu_couchdb.contrib.parcels.devices import DEVICE
+from kombu_couchdb.contrib.parcels.parcel import PARCELS
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.parcels.devices import DEVICE
-from kombu_couchdb.parcels.parcel import PARCELS
 from tests.web import Browser, read, rows_of
 
 from .conftest import OpenApp

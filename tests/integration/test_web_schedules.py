@@ -12,8 +12,8 @@ from celery import Celery
 pytest.importorskip('starlette')
 
 from celery_couchdb import audit
-from celery_couchdb.beat import Schedules
-from celery_couchdb.beat.entries import new_state
+from celery_couchdb.contrib.beat import Schedules
+from celery_couchdb.contrib.beat.entries import new_state
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
 from tests.support import items

@@ -10,7 +10,7 @@ from celery import Celery
 
 pytest.importorskip('starlette')
 
-from celery_couchdb.metrics.history import read_history
+from celery_couchdb.contrib.metrics.history import read_history
 from celery_couchdb.testing import Server
 from celery_couchdb.web import recent_history
 from kombu_couchdb.couchdb.client import Client

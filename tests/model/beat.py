@@ -15,8 +15,8 @@ from unittest import mock
 
 from celery import Celery
 
-from celery_couchdb.beat import CouchDBScheduler, due_dates
-from celery_couchdb.beat import scheduler as beat_scheduler
+from celery_couchdb.contrib.beat import CouchDBScheduler, due_dates
+from celery_couchdb.contrib.beat import scheduler as beat_scheduler
 from kombu_couchdb.couchdb.changes import Changes
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents.types import Document

@@ -16,22 +16,22 @@ from typing import Any
 from celery import states
 
 from celery_couchdb.backend import CouchDBBackend
-from celery_couchdb.parcels.inbox import Inbox
-from celery_couchdb.parcels.messages import ParcelMessages
-from celery_couchdb.regions.home import Home
-from celery_couchdb.regions.lending import Lender, Looks
-from celery_couchdb.regions.link import Link
-from celery_couchdb.regions.outcomes import ResultsAtHome
-from celery_couchdb.regions.taker import Taker
+from celery_couchdb.contrib.parcels.inbox import Inbox
+from celery_couchdb.contrib.parcels.messages import ParcelMessages
+from celery_couchdb.contrib.regions.home import Home
+from celery_couchdb.contrib.regions.lending import Lender, Looks
+from celery_couchdb.contrib.regions.link import Link
+from celery_couchdb.contrib.regions.outcomes import ResultsAtHome
+from celery_couchdb.contrib.regions.taker import Taker
 from celery_couchdb.results.documents import is_outdated
+from kombu_couchdb.contrib.parcels import parcel
+from kombu_couchdb.contrib.regions import region
+from kombu_couchdb.contrib.regions.region import Giver
 from kombu_couchdb.couchdb.changes import Changes
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.regions import region
-from kombu_couchdb.regions.region import Giver
 
 __all__ = ['LATE', 'NAMES', 'Killed', 'ModelFollower', 'ModelLink', 'ModelMessages', 'Place']
 

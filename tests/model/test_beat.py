@@ -10,9 +10,9 @@ from celery import Celery
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from celery_couchdb.beat import scheduler as beat_scheduler
-from celery_couchdb.beat.entries import Entry, deleted_state
-from celery_couchdb.beat.scheduler import DueTasks
+from celery_couchdb.contrib.beat import scheduler as beat_scheduler
+from celery_couchdb.contrib.beat.entries import Entry, deleted_state
+from celery_couchdb.contrib.beat.scheduler import DueTasks
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases.leader import LEASE_SECONDS, LeaderLease
 

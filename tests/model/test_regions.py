@@ -14,16 +14,16 @@ from celery import states
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from celery_couchdb.regions.home import Home
-from celery_couchdb.regions.lending import Lender
-from celery_couchdb.regions.link import Link
-from celery_couchdb.regions.outcomes import ResultsAtHome
-from celery_couchdb.regions.taker import Taker
+from celery_couchdb.contrib.regions.home import Home
+from celery_couchdb.contrib.regions.lending import Lender
+from celery_couchdb.contrib.regions.link import Link
+from celery_couchdb.contrib.regions.outcomes import ResultsAtHome
+from celery_couchdb.contrib.regions.taker import Taker
+from kombu_couchdb.contrib.parcels import parcel
+from kombu_couchdb.contrib.regions import region
+from kombu_couchdb.contrib.regions.region import Giver
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.parcels import parcel
-from kombu_couchdb.regions import region
-from kombu_couchdb.regions.region import Giver
 
 from .exploring import Fault, assert_found, explore, finds_faults
 from .regions import LATE, NAMES, Killed, ModelFollower, ModelLink, ModelMessages, Place
@@ -40,12 +40,12 @@ WHEN = st.sampled_from(range(12))
 
 #: Where the code of the product looks at the clock.
 _CLOCKS = [
-    'celery_couchdb.regions.taker.time',
-    'celery_couchdb.regions.home.time',
-    'celery_couchdb.regions.link.time',
-    'celery_couchdb.regions.lending.time',
-    'celery_couchdb.parcels.look_ups.time',
-    'celery_couchdb.parcels.inbox.time',
+    'celery_couchdb.contrib.regions.taker.time',
+    'celery_couchdb.contrib.regions.home.time',
+    'celery_couchdb.contrib.regions.link.time',
+    'celery_couchdb.contrib.regions.lending.time',
+    'celery_couchdb.contrib.parcels.look_ups.time',
+    'celery_couchdb.contrib.parcels.inbox.time',
 ]
 
 
@@ -73,11 +73,13 @@ class Records(RuleBasedStateMachine):
         self.patches = ExitStack()
         for name in _CLOCKS:
             self.patches.enter_context(mock.patch(name, SimpleNamespace(monotonic=lambda: self.now)))
-        self.patches.enter_context(mock.patch('celery_couchdb.parcels.inbox.Follower', ModelFollower))
+        self.patches.enter_context(mock.patch('celery_couchdb.contrib.parcels.inbox.Follower', ModelFollower))
         for module in ('home', 'taker'):
-            self.patches.enter_context(mock.patch(f'celery_couchdb.regions.{module}.ParcelMessages', ModelMessages))
+            self.patches.enter_context(
+                mock.patch(f'celery_couchdb.contrib.regions.{module}.ParcelMessages', ModelMessages)
+            )
         for module in ('home', 'taker', 'outcomes'):
-            backend_of = f'celery_couchdb.regions.{module}.couchdb_backend_of'
+            backend_of = f'celery_couchdb.contrib.regions.{module}.couchdb_backend_of'
             self.patches.enter_context(mock.patch(backend_of, lambda app: app.backend))
         for own in NAMES:
             for other in NAMES:

@@ -127,7 +127,7 @@ def _fill(stack: ExitStack, broker: Client, results: Client, folder: Path) -> No
 def _add_schedules(app: Any) -> None:
     from celery.schedules import crontab
 
-    from celery_couchdb.beat import Schedules
+    from celery_couchdb.contrib.beat import Schedules
 
     schedules = Schedules(app)
     schedules.add('news', 'mail.send', crontab(minute=0, hour=8), args=['all@shop.example', 'News'])

@@ -29,19 +29,19 @@ FOLDERS: dict[str, set[str]] = {
     'kombu_couchdb.transport': {'consumer', *BELOW_CONSUMER},
     'kombu_couchdb.admin': BELOW_CONSUMER,
     'kombu_couchdb.embedded': set(),
-    'kombu_couchdb.parcels': {'transport', 'admin', *BELOW_CONSUMER},
-    'kombu_couchdb.regions': {'parcels', 'transport', 'admin', *BELOW_CONSUMER},
+    'kombu_couchdb.contrib.parcels': {'transport', 'admin', *BELOW_CONSUMER},
+    'kombu_couchdb.contrib.regions': {'contrib.parcels', 'transport', 'admin', *BELOW_CONSUMER},
     'celery_couchdb.design': set(),
     'celery_couchdb.results': {'design'},
     'celery_couchdb.waiting': {'results', 'design'},
     'celery_couchdb.chords': {'results', 'waiting', 'design'},
     'celery_couchdb.worker': {'results', 'chords', 'patches'},
     'celery_couchdb.patches': set(),
-    'celery_couchdb.metrics': {'worker', 'patches', 'cli', 'resources', 'web'},
+    'celery_couchdb.contrib.metrics': {'worker', 'patches', 'cli', 'resources', 'web'},
     'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
-    'celery_couchdb.parcels': {'backend', 'results', 'patches', 'cli', 'resources', 'web'},
-    'celery_couchdb.regions': {'backend', 'results', 'parcels', 'cli', 'resources', 'web'},
-    'celery_couchdb.beat': {'audit', 'cli', 'connections', 'resources', 'jobs', 'web'},
+    'celery_couchdb.contrib.parcels': {'backend', 'results', 'patches', 'cli', 'resources', 'web'},
+    'celery_couchdb.contrib.regions': {'backend', 'results', 'contrib.parcels', 'cli', 'resources', 'web'},
+    'celery_couchdb.contrib.beat': {'audit', 'cli', 'connections', 'resources', 'jobs', 'web'},
     'celery_couchdb.web': {'cli', 'resources', 'audit', 'jobs', 'failures', 'remote_control'},
     'celery_couchdb.testing': set(),
 }
@@ -53,20 +53,21 @@ SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'room
 
 #: The folders that can be removed; see `kombu_couchdb.rooms`.
 ROOMS = {
-    *(f'kombu_couchdb.{name}' for name in ('limits', 'parcels', 'regions', 'embedded')),
-    *(f'celery_couchdb.{name}' for name in ('parcels', 'regions', 'beat', 'testing', 'web', 'metrics')),
+    *(f'kombu_couchdb.{name}' for name in ('contrib.parcels', 'contrib.regions', 'limits', 'embedded')),
+    *(f'celery_couchdb.contrib.{name}' for name in ('beat', 'metrics', 'parcels', 'regions')),
+    *(f'celery_couchdb.{name}' for name in ('testing', 'web')),
 }
 
 #: What operators use, and no worker: folders, and modules of rooms.
 OPERATORS = (
     'kombu_couchdb.admin',
-    'kombu_couchdb.parcels.device_setup',
+    'kombu_couchdb.contrib.parcels.device_setup',
     *(f'celery_couchdb.{name}' for name in ('cli', 'resources', 'jobs', 'failures', 'stored_results', 'web')),
     'celery_couchdb.remote_control',
     'celery_couchdb.plans',
-    *(f'celery_couchdb.{name}' for name in ('parcels.cli', 'parcels.page', 'regions.cli', 'regions.page')),
-    *(f'celery_couchdb.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
-    *(f'celery_couchdb.metrics.{name}' for name in ('cli', 'exporter', 'page')),
+    *(f'celery_couchdb.contrib.{room}.{name}' for room in ('parcels', 'regions') for name in ('cli', 'page')),
+    *(f'celery_couchdb.contrib.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
+    *(f'celery_couchdb.contrib.metrics.{name}' for name in ('cli', 'exporter', 'page')),
 )
 
 #: Modules for input and output.
@@ -117,8 +118,9 @@ def test_transport_does_not_import_celery() -> None:
 
 
 def folder_of(module: str) -> str:
-    """Return the folder of a module, such as `kombu_couchdb.couchdb`; the module itself if it is in none."""
-    return '.'.join(module.split('.')[:2])
+    """Return the folder of a module, such as `kombu_couchdb.couchdb` or `kombu_couchdb.contrib.regions`; or the module."""
+    parts = module.split('.')
+    return '.'.join(parts[: 3 if parts[1:2] == ['contrib'] else 2])
 
 
 @pytest.mark.parametrize('folder', FOLDERS)
@@ -137,6 +139,7 @@ def test_folders_import_only_folders_below_them(folder: str) -> None:
 
 def test_every_folder_has_a_rule() -> None:
     found = {folder_of(module) for module, path in FILES.items() if len(path.relative_to(ROOT).parts) > 2}
+    found -= {f'{package}.contrib' for package in PACKAGES}
     assert found - {'celery_couchdb.cli'} == set(FOLDERS)  # the commands may import everything
 
 

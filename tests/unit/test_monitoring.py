@@ -17,7 +17,7 @@ import yaml
 
 pytest.importorskip('prometheus_client')
 
-from celery_couchdb.metrics.exporter import Exporter, Scrape
+from celery_couchdb.contrib.metrics.exporter import Exporter, Scrape
 from kombu_couchdb.admin.status import Status
 
 ROOT = Path(__file__).parents[2]

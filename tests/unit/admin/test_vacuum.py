@@ -9,12 +9,12 @@ import pytest
 
 from kombu_couchdb.admin.cluster import Cluster, Refused
 from kombu_couchdb.admin.vacuum import DeletedDocument, Marks, batches, is_ours
+from kombu_couchdb.contrib.parcels.parcel import moved_id
+from kombu_couchdb.contrib.regions.region import record_id, returned
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import idempotency, workitem
 from kombu_couchdb.documents.ids import job_id
-from kombu_couchdb.parcels.parcel import moved_id
-from kombu_couchdb.regions.region import record_id, returned
 
 #: The id of a message.
 MESSAGE = '065bfeda25e000000abcdef0123456'

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.beat.entries import Entry, new_state
+from celery_couchdb.contrib.beat.entries import Entry, new_state
 
 Make = Callable[..., Entry]
 

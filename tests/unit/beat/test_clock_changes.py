@@ -15,8 +15,8 @@ import pytest
 from celery import Celery
 from celery.schedules import crontab, schedule
 
-from celery_couchdb.beat.due_dates import decide, noted, planned
-from celery_couchdb.beat.entries import Entry
+from celery_couchdb.contrib.beat.due_dates import decide, noted, planned
+from celery_couchdb.contrib.beat.entries import Entry
 
 from .conftest import STATE
 

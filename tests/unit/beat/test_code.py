@@ -9,7 +9,7 @@ from celery import Celery
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab
 
-from celery_couchdb.beat.entries import CodeEntry, Entry, description_of, to_write
+from celery_couchdb.contrib.beat.entries import CodeEntry, Entry, description_of, to_write
 
 Docs = dict[str, dict[str, Any]]
 

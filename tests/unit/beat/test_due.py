@@ -12,8 +12,8 @@ from celery.schedules import BaseSchedule, schedstate, schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_couchdb.beat.due_dates import Decision, decide, done_since, noted, planned, upcoming
-from celery_couchdb.beat.entries import (
+from celery_couchdb.contrib.beat.due_dates import Decision, decide, done_since, noted, planned, upcoming
+from celery_couchdb.contrib.beat.entries import (
     MALFORMED,
     CodeEntry,
     Entry,
@@ -23,7 +23,7 @@ from celery_couchdb.beat.entries import (
     state_of,
     tells_dates,
 )
-from celery_couchdb.beat.schedules import Asked
+from celery_couchdb.contrib.beat.schedules import Asked
 
 from .conftest import STATE, Make
 

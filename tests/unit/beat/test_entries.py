@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_couchdb.beat.entries import Entry, Names, check_names, code_entries, task_id_of
-from celery_couchdb.beat.schedules import Malformed
+from celery_couchdb.contrib.beat.entries import Entry, Names, check_names, code_entries, task_id_of
+from celery_couchdb.contrib.beat.schedules import Malformed
 from kombu_couchdb.errors import ConfigurationError
 
 from .conftest import STATE, Make

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
-from celery_couchdb.beat.schedules import Asked, Malformed, described, rule_of
+from celery_couchdb.contrib.beat.schedules import Asked, Malformed, described, rule_of
 
 BERLIN = ZoneInfo('Europe/Berlin')
 

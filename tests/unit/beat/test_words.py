@@ -10,8 +10,8 @@ from celery import Celery, schedules
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_couchdb.beat.schedules import LATEST, Asked, Fields, Malformed, rule_of
-from celery_couchdb.beat.words import crontab_words, in_words
+from celery_couchdb.contrib.beat.schedules import LATEST, Asked, Fields, Malformed, rule_of
+from celery_couchdb.contrib.beat.words import crontab_words, in_words
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a worker counts of its tasks (`celery_couchdb.metrics.counters`)."""
+"""What a worker counts of its tasks (`celery_couchdb.contrib.metrics.counters`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_couchdb.metrics.counters import MAX_TASKS, OTHER, Counters, counts_in, since_in
+from celery_couchdb.contrib.metrics.counters import MAX_TASKS, OTHER, Counters, counts_in, since_in
 
 
 def test_counts_are_read_as_they_were_written() -> None:

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from celery_couchdb.cli.clients import result_of, start
-from celery_couchdb.metrics.cli import command
-from celery_couchdb.metrics.exporter import Exporter, Scrape
+from celery_couchdb.contrib.metrics.cli import command
+from celery_couchdb.contrib.metrics.exporter import Exporter, Scrape
 from kombu_couchdb.admin.status import ConsumerStatus, DatabaseStatus, QueueStatus, Status
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
@@ -248,7 +248,7 @@ def test_address_that_is_none_is_a_usage_error(address: str) -> None:
 
 
 def test_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('celery_couchdb.metrics.cli.find_spec', lambda name: None)
+    monkeypatch.setattr('celery_couchdb.contrib.metrics.cli.find_spec', lambda name: None)
     done = CliRunner().invoke(command)
     assert (done.exit_code, done.stdout) == (1, '')
     assert done.stderr == (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kombu_couchdb.contrib.parcels.devices import database_of
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.parcels.devices import database_of
 
 
 @pytest.mark.parametrize('name', ['a', 'alice-2', 'a_b', 'a' * 60])

@@ -16,9 +16,9 @@ from celery.exceptions import Reject, Retry
 from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
-from celery_couchdb.parcels import PARCEL, parcel_of
-from celery_couchdb.parcels.parcel_checks import Accept, ParcelRefused, call_in, checked
-from kombu_couchdb.parcels.parcel import moved_id
+from celery_couchdb.contrib.parcels import PARCEL, parcel_of
+from celery_couchdb.contrib.parcels.parcel_checks import Accept, ParcelRefused, call_in, checked
+from kombu_couchdb.contrib.parcels.parcel import moved_id
 
 ACCEPT = Accept(['add', 'mail.*'], {'celery', 'mail'})
 
@@ -315,7 +315,7 @@ def test_time_limits_and_retries_are_those_of_the_task() -> None:
 @pytest.mark.parametrize('content', ['application/data', 'application/text', '', None, 'application/x-yaml'])
 def test_content_type_that_nobody_accepts_is_not_decoded(content: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """kombu trusts `application/data` and `application/text`, and 400 bytes of YAML may take minutes."""
-    monkeypatch.setattr('celery_couchdb.parcels.parcel_checks.loaded', None)
+    monkeypatch.setattr('celery_couchdb.contrib.parcels.parcel_checks.loaded', None)
     for encoding in ('utf-8', 'bz2', 'zlib', 'punycode', 'idna'):
         changed = message(**{'content-type': content, 'content-encoding': encoding})
         with pytest.raises(ParcelRefused, match='content'):

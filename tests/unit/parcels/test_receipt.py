@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.documents.validation import check_value
-from kombu_couchdb.parcels import parcel
 
 OPEN = parcel.receipt_of(
     {'_id': 'order-17', 'task': 'shop.order', 'customer': 'Zoë', 'error': 'x'}, 'a', None, 5.0, 60.0

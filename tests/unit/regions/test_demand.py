@@ -1,10 +1,10 @@
-"""How many tasks a region asks for (`celery_couchdb.regions.lending`)."""
+"""How many tasks a region asks for (`celery_couchdb.contrib.regions.lending`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from celery_couchdb.regions.lending import Load, wanted
+from celery_couchdb.contrib.regions.lending import Load, wanted
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tasks in every region (`celery_couchdb.regions.everywhere`)."""
+"""Tasks in every region (`celery_couchdb.contrib.regions.everywhere`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
-from celery_couchdb.regions import everywhere
+from celery_couchdb.contrib.regions import everywhere
 from kombu_couchdb.errors import ConfigurationError
 
 

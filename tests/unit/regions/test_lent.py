@@ -1,4 +1,4 @@
-"""Messages that are lent to another region (`kombu_couchdb.regions.region`)."""
+"""Messages that are lent to another region (`kombu_couchdb.contrib.regions.region`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.documents import conflict_rules, workitem
-from kombu_couchdb.regions import region
 
 NOW = 1763709000.0
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.regions import region
-from kombu_couchdb.regions.region import Decision, Giver
+from kombu_couchdb.contrib.regions import region
+from kombu_couchdb.contrib.regions.region import Decision, Giver
 
 RECORD: dict[str, Any] = {'_id': region.record_id('eu', 'task:1', 'tag'), 'published': 100.0}
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from celery.app.task import Context
 
-from celery_couchdb.regions import results_elsewhere
+from celery_couchdb.contrib.regions import results_elsewhere
+from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import Options
-from kombu_couchdb.regions import region
 
 URLS = {'us': 'couchdb://celery:secret@us:5984/celery_regions', 'eu': 'couchdbs://a:1/db;couchdbs://b:2/db'}
 

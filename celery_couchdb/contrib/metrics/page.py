@@ -1,0 +1,220 @@
+"""The page of tasks: how often each ran and failed in the last hours, how long it took, and a chart of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any, NamedTuple
+
+from starlette.responses import Response
+
+from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_duration
+from ...web.recent_history import DAY, MINUTE, RecentHours
+from ...web.tables import Table
+from ...web.view import Page, View
+from .history import TASK_NUMBERS
+
+#: The periods that users choose from: by parameter of the URL, the words, how many steps their charts have, and how
+#: long these are, in seconds.
+_PERIODS = {'hour': ('Last hour', 60, MINUTE), 'day': ('Last 24 hours', 48, DAY / 48)}
+
+#: The bars of the large chart, and their length in seconds: that of a document of the history.
+_BARS, _BAR_SECONDS = 36, 600.0
+
+#: The height of the large chart, and the least height of what is not 0.
+_HEIGHT, _MIN_HEIGHT = 120.0, 3.0
+
+#: From this share on, failures are more than a warning.
+_BAD_SHARE = 0.05
+
+#: The most tasks that are shown.
+_LIMIT = 200
+
+_EMPTY = (
+    'No task has ended in the last 24 hours, as far as the history tells. One of the workers writes it once a minute '
+    '(the transport option task_history, on by default): start a worker, and look again a few minutes after it '
+    'has run a task.'
+)
+
+
+class Bar(NamedTuple):
+    """One bar of the large chart: what it says, and where its two parts begin and how high they are."""
+
+    text: str
+    failed: tuple[float, float]
+    succeeded: tuple[float, float]
+
+
+def show(view: View) -> Response:
+    """Show the tasks of the last hour, or day."""
+    now, recent = view.snapshot().date, view.history()
+    rows = task_rows(recent)
+    if view.wants_json:
+        return view.json(rows)
+    period = view.param('period') if view.param('period') in _PERIODS else 'hour'
+    ten_minutes = _ten_minutes(recent, now)
+    return view.render(
+        'tasks.html',
+        numbers=_totals([row[period] for row in rows]) if rows else (),
+        bars=_bars(ten_minutes),
+        dates=[row['date'] for row in ten_minutes[:: _BARS // 3]] + [ten_minutes[-1]['date'] + _BAR_SECONDS],
+        most=max(row['succeeded'] + row['failed'] for row in ten_minutes),
+        periods=[(title, view.link(page.path, period=name), name == period) for name, (title, *_) in _PERIODS.items()],
+        table=_table(view, recent, rows[:_LIMIT], period, len(rows) - _LIMIT),
+        ten_minutes=Table.of(
+            'Tasks in ten minutes',
+            _TEN_MINUTES_COLUMNS,
+            ten_minutes[::-1],
+            lambda row: row['date'],
+            dates={'FROM': lambda row: [row['date']]},
+        ),
+    )
+
+
+def task_rows(recent: RecentHours) -> list[Row]:
+    """Return what ended of each task in the last hour and day, those with most failures first, as objects for JSON."""
+    counts: defaultdict[str, dict[str, Counter[str]]] = defaultdict(lambda: {name: Counter() for name in _PERIODS})
+    for minute in recent.minutes:
+        for name, (_, count, seconds) in _PERIODS.items():
+            if recent.step(minute, seconds, count) is not None:
+                for task, numbers in minute['tasks'].items():
+                    counts[task][name].update(numbers)
+    rows = [{'task': task, **{name: _row(found[name]) for name in _PERIODS}} for task, found in counts.items()]
+    return sorted(
+        rows, key=lambda row: [*(-row[name]['failed'] for name in _PERIODS), -row['day']['runs'], row['task']]
+    )
+
+
+def _row(counts: Counter[str]) -> Row:
+    """Return the numbers of a task: how many runs ended, by outcome, and how many seconds a run took on average."""
+    succeeded, failed, retried = (int(counts[name]) for name in TASK_NUMBERS[:3])
+    runs = succeeded + failed + retried
+    return {
+        'runs': runs,
+        'succeeded': succeeded,
+        'failed': failed,
+        'retried': retried,
+        'failure_rate': round(failed / (succeeded + failed), 6) if succeeded + failed else None,
+        'mean': round(counts['seconds'] / runs, 3) if runs else None,
+    }
+
+
+# -- the table
+
+
+def _columns(period: str) -> list[Column]:
+    def column(title: str, member: str, form: Callable[[Any], Cell | str], chart: str = '') -> Column:
+        return Column(title, None, lambda row: form(row[period][member]), right=not chart)
+
+    return [
+        Column('TASK', 'task', min_width=10),
+        column('RUNS', 'runs', count_cell),
+        column('SUCCEEDED', 'succeeded', count_cell),
+        column('FAILED', 'failed', partial(count_cell, tone='bad')),
+        column('RETRIED', 'retried', partial(count_cell, tone='warning')),
+        column('FAILURE RATE', 'failure_rate', share_cell),
+        column('MEAN TIME', 'mean', _seconds),
+        column('TREND', 'runs', _in_words('runs'), 'chart'),
+        column('FAILURE TREND', 'failed', _in_words('failures'), 'chart'),
+    ]
+
+
+def _in_words(noun: str) -> Callable[[int], str]:
+    return lambda count: f'{count:,} {noun}' if count else NO_VALUE
+
+
+def share_cell(share: float | None) -> Cell:
+    """Return a cell with a share of failures in percent; from 5 % on it is bad."""
+    if not share:
+        return Cell(NO_VALUE if share is None else '0 %', 'dim')
+    tone: Tone = 'bad' if share >= _BAD_SHARE else 'warning'
+    return Cell('<0.1 %' if share < 0.001 else f'{100 * share:.1f} %', tone)
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None or seconds >= MINUTE:
+        return format_duration(seconds)
+    return f'{seconds:.1f} s' if seconds >= 1 else f'{1000 * seconds:.0f} ms'
+
+
+def _table(view: View, recent: RecentHours, rows: Sequence[Row], period: str, left_out: int) -> Table:
+    _, count, seconds = _PERIODS[period]
+    series = {row['task']: ([0.0] * count, [0.0] * count) for row in rows}
+    for minute in recent.minutes:
+        if (at := recent.step(minute, seconds, count)) is not None:
+            for task in minute['tasks'].keys() & series.keys():
+                numbers = minute['tasks'][task]
+                series[task][0][at] += sum(numbers.get(name, 0.0) for name in TASK_NUMBERS[:3])
+                series[task][1][at] += numbers.get('failed', 0.0)
+
+    def chart(of: int, row: Row) -> Sequence[float] | None:
+        return found if any(found := series[row['task']][of]) else None
+
+    return Table.of(
+        'Tasks',
+        _columns(period),
+        rows,
+        lambda row: row['task'],
+        links={
+            'TASK': lambda row: view.link('/jobs', task=row['task']),
+            'FAILED': lambda row: view.link('/failures', task=row['task']) if row[period]['failed'] else None,
+        },
+        charts={'TREND': partial(chart, 0), 'FAILURE TREND': partial(chart, 1)},
+        empty=_EMPTY,
+        more=f'These are the first {_LIMIT}; there are {left_out:,} more.' if left_out > 0 else '',
+    )
+
+
+def _totals(rows: Sequence[Row]) -> list[tuple[str, str, Tone]]:
+    """Return the sums of all tasks, for the numbers above the chart."""
+    sums = {name: sum(row[name] for row in rows) for name in TASK_NUMBERS[:3]}
+    ended = sums['succeeded'] + sums['failed']
+    cells = {
+        'Succeeded': count_cell(sums['succeeded']),
+        'Failed': count_cell(sums['failed'], 'bad'),
+        'Retried': count_cell(sums['retried'], 'warning'),
+        'Failure rate': share_cell(sums['failed'] / ended if ended else None),
+    }
+    return [(title, cell.text, cell.tone) for title, cell in cells.items()]
+
+
+# -- the chart
+
+_TEN_MINUTES_COLUMNS = (
+    Column('FROM', 'date'),
+    *(Column(name.upper(), name, count_cell, right=True) for name in TASK_NUMBERS[:3]),
+)
+
+
+def _ten_minutes(recent: RecentHours, now: float) -> list[Row]:
+    """Return what ended in each ten minutes of the last six hours, the oldest first."""
+    last = now // _BAR_SECONDS * _BAR_SECONDS
+    dates = [last - _BAR_SECONDS * before for before in reversed(range(_BARS))]
+    counts = {date: Counter[str]() for date in dates}
+    for minute in recent.minutes:
+        if (found := counts.get(minute['date'] // _BAR_SECONDS * _BAR_SECONDS)) is not None:
+            for numbers in minute['tasks'].values():
+                found.update(numbers)
+    return [{'date': date, **{name: int(found[name]) for name in TASK_NUMBERS[:3]}} for date, found in counts.items()]
+
+
+def _bars(rows: Sequence[Row]) -> list[Bar]:
+    """Return the bars: the failed tasks at the bottom, where they can be compared, and the others on top of them."""
+    scale = _HEIGHT / (max(row['succeeded'] + row['failed'] for row in rows) or 1)
+
+    def height(count: int, most: float) -> float:
+        return round(min(most, max(_MIN_HEIGHT, count * scale)), 1) if count else 0.0
+
+    bars = []
+    for row in rows:
+        failed = height(row['failed'], _HEIGHT)
+        succeeded = height(row['succeeded'], _HEIGHT - failed)
+        date = datetime.fromtimestamp(row['date'], timezone.utc)
+        text = f'From {date:%H:%M} UTC: {row["succeeded"]:,} succeeded, {row["failed"]:,} failed'
+        bars.append(Bar(text, (_HEIGHT - failed, failed), (round(_HEIGHT - failed - succeeded, 1), succeeded)))
+    return bars
+
+
+page = Page('/tasks', 'Tasks', show, noun='task')

@@ -1,0 +1,1 @@
+"""The optional rooms of the broker. The house knows them by `kombu_couchdb.rooms` alone."""
