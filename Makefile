@@ -60,10 +60,10 @@ pictures: $(VENV)/installed-dev  ## Make pictures of the operators' page into do
 	@$(RUN) -m tests.pictures
 
 bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/production/; BENCH_ARGS="--quick"
-	@$(RUN) -m benchmarks $(BENCH_ARGS)
+	@$(RUN) -m tests.benchmarks $(BENCH_ARGS)
 
 chaos: $(VENV)/installed-dev  ## Prove the promises while things fail, on $COUCHDB_URL or else on an embedded server; CHAOS_ARGS="--seed 1"
-	@$(RUN) -m chaos $(CHAOS_ARGS)
+	@$(RUN) -m tests.chaos $(CHAOS_ARGS)
 
 clean:  ## Remove the environment and all that was built
 	@echo 'Removing $(VENV), caches and builds'

@@ -15,11 +15,11 @@ from celery import Celery
 import celery_couchdb.design
 from celery_couchdb.contrib.regions.link import Decisions, Link, SharedLead
 from celery_couchdb.testing import Server
-from chaos.proxy import Proxy
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.errors import ServerUnavailable
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENT, PATIENT_BROKER
 from tests.support import end, items
 

@@ -18,11 +18,11 @@ from pytest_celery import CeleryTestWorker
 
 import celery_couchdb.design
 from celery_couchdb.testing import Server
-from chaos.proxy import Proxy
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.queues.databases import broadcasts_of
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER
 from tests.parcels import database_of_parcels
 from tests.support import ROOT, command_of, end

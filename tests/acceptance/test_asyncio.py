@@ -13,7 +13,7 @@ from celery import chain, chord, group, uuid
 from pytest_celery import CeleryTestWorker
 
 from celery_couchdb import aio
-from chaos.proxy import Proxy
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, wait_for
 
 from .conftest import Site

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_couchdb.jobs import Jobs
-from chaos.proxy import Proxy
 from kombu_couchdb.queues.databases import broadcasts_of
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 

@@ -7,7 +7,7 @@ from celery import chain, chord
 from celery.app.amqp import AMQP
 from celery.result import AsyncResult
 
-from chaos.proxy import Proxy
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 

@@ -15,10 +15,10 @@ import pytest
 import requests
 
 from celery_couchdb.testing import Server
-from chaos.proxy import Proxy
 from kombu_couchdb.contrib.parcels.stored_parcels import Parcels
 from kombu_couchdb.couchdb.client import Client
 from tests.browser import Page
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, wait_for
 from tests.device import pouchdb
 from tests.support import ROOT

@@ -9,7 +9,7 @@ import importlib.util
 
 import pytest
 
-from chaos.proxy import Proxy
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, wait_for
 from tests.support import items
 

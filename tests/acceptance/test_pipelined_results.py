@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import chord
 
-from chaos.proxy import Proxy
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 

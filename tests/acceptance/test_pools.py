@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.proxy import Proxy
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE
 
 from .conftest import Site

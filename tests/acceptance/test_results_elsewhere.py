@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from celery import chain
 
-from chaos.proxy import Proxy
 from kombu_couchdb.contrib.regions.region import results_in
 from kombu_couchdb.couchdb.client import Client
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
 from tests.support import items
 

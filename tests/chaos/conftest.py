@@ -10,8 +10,8 @@ import pytest
 from kombu import Connection
 
 from celery_couchdb.testing import Server
-from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
+from tests.chaos.proxy import Proxy
 from tests.patience import PatientConnection
 from tests.support import release_all
 

@@ -1,12 +1,12 @@
-"""A short version of `python -m chaos.beat`: each fault once, while an entry is edited every second."""
+"""A short version of `python -m tests.chaos.beat`: each fault once, while an entry is edited every second."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from celery_couchdb.testing import Server
-from chaos.beat import FAULTS, Site, run
-from chaos.server import Server as Victim
+from tests.chaos.beat import FAULTS, Site, run
+from tests.chaos.server import Server as Victim
 from tests.conftest import PATIENCE
 
 

@@ -1,12 +1,12 @@
-"""A short version of `python -m chaos.fleet`: each fault once."""
+"""A short version of `python -m tests.chaos.fleet`: each fault once."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from celery_couchdb.testing import Server
-from chaos.fleet import FAULTS, Site, run
-from chaos.server import Server as Victim
+from tests.chaos.fleet import FAULTS, Site, run
+from tests.chaos.server import Server as Victim
 from tests.conftest import PATIENCE
 
 

@@ -11,10 +11,10 @@ import pytest
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, items, publish, record_requests
 

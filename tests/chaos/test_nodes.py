@@ -15,8 +15,8 @@ from celery import Celery
 from kombu import Connection
 
 from celery_couchdb.testing import Server
-from chaos.proxy import Answer, Proxy
 from kombu_couchdb.couchdb.client import Client
+from tests.chaos.proxy import Answer, Proxy
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, items, publish, publish_many, release_all

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from kombu import Connection
 
-from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
+from tests.chaos.proxy import Proxy
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish, publish_many
 

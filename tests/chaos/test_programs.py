@@ -15,9 +15,9 @@ from celery.result import GroupResult
 from kombu.exceptions import OperationalError
 
 from celery_couchdb.testing import Server
-from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE
 from tests.support import end
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from celery_couchdb.testing import Server
-from chaos.faults import faults_of
-from chaos.plan import plan
-from chaos.report import complaints
-from chaos.run import run
-from chaos.server import Server as Victim
-from chaos.site import Site
+from tests.chaos.faults import faults_of
+from tests.chaos.plan import plan
+from tests.chaos.report import complaints
+from tests.chaos.run import run
+from tests.chaos.server import Server as Victim
+from tests.chaos.site import Site
 from tests.conftest import PATIENCE
 
 

@@ -1,4 +1,4 @@
-"""A short version of `python -m chaos.regions`: links are broken and a worker is killed while 120 tasks run.
+"""A short version of `python -m tests.chaos.regions`: links are broken and a worker is killed while 120 tasks run.
 
 All regions are on one server, which the test does not stop; the links between them lead through proxies.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from celery_couchdb.testing import Server
-from chaos.faults.regions import LINK_FAULTS
-from chaos.faults.workers import WorkerKilled
-from chaos.region_orders import planned_orders
-from chaos.region_site import NAMES, Regions
-from chaos.regions import planned, run
-from chaos.report import complaints
-from chaos.server import Server as Victim
+from tests.chaos.faults.regions import LINK_FAULTS
+from tests.chaos.faults.workers import WorkerKilled
+from tests.chaos.region_orders import planned_orders
+from tests.chaos.region_site import NAMES, Regions
+from tests.chaos.regions import planned, run
+from tests.chaos.report import complaints
+from tests.chaos.server import Server as Victim
 from tests.conftest import PATIENCE
 
 

@@ -12,9 +12,9 @@ from celery import Celery
 from celery.exceptions import TimeoutError
 
 from celery_couchdb.testing import Server
-from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, PATIENT, wait_for
 
 COMPLAINT = 'results are not received'

@@ -8,10 +8,10 @@ import pytest
 from kombu import Connection
 
 from celery_couchdb.testing import Server
-from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.errors import ServerUnavailable
+from tests.chaos.proxy import Proxy
 from tests.conftest import wait_for
 from tests.support import Inbox, items, publish, publish_many, release_all
 

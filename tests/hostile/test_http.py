@@ -18,13 +18,13 @@ import pytest
 from hypothesis import strategies as st
 from kombu import Connection
 
-from chaos.proxy import Answer, Proxy
 from kombu_couchdb.consumer import io_thread
 from kombu_couchdb.couchdb import auth, bounds, pacing
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll, open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import RETRIED, AnswerTooLarge, BrokenAnswer, CouchDBError, NotCouchDB, ServerUnavailable
+from tests.chaos.proxy import Answer, Proxy
 from tests.conftest import PATIENCE, PATIENT
 from tests.patience import PatientConnection
 from tests.support import Inbox, publish, run_python

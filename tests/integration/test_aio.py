@@ -25,10 +25,10 @@ from kombu.exceptions import OperationalError
 from celery_couchdb import aio
 from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.testing import Server
-from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import Http
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, ServerUnavailable
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import end, items, store_all
 

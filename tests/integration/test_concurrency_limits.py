@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from chaos.proxy import Proxy
 from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.limits.limits_gate import ParkedMessages
 from kombu_couchdb.queues.store import Store
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, Peer, Request, eta, items, publish, publish_many

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from kombu import Connection
 
-from chaos.proxy import Proxy
 from kombu_couchdb.couchdb.client import Client
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENT_BROKER
 from tests.support import Inbox, publish, release_all
 

@@ -20,9 +20,9 @@ from celery_couchdb import audit
 from celery_couchdb.testing import Server
 from celery_couchdb.web import create_app
 from celery_couchdb.web.cli import Prefixed
-from chaos.proxy import Proxy
 from kombu_couchdb.admin import queues
 from kombu_couchdb.couchdb.client import Client
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Request, publish
 from tests.web import Browser, served

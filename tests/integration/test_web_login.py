@@ -25,13 +25,13 @@ from celery_couchdb import audit
 from celery_couchdb.cli.clients import Login
 from celery_couchdb.testing import Server
 from celery_couchdb.web import accounts, create_app, sessions
-from chaos.proxy import Proxy
 from examples.managed.proxy import Proxy as Gateway
 from kombu_couchdb.admin import queues
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.credentials import Credentials
+from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, Users, wait_for
 from tests.web import Browser, served
 

@@ -118,7 +118,7 @@ def test_transport_does_not_import_celery() -> None:
 
 
 def folder_of(module: str) -> str:
-    """Return the folder of a module, such as `kombu_couchdb.couchdb` or `kombu_couchdb.contrib.regions`; or the module."""
+    """Return the folder of a module, such as `kombu_couchdb.couchdb`; the module itself if it is in none."""
     parts = module.split('.')
     return '.'.join(parts[: 3 if parts[1:2] == ['contrib'] else 2])
 

@@ -7,9 +7,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import Case, Figure, NotMeasured, Results, Row
-from benchmarks.report import Run, write
-from benchmarks.run import run
+from tests.benchmarks.cases import Case, Figure, NotMeasured, Results, Row
+from tests.benchmarks.report import Run, write
+from tests.benchmarks.run import run
 
 SPEED = Row('publish', 'one thread', 'messages/s', True)
 DELAY = Row('delay', 'idle, p50', 'ms', False)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from chaos.ledger import Event
-from chaos.report import complaints
-from chaos.verdict import judge
+from tests.chaos.ledger import Event
+from tests.chaos.report import complaints
+from tests.chaos.verdict import judge
 
 
 def accepted(*keys: str, kind: str = 'late', tries: int = 1, early: bool = False, results: bool = True) -> Event:

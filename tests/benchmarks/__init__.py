@@ -1,6 +1,6 @@
 """Benchmarks beside kombu's other transports and bare CouchDB: `make bench`.
 
-`python -m benchmarks --help` lists the options.
+`python -m tests.benchmarks --help` lists the options.
 
 ::
 

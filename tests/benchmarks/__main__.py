@@ -1,4 +1,4 @@
-"""Command line of the benchmarks, `python -m benchmarks`: options, progress and report."""
+"""Command line of the benchmarks, `python -m tests.benchmarks`: options, progress and report."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.table import simple_table
+from tests.benchmarks.table import simple_table
 
 from .verdict import Verdict
 

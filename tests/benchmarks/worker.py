@@ -19,7 +19,7 @@ from .systems import Place
 
 __all__ = ['app_of', 'settings_of', 'working']
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _PATIENCE = 120.0
 #: Tasks that run before the measurement, so that each process of the pool has run one.
 _WARM_UP = 20
@@ -63,7 +63,7 @@ def working(
                 '-m',
                 'celery',
                 '-A',
-                'benchmarks.tasks',
+                'tests.benchmarks.tasks',
                 'worker',
                 '--pool',
                 pool,

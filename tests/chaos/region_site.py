@@ -143,7 +143,7 @@ class Regions:
         folder: Path,
         changes: Mapping[str, Any] | None = None,
         pool: tuple[str, int] = ('threads', 4),
-        tasks: str = 'chaos.tasks',
+        tasks: str = 'tests.chaos.tasks',
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         prefix = f'chaos-{uuid.uuid4().hex[:12]}'

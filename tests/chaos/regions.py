@@ -1,4 +1,4 @@
-"""Regions while links, workers and servers fail, `python -m chaos.regions`: is anything lost, or run twice?
+"""Regions while links, workers and servers fail, `python -m tests.chaos.regions`: is anything lost, or run twice?
 
 Each region sends tasks to all regions, itself included, and waits for their results. Links between regions are cut or
 swallow everything, workers are killed, and servers too if there are commands for that. `verdict` judges the ledger as

@@ -1,4 +1,4 @@
-"""A fleet while things fail, `python -m chaos.fleet`: is each message worked on, and once if nobody is killed?
+"""A fleet while things fail, `python -m tests.chaos.fleet`: is each message worked on, and once if nobody is killed?
 
 Many consumers of one queue run, a few in each process. Mostly those are killed that listen for all others, and all of
 these at once. The database of broadcasts is deleted, and the server is killed if the options give commands for that.
@@ -96,8 +96,8 @@ class Site:
         """Start a process with so many consumers."""
         with (self._folder / 'consumers.log').open('ab') as log:
             process = subprocess.Popen(
-                [sys.executable, '-m', 'chaos.fleet_consumer', str(consumers)],
-                cwd=Path(__file__).parents[1],
+                [sys.executable, '-m', 'tests.chaos.fleet_consumer', str(consumers)],
+                cwd=Path(__file__).parents[2],
                 env={**os.environ, 'CHAOS_BROKER': self._url, 'CHAOS_LEDGER': str(self.ledger.path)},
                 stdout=log,
                 stderr=log,

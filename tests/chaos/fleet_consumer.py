@@ -1,4 +1,4 @@
-"""A process with several consumers of one queue, each with a connection of its own: part of `chaos.fleet`."""
+"""A process with several consumers of one queue, each with a connection of its own: part of `tests.chaos.fleet`."""
 
 from __future__ import annotations
 

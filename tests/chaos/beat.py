@@ -1,4 +1,4 @@
-"""Beats while things fail, `python -m chaos.beat`: is each due date sent once, and none left out?
+"""Beats while things fail, `python -m tests.chaos.beat`: is each due date sent once, and none left out?
 
 Three beats run, each behind a proxy. They are killed, paused for longer than their lease, and cut off; the clocks of
 their machines are set; somebody edits an entry every second. No worker runs: what was sent is counted at the end.
@@ -59,8 +59,8 @@ class Beat:
         self._number += 1
         with (self._folder / f'{self.name}.{self._number}.log').open('wb') as log:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'celery', '-A', 'chaos.beat_app', 'beat', '-S', 'couchdb', '-l', 'INFO'],
-                cwd=Path(__file__).parents[1],
+                [sys.executable, '-m', 'celery', '-A', 'tests.chaos.beat_app', 'beat', '-S', 'couchdb', '-l', 'INFO'],
+                cwd=Path(__file__).parents[2],
                 env={**os.environ, **self._environment},
                 stdout=log,
                 stderr=log,

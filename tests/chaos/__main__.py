@@ -1,4 +1,4 @@
-"""Command line of the chaos suite, `python -m chaos`: options, progress and result."""
+"""Command line of the chaos suite, `python -m tests.chaos`: options, progress and result."""
 
 from __future__ import annotations
 

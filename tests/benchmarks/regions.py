@@ -1,4 +1,4 @@
-"""Regions: the tables of the thesis, delays, the cost of a task, and outages, `python -m benchmarks.regions`.
+"""Regions: the tables of the thesis, delays, the cost of a task, and outages, `python -m tests.benchmarks.regions`.
 
 It needs a server for each region, REGION_URLS, and prints tables. The steps are `sleep 5`, so the load of the machine
 matters little there; it matters for delays and rates.
@@ -19,13 +19,13 @@ import requests
 from celery import chain
 from celery.result import AsyncResult
 
-from chaos.faults.regions import LinkCut, LinkFault, LinkSilent
-from chaos.ledger import Ledger
-from chaos.region_site import Regions, RegionSite
-from chaos.server import Server
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
+from tests.chaos.faults.regions import LinkCut, LinkFault, LinkSilent
+from tests.chaos.ledger import Ledger
+from tests.chaos.region_site import Regions, RegionSite
+from tests.chaos.server import Server
 
 from .figures import percentile
 from .processes import Spent

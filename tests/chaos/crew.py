@@ -14,7 +14,7 @@ from .proxy import Proxy
 
 __all__ = ['POOLS', 'Listener', 'Place', 'Publisher', 'Settings']
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 #: The pool and its size of each place. With six or more children, these store results through their parent.
 POOLS = (('prefork', 6), ('threads', 4), ('prefork', 2))
@@ -36,7 +36,7 @@ class Place:
         proxy: Proxy,
         settings: Settings,
         folder: Path,
-        tasks: str = 'chaos.tasks',
+        tasks: str = 'tests.chaos.tasks',
     ) -> None:
         self.name, self.proxy, self._pool, self._settings, self._folder = name, proxy, pool, settings, folder
         self._tasks = tasks
@@ -114,7 +114,7 @@ class Publisher:
     def __init__(self, settings: Settings, log: Path) -> None:
         with log.open('a') as file:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'chaos.publisher'],
+                [sys.executable, '-m', 'tests.chaos.publisher'],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
                 text=True,
@@ -147,7 +147,7 @@ class Listener:
         self.lock = threading.Lock()
         with log.open('a') as file:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'chaos.listener'],
+                [sys.executable, '-m', 'tests.chaos.listener'],
                 cwd=_ROOT,
                 stdout=file,
                 stderr=subprocess.STDOUT,
