@@ -47,12 +47,11 @@ from .results.documents import (
     unpack,
 )
 from .results.result_store import ResultTooLarge, settings_of
-from .rooms import hooks
 from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
 from .waiting.read_ahead import ReadAhead
 from .waiting.subscriber import Subscriber
-from .worker import expiry, startup
+from .worker import expiry, services, startup
 from .worker.handover import HandOver
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
@@ -70,10 +69,6 @@ _failing: ContextVar[Any] = ContextVar('failing', default=None)
 
 #: How long a chord is unchanged, at least, before another worker ends it, because its own worker may be lost.
 _MIN_CHORD_PAUSE_SECONDS = 30.0
-
-
-#: What optional rooms add to a result. They are imported now: they add headers to what tasks publish, too.
-_members_of_result = hooks('members_of_result')
 
 
 @contextmanager
@@ -230,8 +225,6 @@ class CouchDBBackend(ChordMixin, PushMixin):
         if delivery := delivery_of(request, task_id):
             doc['delivery'] = delivery
         sender = _failing.get() or request
-        for members_of in _members_of_result:
-            doc.update(members_of(self.app, sender, task_id))
         lifetime = self.lifetime_of(state)
         part: ChordPart | None = None
         if is_final(doc) and getattr(request, 'chord', None):
@@ -279,8 +272,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
                 startup.check(self)
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
             startup.prepare(self.app, getattr(sender, 'hostname', None))
-            for start in hooks('start_in_worker'):
-                start(sender)
+            services.start(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
                 self.handover.open(sender, serve_children=False)

@@ -1,68 +1,60 @@
-"""The optional rooms of results, workers and commands, and how the core finds them. See also `kombu_couchdb.rooms`.
+"""The optional rooms of results, workers and commands: a list of classes, see `celery_couchdb.room`.
 
-To remove a room, delete its folder and its lines here. The core imports no room by name, and asks all rooms that are
-there (`hooks`, `command_hooks`, `web_pages`). These are the functions that it asks for:
-
-* of results and publishers: `members_of_result(app, request, task_id)` returns members that a result document gets;
-  `results_elsewhere(request, task_id, doc)` returns the documents, each with the name of its database on the broker's
-  server, in which the result `doc` is stored as member `result`, and whether it is stored among the results, too;
-  `pass_on(headers)` adds what the sender of a chord passes on to its body; `check_headers(app, tasks, options)`
-  raises `ConfigurationError` if tasks cannot be in the header of a chord.
-* of workers: `prepare_worker()`, when a worker starts; `start_in_worker(worker)`, when a worker is ready whose app has
-  made its result backend only now.
-* of commands: `setup_plans(…)`, see `cli.setup`, `vacuum_part(…)`, see `cli.vacuum`, `exposition(status, seconds)`,
-  which returns the metrics of a status in Prometheus' text format, and `read_history(client, hours)`, which returns
-  the minutes of the last hours, see `metrics.history`. `whereabouts(app, broker, start)` returns the tasks that are
-  elsewhere and whose ids begin with `start`, with their `id`, their name `task`, and where they are as `text`.
-
-The room `web` asks the others for their pages; each is an object `page`, see `web.view.Page`.
+To remove a room, delete its folder and its line here. The core imports no room by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
 
-#: By room: the package with the functions for results, publishers and workers.
-HOOKS = {
-    'metrics': 'celery_couchdb.contrib.metrics',
-    'parcels': 'celery_couchdb.contrib.parcels',
-    'regions': 'celery_couchdb.contrib.regions',
-}
+from celery import signals
+from celery._state import get_current_worker_task
 
-#: By name of the command: the module with the object `command`, and with functions for other commands.
-COMMANDS = {
-    'metrics': 'celery_couchdb.contrib.metrics.cli',
-    'parcels': 'celery_couchdb.contrib.parcels.cli',
-    'regions': 'celery_couchdb.contrib.regions.cli',
-    'schedule': 'celery_couchdb.contrib.beat.cli',
-    'web': 'celery_couchdb.web.cli',
-}
+from .room import Room
 
-#: By room: the module with the object `page`. It needs the packages of the room `web`, which alone imports it.
-WEB_PAGES = {
-    'metrics': 'celery_couchdb.contrib.metrics.page',
-    'schedules': 'celery_couchdb.contrib.beat.page',
-    'parcels': 'celery_couchdb.contrib.parcels.page',
-    'regions': 'celery_couchdb.contrib.regions.page',
-}
+__all__ = ['concerned', 'header_of', 'pass_on', 'rooms']
+
+#: The module of each room, and its class.
+ROOMS = (
+    ('celery_couchdb.contrib.metrics.room', 'MetricsRoom'),
+    ('celery_couchdb.contrib.beat.room', 'BeatRoom'),
+    ('celery_couchdb.contrib.parcels.room', 'ParcelsRoom'),
+    ('celery_couchdb.contrib.regions.room', 'RegionsRoom'),
+)
 
 
 @cache
-def hooks(name: str) -> list[Callable[..., Any]]:
-    """Return the functions of this name for results, publishers and workers."""
-    return [getattr(module, name) for module in map(import_module, HOOKS.values()) if hasattr(module, name)]
+def rooms() -> tuple[Room, ...]:
+    """Return the rooms of this installation."""
+    return tuple(getattr(import_module(module), name)() for module, name in ROOMS)
 
 
-@cache
-def command_hooks(name: str) -> list[Callable[..., Any]]:
-    """Return the functions of this name for commands."""
-    return [getattr(module, name) for module in map(import_module, COMMANDS.values()) if hasattr(module, name)]
+# -- the headers of tasks that belong to rooms
 
 
-@cache
-def web_pages() -> list[Any]:
-    """Return the pages of the rooms for the room `web`."""
-    return [import_module(name).page for name in WEB_PAGES.values()]
+def header_of(request: Any, name: str) -> Any:
+    """Return a header of a task, or None; `request` is the task's request or None."""
+    return getattr(request, name, None) or (getattr(request, 'headers', None) or {}).get(name)
+
+
+def concerned(request: Any) -> list[Room]:
+    """Return the rooms to which a task belongs; `request` is its request or None."""
+    found = getattr(request, 'headers', None) or {}
+    return [room for room in rooms() if any(name in found or getattr(request, name, None) for name in room.headers)]
+
+
+def pass_on(headers: dict[str, Any]) -> None:
+    """Give a message those headers of the running task that belong to rooms."""
+    if task := get_current_worker_task():
+        for room in concerned(task.request):
+            for name in room.headers:
+                if value := header_of(task.request, name):
+                    headers.setdefault(name, value)
+
+
+@signals.before_task_publish.connect
+def _inherit(headers: Any = None, **_: Any) -> None:
+    if isinstance(headers, dict):
+        pass_on(headers)

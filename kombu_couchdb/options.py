@@ -90,14 +90,14 @@ def switch(default: bool) -> Any:
     return _field('True or False', lambda value: isinstance(value, bool), default)
 
 
-def of_room(name: str, check: str, **field_arguments: Any) -> Any:
-    """Return a field whose value a function of an optional room checks; None by default."""
+def of_room(name: str, **field_arguments: Any) -> Any:
+    """Return a field whose value an optional room checks; None by default."""
 
     def checked(option_name: str, value: Any) -> Any:
         found = room(name)
         if found is None:
-            raise ConfigurationError(f'transport option {option_name} needs the package kombu_couchdb.{name}')
-        return getattr(found, check)(option_name, value)
+            raise ConfigurationError(f'transport option {option_name} needs the package kombu_couchdb.contrib.{name}')
+        return found.check(option_name, value)
 
     return option(checked, None, **field_arguments)
 
@@ -228,10 +228,10 @@ class Options:
     #: has not, after it was moved; 0: such parcels are deleted when they are moved.
     receipts_retention: float = seconds(7 * 86_400.0, may_be_zero=True)
     #: The name of the region of this app, if regions work for each other. It must be one of `regions`.
-    region: str | None = of_room('regions', 'check_name')
+    region: str | None = of_room('regions')
     #: All regions, this one too: for each name the URL of the region's database of regions, as other regions reach it.
     #: Of the own URL, only the name of the database is used: it is on the server of the broker.
-    regions: Mapping[str, str] | None = of_room('regions', 'check_regions', repr=False)
+    regions: Mapping[str, str] | None = of_room('regions', repr=False)
     #: How long a task with the region `any` waits at home before it may be lent to a region that has nothing to do.
     lend_after: float = seconds(1.0)
     #: Keep the numbers of tasks and queues of the last day, minute by minute. One of the workers does that.

@@ -30,7 +30,7 @@ from kombu_couchdb.log import get_logger
 from ..options import ResultOptions
 from ..results.documents import Chord, ChordPart, Document, Packed, is_final, pack, unpack
 from ..results.result_store import ResultStore
-from ..rooms import hooks
+from ..rooms import pass_on
 from ..waiting.awaited import tasks_in
 from .counter import LAG_SECONDS, Chords, Claimed
 
@@ -66,8 +66,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
         """Store a chord with its body, which inherits headers of the current task; Celery sends its header next."""
         self.ensure_chords_allowed()
         headers = dict(body.options.get('headers') or {})
-        for pass_on in hooks('pass_on'):  # the last part may have no request any more
-            pass_on(headers)
+        pass_on(headers)  # the last part may have no request any more
         if headers:
             body.options['headers'] = headers
         group_id, results = header_result_args[0], header_result_args[1]

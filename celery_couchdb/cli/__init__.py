@@ -14,23 +14,29 @@ from typing import Any
 import click
 from celery import signals
 
-from .. import rooms
+from ..room import Room
+from ..rooms import rooms
 
 __all__ = ['couchdb']
 
 #: The modules of the commands, beside those of optional rooms.
 _COMMANDS = {
-    'setup': 'setup',
-    'status': 'status',
-    'check': 'status',
-    'queues': 'queues',
-    'jobs': 'jobs',
-    'show': 'failures',
-    'remove': 'jobs',
-    'failures': 'failures',
-    'vacuum': 'vacuum',
-    'plan': 'plan',
+    'setup': '.setup',
+    'status': '.status',
+    'check': '.status',
+    'queues': '.queues',
+    'jobs': '.jobs',
+    'show': '.failures',
+    'remove': '.jobs',
+    'failures': '.failures',
+    'vacuum': '.vacuum',
+    'plan': '.plan',
+    'web': '..web.cli',
 }
+
+
+def _of_rooms() -> dict[str, Room]:
+    return {room.command_name: room for room in rooms() if room.command_name}
 
 
 @signals.worker_init.connect
@@ -45,19 +51,18 @@ def _has_our_broker(app: Any) -> bool:
 
 
 class _Commands(click.Group):
-    """A command group. Each command is the object `command` of the module of its name, or `NAME_command` of another."""
+    """A command group. Each command is the object `NAME_command` of its module, or else `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS, *rooms.COMMANDS]
+        return [*_COMMANDS, *_of_rooms()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        name = _COMMANDS.get(cmd_name, cmd_name)
-        module = rooms.COMMANDS.get(cmd_name) or (f'{__name__}.{name}' if cmd_name in _COMMANDS else None)
-        if module is None:
+        if room := _of_rooms().get(cmd_name):
+            return room.command()  # type: ignore[no-any-return]
+        if cmd_name not in _COMMANDS:
             return None
-        command = 'command' if name == cmd_name else f'{cmd_name}_command'
-        found: click.Command = getattr(import_module(module), command)
-        return found
+        module = import_module(_COMMANDS[cmd_name], __name__)
+        return getattr(module, f'{cmd_name}_command', module.command)  # type: ignore[no-any-return]
 
     def invoke(self, ctx: click.Context) -> Any:
         from celery.exceptions import ImproperlyConfigured

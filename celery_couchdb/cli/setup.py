@@ -19,7 +19,7 @@ from kombu_couchdb.transport import Transport
 
 from .. import design
 from ..connections import transport_of
-from ..rooms import command_hooks
+from ..rooms import rooms
 from .clients import Login, admin_option, app_of, broker_of, results_of
 from .tables import echo, echo_styled
 
@@ -77,10 +77,7 @@ def command(
     databases = [*_merged(broker, results), *([broadcasts] if broadcasts else [])]
     plans: list[tuple[str, Sequence[Step]]] = [(wanted.client.address.url, plan(wanted)) for wanted in databases]
     of_rooms = [
-        found
-        for make in command_hooks('setup_plans')
-        if broker
-        for found in make(app, members, publishers, devices, admin)
+        found for room in rooms() if broker for found in room.setup_plans(app, members, publishers, devices, admin)
     ]
     if (publishers or devices) and not of_rooms:
         option = '--publisher' if publishers else '--device'

@@ -16,7 +16,7 @@ from kombu_couchdb.errors import CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
 
 from ..resources.columns import Column, format_duration, format_size
-from ..rooms import command_hooks
+from ..rooms import rooms
 from .clients import (
     Login,
     admin_option,
@@ -73,7 +73,7 @@ def command(ctx: click.Context, given: float | None, no_wait: bool, yes: bool, a
     """
     app = app_of(ctx)
     broker = broker_of(app, admin)
-    parts: list[VacuumPart] = [part for of_room in command_hooks('vacuum_part') if (part := of_room(app, admin))]
+    parts: list[VacuumPart] = [part for room in rooms() if (part := room.vacuum_part(app, admin))]
     replicated = [part.client for part in parts if part.client]
     clients = _distinct(broker, broadcasts_of(broker), results_of(app, admin), *replicated)
     options = options_of(app)

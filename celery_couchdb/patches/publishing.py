@@ -31,7 +31,7 @@ from celery.canvas import Signature, group, maybe_signature
 from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from kombu_couchdb.transport import CollectingProducer, Transport, taken_by
 
-from ..rooms import hooks
+from ..rooms import rooms
 
 #: The other parameters of `group._apply_tasks`, except the barrier, to which Celery's method adds the results. Older
 #: versions have no `group_index`.
@@ -128,8 +128,8 @@ def _checked(tasks: Iterable[Any], app: Any, options: dict[str, Any]) -> Iterato
 def _check(app: Any, tasks: Iterable[Any], options: dict[str, Any]) -> None:
     """Check tasks of a chord's header. If they are refused, delete the chord, which Celery has stored before."""
     try:
-        for check_header in hooks('check_header'):
-            check_header(app, _steps(tasks, app), options)
+        for room in rooms():
+            room.check_header(app, _steps(tasks, app), options)
     except ConfigurationError:
         if drop := getattr(app.backend, 'drop_chord', None):  # not with the backend of another database
             with suppress(CouchDBError):  # it expires

@@ -17,7 +17,7 @@ from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
 from ..failures import Failures
-from ..rooms import command_hooks
+from ..rooms import rooms
 from ..stored_results import StoredResult
 from .columns import Lines, Row, format_date, format_duration, json_line
 from .jobs import job_resource
@@ -103,7 +103,7 @@ def _complete(sources: Failures, start: str) -> set[str]:
 
 def _elsewhere(sources: Failures, start: str) -> list[Row]:
     jobs = sources.jobs
-    return [row for read in command_hooks('whereabouts') if jobs for row in read(jobs.app, jobs.client, start)]
+    return [row for room in rooms() if jobs for row in room.whereabouts(jobs.app, jobs.client, start)]
 
 
 # -- the description

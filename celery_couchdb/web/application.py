@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
-from .. import rooms
+from ..rooms import rooms
 from .access import form_of, log_out, login, session_of, set_cookie, wants_password
 from .actions import perform
 from .events import events
@@ -132,8 +132,9 @@ def _metrics(view: View) -> Response:
     from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
     found = view.snapshot()
-    for exposition in rooms.command_hooks('exposition'):
-        return Response(exposition(found.status, found.seconds), media_type=CONTENT_TYPE_LATEST)
+    for room in rooms():
+        if (text := room.exposition(found.status, found.seconds)) is not None:
+            return Response(text, media_type=CONTENT_TYPE_LATEST)
     raise HTTPException(404)
 
 

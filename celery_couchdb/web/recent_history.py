@@ -10,8 +10,8 @@ from typing import NamedTuple
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError
 
-from .. import rooms
 from ..resources.columns import Row
+from ..rooms import rooms
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
@@ -28,7 +28,7 @@ _LATE_SECONDS = 180.0
 class RecentHours(NamedTuple):
     """What was read of the history."""
 
-    #: The minutes of the last day in which something happened, the oldest first; see `rooms`.
+    #: The minutes of the last day in which something happened, the oldest first; see `room.Room.read_history`.
     minutes: Sequence[Row]
     #: Up to when the history goes, in seconds since the epoch.
     end: float
@@ -78,8 +78,8 @@ class RecentHistory:
         now = self._client.clock.now()
         hours = min(DAY, now - self._date + _OVERLAP_SECONDS) / HOUR
         minutes = {minute['date']: minute for minute in before}
-        for read_history in rooms.command_hooks('read_history'):
-            minutes |= {minute['date']: minute for minute in read_history(self._client, hours)}
+        for room in rooms():
+            minutes |= {minute['date']: minute for minute in room.read_history(self._client, hours)}
         self._date = now
         known = [minutes[date] for date in sorted(minutes) if now - DAY < date <= now]
         newest = known[-1]['date'] if known else 0.0

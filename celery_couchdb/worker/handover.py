@@ -29,7 +29,7 @@ from ..results.other_databases import OtherDatabases
 from ..results.queue_item import COMPLETE, QueueItem
 from ..results.result_queue import ResultQueue
 from ..results.result_store import ResultTooLarge
-from ..rooms import hooks
+from ..rooms import concerned
 from .pool import run_in_pool
 
 logger = get_logger(__name__)
@@ -40,9 +40,6 @@ _MAX_NEXT_TASKS = 20
 #: If a part of a chord has ended in this process less than this number of seconds ago, the next one does not wait until
 #: it is counted: that takes 10 to 20 ms, which is much for a short task.
 _FLOW_SECONDS = 0.2
-
-#: What optional rooms say about where a result is stored.
-_results_elsewhere = hooks('results_elsewhere')
 
 
 class HandOver:
@@ -255,8 +252,8 @@ class HandOver:
 def _elsewhere(request: Any, task_id: str, doc: Result) -> tuple[list[QueueItem], bool]:
     """Return a result as optional rooms store it in other databases, and whether it is stored here, too."""
     found, is_here = list[QueueItem](), True
-    for results_elsewhere in _results_elsewhere:
-        docs, is_here_too = results_elsewhere(request, task_id, doc)
+    for room in concerned(request):
+        docs, is_here_too = room.on_result(request, task_id, doc)
         found += [QueueItem.of_returned(database, other) for database, other in docs]
         is_here &= is_here_too
     return found, is_here

@@ -13,7 +13,8 @@ from kombu_couchdb.errors import RETRIED, CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import stamp
-from ..rooms import hooks
+from ..rooms import rooms
+from . import services
 
 logger = get_logger(__name__)
 
@@ -31,8 +32,9 @@ def prepare(app: Any, worker: str | None) -> None:
     the result backend when a worker is ready.
     """
     import_module(f'{__package__}.control')
-    for prepare_worker in hooks('prepare_worker'):
-        prepare_worker()
+    for room in rooms():
+        room.prepare_worker()
+    services.connect()
     import_module(f'{__package__}.history').install(app, worker)
     import_module(f'{__package__}.running').install(app)
 

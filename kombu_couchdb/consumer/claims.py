@@ -1,35 +1,35 @@
 """Claims: which messages a consumer reads and claims, and what it does with the result of each claim.
 
-A message with a concurrency limit or a rate may have to wait. Before a consumer claims such a message, it asks the
-`Gate`; the folder `limits` has the gate that makes messages wait.
+A message with a concurrency limit or a rate may have to wait. Before a consumer claims such a message, it asks its
+`limits.gate.Gate`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
-from math import inf
+from collections.abc import Callable, Iterable, Mapping
 
 from ..couchdb.client import Client, Document
 from ..couchdb.pacing import Kind
-from ..couchdb.write_result import WriteResult
+from ..couchdb.write_result import PendingWrite, WriteResult
 from ..documents import dead_letter, validation, workitem
 from ..documents.body import stub
+from ..documents.concurrency import CONCURRENCY_KEY
 from ..documents.dead_letter import DELIVERY_LIMIT
-from ..documents.rates import waits_for_slot
-from ..fleet.attention import Attention, Peers
+from ..documents.rates import RATE_KEY, waits_for_slot
+from ..documents.task_message import headers_of
+from ..fleet.attention import Attention
 from ..fleet.candidates import Candidate, QueueCandidates
 from ..leases.lease import Lease
 from ..leases.sweeper import UnprovenClaims
+from ..limits.gate import Gate
 from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
-from ..queues.store import LeaseStats, Store
+from ..queues.store import Store
 from ..queues.topology import Topology
-from ..rooms import room
 from .bodies import Body, read
 from .delivery import Delivery, Pull, Subscription
-from .pending_writes import PendingWrite
 from .unacked import Unacked
 
 logger = get_logger(__name__)
@@ -155,59 +155,6 @@ class CandidateReader:
         self._docs_per_read = max(1, min(2 * max(count, len(unread)), _MAX_DOCS, _MAX_CHARACTERS // max(1, largest)))
 
 
-class Gate:
-    """The gate of one consumer; for its I/O thread alone. This one is open: it admits every message at once.
-
-    It admits those with a concurrency key or a rate, too, and wakes no message that a process with the room `limits`
-    has parked. In each cycle the methods are called in the order here. Each *raises* the errors of `Client` if it makes
-    requests.
-    """
-
-    def due(self, credit: Mapping[str, int]) -> float:
-        """Return the monotonic time of the next cycle that the gate needs, with this credit by queue; or infinity."""
-        return inf
-
-    def begin(self, in_use: Callable[[], set[str]]) -> None:
-        """Begin a cycle. `in_use` returns the ids of the messages that are held, or whose tasks may still run."""
-
-    def saw(self, key: str) -> None:
-        """Note that messages are parked under a key, perhaps by another consumer."""
-
-    def ready(self, credit: Mapping[str, int]) -> list[Document]:
-        """Return parked messages of the queues with credit that can be claimed now; they still have to be admitted."""
-        return []
-
-    def admit(
-        self, taken: dict[str, list[Document]], writes: list[PendingWrite], *, needs_slot: bool = True
-    ) -> dict[str, list[Document]]:
-        """Return those of the messages that may be claimed, by queue; add to `writes` what parks the others."""
-        return taken
-
-    def wake(self, writes: list[PendingWrite]) -> None:
-        """Add to `writes` what wakes parked messages, for permits that were returned in earlier cycles."""
-
-    def free(self, writes: list[PendingWrite]) -> None:
-        """Add to `writes` what returns permits that no message uses; makes no request."""
-
-    def holds_slots(self) -> bool:
-        """Tell whether messages of this consumer use something that ends with its lease."""
-        return False
-
-    def settle(self, in_use: Callable[[], set[str]]) -> list[Document]:
-        """End a cycle, after its writes; return the messages that were woken, to be claimed again."""
-        return []
-
-    def sweep(self, leases: LeaseStats, own: str, expired: Collection[str]) -> None:
-        """Return the permits of consumers that are gone, and look for messages that nobody has woken."""
-
-
-def gate(store: Store, lease: Lease, topology: Topology, peers: Peers) -> Gate:
-    """Return the gate of a consumer: that of the room `limits`, or an open one."""
-    limits = room('limits')
-    made: Gate = limits.LimitsGate(store, lease, topology, peers) if limits else Gate()
-    return made
-
-
 class Claims:
     """Makes the writes that claim candidates, and delivers the messages whose claims CouchDB stored."""
 
@@ -248,9 +195,10 @@ class Claims:
                 pace.want(Kind.WRITE)
             return 0
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
-        for doc in self._gate.ready(self._unacked.credit()):
-            if doc['queue'] in served:
-                candidates[doc['queue']].offer(doc, own=True)
+        if self._gate.is_used:
+            for doc in self._gate.ready(self._unacked.credit()):
+                if doc['queue'] in served:
+                    candidates[doc['queue']].offer(doc, own=True)
         claimable = [queue for queue in served if candidates[queue].has_claimable]
         # Each queue gets an equal share of the claims, and another queue is served first each time: a long queue does
         # not starve a short one.
@@ -286,13 +234,21 @@ class Claims:
         missing, most = dict(wanted), len(writes) + _MAX_PARKED
         while missing:
             taken = self.reader.take(candidates, missing)
-            for queue, admitted in self._gate.admit(taken, writes).items():
+            for queue, admitted in self._admit(taken, writes).items():
                 docs[queue] += admitted
                 if len(writes) >= most or len(admitted) == len(taken[queue]):
                     del missing[queue]
                 else:
                     missing[queue] = wanted[queue] - len(docs[queue])
         return docs
+
+    def _admit(
+        self, taken: dict[str, list[Document]], writes: list[PendingWrite], *, needs_slot: bool = True
+    ) -> dict[str, list[Document]]:
+        """Return those of the messages that may be claimed, by queue; add to `writes` what parks the others."""
+        if any(_has_limit(doc) for docs in taken.values() for doc in docs):
+            return self._gate.admit(taken, writes, needs_slot=needs_slot)
+        return taken
 
     def _claim(
         self,
@@ -387,12 +343,12 @@ class Claims:
         docs: Iterable[Document] = ()
         if pull.queue not in self._topology.paused:
             ready = self._store.each_ready(pull.queue, _PULL_CANDIDATES)
-            docs = itertools.chain(self._gate.ready({pull.queue: 1}), ready)
+            docs = itertools.chain(self._gate.ready({pull.queue: 1}) if self._gate.is_used else (), ready)
         parked: list[PendingWrite] = []
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused and not waits_for_slot(doc)):
             if validation.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
-                if not self._gate.admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
+                if not self._admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue
                 # The body is read before the claim: with `no_ack`, the claim deletes the document.
                 body = read(self._store.client, [doc])[0] if stub(doc) else _UNREAD
@@ -400,3 +356,8 @@ class Claims:
                 return [*parked, self._claim(doc, pull.subscription, pull, body=body)]
         self._unacked.answer(pull, None)
         return parked
+
+
+def _has_limit(doc: Document) -> bool:
+    headers = headers_of(doc)
+    return CONCURRENCY_KEY in headers or RATE_KEY in headers

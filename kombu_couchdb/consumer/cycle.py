@@ -16,6 +16,7 @@ from math import inf
 
 from ..couchdb.client import Client, Document
 from ..couchdb.pacing import Kind
+from ..couchdb.write_result import PendingWrite
 from ..documents import workitem
 from ..documents.concurrency import is_parked, parked_key
 from ..errors import CouchDBError
@@ -23,6 +24,7 @@ from ..fleet.candidates import QueueCandidates
 from ..fleet.notifier import Notifier
 from ..leases.lease import Lease
 from ..leases.sweeper import Sweeper
+from ..limits.gate import Gate
 from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
@@ -30,10 +32,10 @@ from ..queues.fanout import Listener
 from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .claims import Claims, gate
+from .claims import Claims
 from .delivery import Mailbox
 from .heartbeat import Heartbeat
-from .pending_writes import Commits, PendingWrite, give_up
+from .pending_writes import Commits, give_up
 from .unacked import Unacked
 from .worker_hooks import Suspects
 
@@ -80,7 +82,7 @@ class Cycle:
         #: What is new in the databases.
         self.notifier = Notifier(client, topology, listener, name, self.unacked.wakeup.set)
         #: Which messages may be claimed now, and which wait for a slot or a start.
-        self._gate = gate(self._store, self.lease, topology, self.notifier.peers)
+        self._gate = Gate(self._store, self.lease, topology, self.notifier.peers)
         self.sweeper = Sweeper(self._store, topology, options.visibility_timeout, self._gate.sweep)
         self._writes = self.unacked.writes
         self._commits = Commits(self._store, self.lease, self.sweeper.unproven)
@@ -120,7 +122,8 @@ class Cycle:
             times += [self._heartbeat.due_at, self.sweeper.due, self.notifier.due_at()]
             times += self.unacked.may_run().values()
         credit, low = self.unacked.credit(), self.unacked.low()
-        times.append(self._gate.due(credit))
+        if self._gate.is_used:
+            times.append(self._gate.due(credit))
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) <= 0:
                 if queue in self.notifier.attention.followed:
@@ -155,7 +158,8 @@ class Cycle:
         self._writes.retry_changed(self._client.fetch)
         pulls = list(self.unacked.pulls)
         self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
-        self._gate.begin(self._in_use)
+        if self._gate.is_used:
+            self._gate.begin(self._in_use)
         pending = self._writes.take()
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         writes: list[PendingWrite] = []
@@ -188,12 +192,14 @@ class Cycle:
             claimed = [doc['message'] for doc, _ in writes if doc.get('claimed')]
             for queue, message in self.notifier.take_before(claimed):
                 self.unacked.broadcast(queue, message)
-            self._gate.wake(writes)
-            self._gate.free(writes)
+            if self._gate.is_used:
+                self._gate.wake(writes)
+                self._gate.free(writes)
             if writes or pending:
                 self._heartbeat.report.expect()
             holds = self.unacked.ids() or self.sweeper.unproven  # others count unproven claims, too
-            self.lease.idle = not (writes or pending or holds or self._gate.holds_slots())
+            holds_slots = self._gate.is_used and self._gate.holds_slots()
+            self.lease.idle = not (writes or pending or holds or holds_slots)
             if self.lease.written and self._heartbeat.needs_write(queues):
                 writes.insert(0, self._heartbeat.next_write(queues))  # first: the claims may need more than one request
             self.unacked.more_to_claim = any(
@@ -203,7 +209,8 @@ class Cycle:
             )
             pending += self._writes.take_begun()
             self._commits.write(pending, writes)
-            self._offer(self._gate.settle(self._in_use))
+            if self._gate.is_used:
+                self._offer(self._gate.settle(self._in_use))
             self._ring()
         except CouchDBError:
             give_up([*pending, *writes])
@@ -219,7 +226,8 @@ class Cycle:
     def finish(self) -> None:
         """Release all unacknowledged messages and end the lease; *raises* the errors of `Client`."""
         self.unacked.release_all()
-        self._gate.begin(self._in_use)
+        if self._gate.is_used:
+            self._gate.begin(self._in_use)
         changes: list[PendingWrite] = []
         # Publishers may change unique jobs at this moment, which makes a write conflict: try again. No other consumer
         # can write an outcome before the lease ends.
@@ -231,17 +239,19 @@ class Cycle:
                 break
             self._commits.write(changes)
             changes = []
-        self._gate.free(changes)
-        if self._gate.holds_slots():
+        if self._gate.is_used:
+            self._gate.free(changes)
+        if self._gate.is_used and self._gate.holds_slots():
             # Tasks with a concurrency key may still be running: their slots are freed when the lease expires.
             changes.append(self._heartbeat.next_write(set()))
         elif self.lease.rev:
             changes.append(self._heartbeat.last_write())
         self._commits.write(changes)
         self._store.delete_without_queue(self._writes.take_released())
-        wakeups: list[PendingWrite] = []
-        self._gate.wake(wakeups)
-        self._commits.write(wakeups)
+        if self._gate.is_used:
+            wakeups: list[PendingWrite] = []
+            self._gate.wake(wakeups)
+            self._commits.write(wakeups)
 
     @property
     def _poll_at(self) -> float:

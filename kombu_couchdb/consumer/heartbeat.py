@@ -6,11 +6,10 @@ Its interval is a part of `visibility_timeout`, `options.HEARTBEATS_PER_LEASE`; 
 from __future__ import annotations
 
 from ..couchdb.client import Client
-from ..couchdb.write_result import WriteResult
+from ..couchdb.write_result import PendingWrite, WriteResult
 from ..errors import CouchDBError
 from ..leases.lease import Lease
 from ..log import get_logger
-from .pending_writes import PendingWrite
 from .report import TaskReport
 from .unacked import Unacked
 from .worker_hooks import Suspects

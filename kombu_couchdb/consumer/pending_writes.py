@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..couchdb.client import Document
-from ..couchdb.write_result import MISSING_STUB, WriteResult, WriteStatus
+from ..couchdb.write_result import MISSING_STUB, PendingWrite, WriteResult, WriteStatus
 from ..documents import dead_letter, unique_merge, workitem
 from ..errors import CouchDBError
 from ..leases.lease import Lease
@@ -33,9 +33,6 @@ from .pace import Pace, Wakeup
 logger = get_logger(__name__)
 
 _LOST_CLAIM = 'this consumer lost its claim of message %s before the outcome was stored: it may run again'
-
-#: A document to be written, and the function that takes the result of the write.
-PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
 
 #: Returns the document that makes a decision about a claimed message.
 _Change = Callable[[Document], Mapping[str, Any]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -102,3 +102,7 @@ class WriteResult(NamedTuple):
     def exception(self, where: str) -> CouchDBError:
         """Return our error for a result that is not stored; `where` is the URL that its message begins with."""
         return from_answer({'error': self.error, 'reason': self.reason}, where)
+
+
+#: A document to be written, and the function that takes the result of the write.
+PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..documents.task_message import HIGHEST
-from ..rooms import offered
+from ..rooms import rooms
 
 NAME, JOBS, CONFLICTED = 'celery-v7', 'celery-jobs-v3', 'celery-conflicted-v1'
 
@@ -50,7 +50,8 @@ def documents() -> list[dict[str, Any]]:
     `NAME` is the last one: they are written in this order, so where `NAME` exists, all exist.
     """
     jobs = {**load(__name__, JOBS, {'by_task': '', 'history': '', 'failures': '_stats'}), 'autoupdate': False}
-    return [jobs, *(doc for own in offered('documents') for doc in own()), conflicted(), load(__name__, NAME, _REDUCE)]
+    of_rooms = [doc for room in rooms() for doc in room.documents()]
+    return [jobs, *of_rooms, conflicted(), load(__name__, NAME, _REDUCE)]
 
 
 def conflicted() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..options import HEARTBEATS_PER_LEASE
 from ..queues.routing import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
-from ..rooms import offered
+from ..rooms import rooms
 from .housekeeping import Janitor, UnusedQueues
 from .lease import GRACE_SECONDS, Unchanged, Watch, expires_of, queues_of
 
@@ -106,7 +106,9 @@ class Sweeper:
             store.client,
             design.conflicted(),
             {
-                **dict.fromkeys(('WorkItem', 'DoneItem', *chain(*offered('ITEM_TYPES'))), self._resolve_item),
+                **dict.fromkeys(
+                    ('WorkItem', 'DoneItem', *chain(*(room.item_types for room in rooms()))), self._resolve_item
+                ),
                 'Slot': lambda leaves, living: concurrency.resolve(
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),
@@ -154,7 +156,8 @@ class Sweeper:
         now = self._store.client.clock.now()
         expired = self._end_expired_leases(leases, own, asked)
         self._release_messages(leases, own, expired)
-        self._sweep_limits(leases, own, {doc['_id'] for doc in expired})
+        if leases['slot'] or leases['parked']:
+            self._sweep_limits(leases, own, {doc['_id'] for doc in expired})
         living = set(leases['consumer']) - {doc['_id'] for doc in expired}
         self.unused.abandoned |= {queue for doc in expired for queue in queues_of(doc)}
         pause = min(_MAX_DELETING_SECONDS, self._timeout / HEARTBEATS_PER_LEASE / 2)

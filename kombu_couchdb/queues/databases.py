@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
@@ -43,11 +43,12 @@ REVS_LIMIT = 20
 LOOK_SECONDS = 10.0
 
 
-def ensure(client: Client, create: bool, other: str | None = None) -> tuple[list[Row], bool]:
+def ensure(client: Client, create: bool, others: Collection[str] = ()) -> tuple[list[Row], str | None]:
     """Check that the database and its design document exist, in one request; if not, create them if `create` is true.
 
-    Return exchanges, bindings and queues, the first `MAX_SEEN_ROWS` rows of `_all_docs` without documents; and whether
-    it is a database of another kind: one that has the design document `other`. The name must sort after `design.NAME`.
+    Return exchanges, bindings and queues, the first `MAX_SEEN_ROWS` rows of `_all_docs` without documents. If it is a
+    database of another kind, which has one of the design documents `others` instead, return its name, too; otherwise
+    None. These names must sort after `design.NAME`.
 
     *Raises* `AccessDenied`, `DatabaseMissing`, `NotCouchDB`, `ServerUnavailable`.
     """
@@ -55,9 +56,9 @@ def ensure(client: Client, create: bool, other: str | None = None) -> tuple[list
     rows, missing = list[Row](), None
     try:
         rows = client.id_range(wanted, to=QUEUE, limit=MAX_SEEN_ROWS)
-        is_other = any(row['id'] == f'_design/{other}' for row in rows)
-        if is_other or (rows and rows[0]['id'] == wanted):
-            return rows, is_other
+        other = next((name for name in others for row in rows if row['id'] == f'_design/{name}'), None)
+        if other or (rows and rows[0]['id'] == wanted):
+            return rows, other
     except BrokenAnswer:
         client.welcome()
         raise
@@ -85,7 +86,7 @@ def ensure(client: Client, create: bool, other: str | None = None) -> tuple[list
             'let an administrator run "celery -A your_app couchdb setup" once',
         ) from exc
     _limit_revisions(client)
-    return rows, False
+    return rows, None
 
 
 def _limit_revisions(client: Client) -> None:

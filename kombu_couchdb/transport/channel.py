@@ -88,12 +88,13 @@ class Channel(virtual.Channel):
         connection = self._open_connection
         if not exchange and connection.topology.is_broadcast(routing_key):
             exchange = routing_key
-        couchdb, regions = connection.couchdb, connection.regions
+        couchdb = connection.couchdb
         with attempt(couchdb.address.url, message, exchange, routing_key, couchdb.clock.now()):
             prepared = self._prepared(message, exchange, routing_key)
             docs: Sequence[Any] | None = None
-            if regions is not None:
-                prepared, docs = regions.parcels_of(prepared, exchange, routing_key)
+            for publisher in connection.publishers:
+                if not publisher.members.isdisjoint({*prepared['properties'], *(prepared['headers'] or ())}):
+                    prepared, docs = publisher.documents(prepared, exchange, routing_key)
             if not docs and exchange and self._may_wait(prepared):
                 self._store_soon((prepared, exchange, routing_key))
                 return
@@ -133,8 +134,10 @@ class Channel(virtual.Channel):
 
     def store_docs(self, docs: Sequence[Any]) -> None:
         """Store the documents of messages at once; *raises* as `Store.publish` does."""
-        if self.connection.regions is not None:
-            docs = self.connection.regions.store(docs)
+        for publisher in self.connection.publishers:
+            if own := [doc for doc in docs if doc['type'] in publisher.types]:
+                publisher.store(own)
+                docs = [doc for doc in docs if doc['type'] not in publisher.types]
         for refused in self.connection.store_items(docs) if docs else ():
             raise refused.exception(self.connection.couchdb.address.url)
 

@@ -38,7 +38,7 @@ from ..queues.databases import MAX_SEEN_ROWS, BroadcastsDatabase, ensure
 from ..queues.fanout import Broadcaster, Listener
 from ..queues.store import Store
 from ..queues.topology import Topology
-from ..rooms import room
+from ..rooms import rooms
 from .channel import Channel
 from .exchanges import EXCHANGE_TYPES
 from .temporary_queues import TemporaryQueues
@@ -90,9 +90,8 @@ class Transport(virtual.Transport):
         _hide_passwords(client)
         self._named = self.address
         self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
-        regions = room('regions')
-        #: What publishes messages in other regions, if this installation has the room.
-        self.regions = regions.OtherRegions(self.options, self.couchdb) if regions else None
+        #: What optional rooms store in another place than the queues.
+        self.publishers = [publisher for room in rooms() if (publisher := room.publisher(self))]
         self.broadcasts = BroadcastsDatabase(self.couchdb, create=self.options.create_database)
         self.store, self.topology = Store(self.couchdb), Topology(self.couchdb, self.broadcasts)
         self.lifetimes = Lifetimes(self.topology)
@@ -121,11 +120,11 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         """Connect to the database, and create it if it is missing; *raises* `CouchDBError`."""
         began = time.monotonic()
-        parcels = room('parcels')
-        rows, takes_parcels = ensure(self.couchdb, self.options.create_database, parcels.PARCELS if parcels else None)
+        channels = {room.database: room.channel for room in rooms() if room.database}
+        rows, kind = ensure(self.couchdb, self.options.create_database, channels)
         self.topology.saw(rows, began, MAX_SEEN_ROWS)
         self.name_node()
-        self.Channel = parcels.ParcelChannel if parcels and takes_parcels else Channel
+        self.Channel = channels[kind]() if kind else Channel
         super().establish_connection()
         return self
 
@@ -155,8 +154,8 @@ class Transport(virtual.Transport):
         self._mailbox.close()
         self.store.close()
         self.broadcasts.close()
-        if self.regions is not None:
-            self.regions.close()
+        for publisher in self.publishers:
+            publisher.close()
 
     _collect = close_connection
 

@@ -1,4 +1,4 @@
-"""The optional rooms can be removed: their folders, their lines of registration, and the tests that use them."""
+"""The optional rooms can be removed: the folders `contrib`, the lines of the rooms, and the tests that use them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ import pytest
 from celery_couchdb.testing import Server
 from tests.support import ROOT
 
-#: What is removed: the folders. The room `testing` stays, because the tests use its server.
-FOLDERS = (
-    *(f'kombu_couchdb/{name}' for name in ('limits', 'parcels', 'regions')),
-    *(f'celery_couchdb/{name}' for name in ('parcels', 'regions', 'beat', 'web', 'metrics')),
-)
+#: What is removed.
+FOLDERS = ('kombu_couchdb/contrib', 'celery_couchdb/contrib')
 
 #: Tests of consumers, the result backend, jobs and commands, which run without the rooms.
 TESTS = tuple(f'tests/integration/test_{name}.py' for name in ('ack', 'backend', 'dead_letters'))
@@ -37,9 +34,7 @@ def copy(tmp_path: Path) -> Path:
         shutil.rmtree(tmp_path / folder)
     for package in ('kombu_couchdb', 'celery_couchdb'):
         rooms = tmp_path / package / 'rooms.py'
-        rooms.write_text(
-            re.sub(r"^    '\w+': '\w+_couchdb\.(?!rooms)[\w.]+',\n", '', rooms.read_text(), flags=re.MULTILINE)
-        )
+        rooms.write_text(re.sub(r'^    .*_couchdb\.contrib\..*,\n', '', rooms.read_text(), flags=re.MULTILINE))
     removed = tuple(folder.replace('/', '.') for folder in FOLDERS)
     for path in (tmp_path / 'tests').rglob('test_*.py'):
         if any(name.startswith(removed) for name in imports_of(path)):
@@ -53,7 +48,7 @@ def imports_of(path: Path) -> set[str]:
     found = {f'{node.module}.{alias.name}' for node in nodes for alias in node.names if not node.level}
     for name in ('parcels', 'regions'):
         if any(each.startswith(f'tests.{name}.') for each in found):
-            found.add(f'celery_couchdb.{name}')
+            found.add(f'celery_couchdb.contrib.{name}')
     return found
 
 

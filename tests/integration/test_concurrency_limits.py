@@ -11,7 +11,7 @@ import pytest
 
 from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.limits.limits_gate import ParkedMessages
+from kombu_couchdb.limits.gate import ParkedMessages
 from kombu_couchdb.queues.store import Store
 from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, wait_for

@@ -220,7 +220,7 @@ def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Reque
     message = docs[0]['message']
     message['properties'].update(region='eu', fallback='us')
     options = Options.of({'region': 'us', 'regions': dict.fromkeys(('eu', 'us'), 'couchdb://host/regions')})
-    _, abroad = OtherRegions(options, client).parcels_of(message, '', 'q')
+    _, abroad = OtherRegions(options, client).documents(message, '', 'q')
     given = region.lent_parcel(workitem.new('a', 'q', message, 5.0), 'us', 'eu', None, 6.0)
     taken, elsewhere = region.there(abroad[0], 7.0), region.withdrawn(abroad[0], 'us')
     cancelled = {**given, 'cancelled': 8.0, 'terminate': True, 'delayed': 'a reason'}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.limits.limits_gate import ParkedMessages
+from kombu_couchdb.limits.gate import ParkedMessages
 from tests.support import Inbox, Request, items, publish, publish_many
 
 from .conftest import Connect

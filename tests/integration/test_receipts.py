@@ -11,8 +11,8 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
-from celery_couchdb.contrib.parcels import PARCEL
 from celery_couchdb.contrib.parcels.mover import Mover
+from celery_couchdb.contrib.parcels.room import PARCEL
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter
 from kombu_couchdb.documents.dead_letter import rejected

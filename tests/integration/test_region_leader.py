@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_couchdb.contrib.regions.link import duties
+from celery_couchdb.contrib.regions.link import loop
 from celery_couchdb.testing import Server
 from tests.conftest import wait_for
 from tests.regions import regions_on
@@ -18,7 +18,7 @@ def test_leader_of_a_region_that_is_set_up_later_starts_its_links(
     with regions_on(server, 'eu', 'us') as regions:
         eu = regions['eu']
         eu.regions.delete()
-        [leader] = duties(eu.app, 1).values()
+        leader = loop(eu.app, 1)
         leader.turn(0)
         assert 'couchdb regions setup' in caplog.text
         eu.regions.create()

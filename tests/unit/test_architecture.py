@@ -24,8 +24,8 @@ FOLDERS: dict[str, set[str]] = {
     'kombu_couchdb.queues': BELOW_QUEUES,
     'kombu_couchdb.leases': {'queues', *BELOW_QUEUES},
     'kombu_couchdb.fleet': BELOW_FLEET,
-    'kombu_couchdb.consumer': BELOW_CONSUMER,
-    'kombu_couchdb.limits': {'consumer', *BELOW_CONSUMER},
+    'kombu_couchdb.limits': BELOW_CONSUMER,
+    'kombu_couchdb.consumer': {'limits', *BELOW_CONSUMER},
     'kombu_couchdb.transport': {'consumer', *BELOW_CONSUMER},
     'kombu_couchdb.admin': BELOW_CONSUMER,
     'kombu_couchdb.embedded': set(),
@@ -46,14 +46,15 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
-SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'rooms', 'values')} | {
+SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'room', 'rooms', 'values')} | {
     'celery_couchdb.options',
+    'celery_couchdb.room',
     'celery_couchdb.rooms',
 }
 
 #: The folders that can be removed; see `kombu_couchdb.rooms`.
 ROOMS = {
-    *(f'kombu_couchdb.{name}' for name in ('contrib.parcels', 'contrib.regions', 'limits', 'embedded')),
+    *(f'kombu_couchdb.{name}' for name in ('contrib.parcels', 'contrib.regions', 'embedded')),
     *(f'celery_couchdb.contrib.{name}' for name in ('beat', 'metrics', 'parcels', 'regions')),
     *(f'celery_couchdb.{name}' for name in ('testing', 'web')),
 }

@@ -15,9 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, TypedDict
-from weakref import WeakKeyDictionary
 
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import number
@@ -26,9 +24,7 @@ from kombu_couchdb.documents.shared_documents import HistoryMinute, HistoryTask,
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.leases.worker_load import WorkerLoad, claims
 from kombu_couchdb.queues.backlog import backlog, internal
-from kombu_couchdb.transport import Transport
 
-from ...patches import workers
 from .counters import OTHER, count_in, counts_in, since_in
 
 #: The length of a minute, of what a document covers, and the number of documents of a day.
@@ -289,39 +285,11 @@ def _without_zeros(numbers: Mapping[str, float]) -> HistoryTask:
 
 # -- the thread of a worker
 
-_threads: WeakKeyDictionary[Any, Led] = WeakKeyDictionary()
 
-
-def start(app: Any) -> None:
-    """Start the thread for an app, unless it runs, if its broker is CouchDB and has not `task_history` off."""
-    if app in _threads or not (app.conf.broker_transport_options or {}).get('task_history', True):
-        return
-    connection = app.connection_for_write()
-    if not issubclass(connection.get_transport_cls(), Transport):
-        connection.release()
-        return
+def loop(app: Any) -> Led:
+    """Return the loop of a worker that writes the history when it leads."""
 
     def duty(connection: Any, wake: Callable[[], None]) -> History:
         return History(connection.connection.couchdb)
 
-    _threads[app] = Led(connection, duty, 'the history of tasks is not written')
-    _threads[app].start('celery-couchdb-history')
-
-
-def on_worker_ready(sender: Any = None, **_: Any) -> None:
-    """Start the thread for a worker that is ready."""
-    if sender is not None:
-        start(sender.app)
-
-
-def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
-    with suppress(KeyError):
-        _threads.pop(sender.app).stop()
-
-
-def connect_signals() -> None:
-    """Start the thread in each worker that is ready from now on, and stop it when the worker shuts down."""
-    for signal in workers.READY:
-        signal.connect(on_worker_ready)
-    for signal in workers.SHUTDOWN:
-        signal.connect(_on_worker_shutdown)
+    return Led(app.connection_for_write(), duty, 'the history of tasks is not written')

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from kombu import Producer
 
@@ -27,14 +26,12 @@ from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger, printable
-from kombu_couchdb.transport import Transport
 
-from ...patches import workers
-from . import PARCEL
 from .inbox import Inbox
 from .messages import ParcelMessages, attached_body, in_parts
 from .parcel_checks import PRINTED, Accept, ParcelRefused, call_in, checked
 from .receipts import Receipts, write
+from .room import PARCEL
 
 logger = get_logger(__name__)
 
@@ -224,57 +221,13 @@ class Mover(Duty):
             headers.update({name: printable(headers[name]) for name in PRINTED if headers.get(name)})
 
 
-# -- the threads of a worker
-
-#: A function for each transport option with which duties start. It gets the app, and how many tasks the worker runs at
-#: once, and returns the loops that do the duties, by the names of their threads.
-DUTIES: dict[str, Callable[[Any, int], dict[str, Led]]] = {
-    'parcels': lambda app, concurrency: {
-        'celery-couchdb-parcels': Led(
-            app.connection_for_write(),
-            lambda connection, wake: Mover(app, connection.connection, wake),
-            'parcels are not moved',
-        )
-    }
-}
-
-_threads: WeakKeyDictionary[Any, list[Led]] = WeakKeyDictionary()
+# -- the thread of a worker
 
 
-def start(app: Any, concurrency: int = 1) -> None:
-    """Start the threads for an app, unless they run, if its broker is CouchDB and has `parcels` or `region`.
-
-    The worker runs up to `concurrency` tasks at once.
-    """
-    options = app.conf.broker_transport_options or {}
-    wanted = [duties for option, duties in DUTIES.items() if options.get(option)]
-    if app in _threads or not wanted:
-        return
-    with app.connection_for_write() as connection:
-        if not issubclass(connection.get_transport_cls(), Transport):
-            return
-    _threads[app] = []
-    for duties in wanted:
-        for name, led in duties(app, concurrency).items():
-            led.start(name)
-            _threads[app].append(led)
-
-
-def on_worker_ready(sender: Any = None, **_: Any) -> None:
-    """Start the threads for a worker that is ready."""
-    if sender is not None:
-        controller = getattr(sender, 'controller', None)
-        start(sender.app, getattr(controller, 'concurrency', None) or 1)
-
-
-def _on_worker_shutdown(sender: Any = None, **_: Any) -> None:
-    for thread in _threads.pop(sender.app, ()) if sender is not None else ():
-        thread.stop()
-
-
-def connect_signals() -> None:
-    """Start the threads in each worker that is ready from now on, and stop them when it shuts down."""
-    for signal in workers.READY:
-        signal.connect(on_worker_ready)
-    for signal in workers.SHUTDOWN:
-        signal.connect(_on_worker_shutdown)
+def loop(app: Any) -> Led:
+    """Return the loop of a worker that moves the parcels of an app when it leads."""
+    return Led(
+        app.connection_for_write(),
+        lambda connection, wake: Mover(app, connection.connection, wake),
+        'parcels are not moved',
+    )

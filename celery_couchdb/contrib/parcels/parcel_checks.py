@@ -44,7 +44,7 @@ from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
 from kombu_couchdb.values import is_whole
 
-from . import PARCEL
+from .room import PARCEL
 
 Document = dict[str, Any]
 

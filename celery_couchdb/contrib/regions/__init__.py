@@ -3,36 +3,28 @@
 `kombu_couchdb.contrib.regions.other_regions` stores a task for another region as a record, in the database of regions.
 In each region one worker is the leader. For each other region it has a `link`, which reads that region's database: the
 `taker` puts its tasks into queues here, and `home` stores results that return, and decides about tasks that were given
-away.
-`lending` moves messages to idle regions.
+away. `lending` moves messages to idle regions.
 
-This module has the functions that `celery_couchdb.rooms` names, and `everywhere` and `where` for programs.
+This module has `everywhere`, `where` and `revoke` for programs; `room` is what the house calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-from uuid import uuid4
 
 from celery import current_app
 from celery.canvas import Signature, _chain, chord, chunks, group
 
-from kombu_couchdb.contrib.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.contrib.regions import records
 from kombu_couchdb.contrib.regions.records import Whereabouts
-from kombu_couchdb.contrib.regions.region import ANY, Giver, database, named, returned
+from kombu_couchdb.contrib.regions.region import database
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ConfigurationError
 
-from ..parcels import INHERITED, header_of
-
 __all__ = ['everywhere', 'revoke', 'where']
-
-INHERITED.extend((FROM_REGION, GIVER))
 
 
 def everywhere(signature: Signature) -> group:
@@ -63,23 +55,6 @@ def _copies(signature: Signature, region: str) -> list[Signature]:
             'everywhere() takes no chord: the header of a chord runs in the region where it is sent'
         )
     return [signature.clone().set(region=region)]
-
-
-def results_elsewhere(request: Any, task_id: str, doc: Mapping[str, Any]) -> tuple[list[tuple[str, Document]], bool]:
-    """Return how a result returns to other regions, and whether it is stored here, too; see `celery_couchdb.rooms`.
-
-    It returns to the region where the first task was sent. The result of a task that was given away also returns to its
-    giver, and is stored here only if the first task was sent here. Results of the tasks that it sends are stored here.
-    """
-    giver, sent_in = Giver.of({GIVER: header_of(request, GIVER)}), header_of(request, FROM_REGION)
-    if giver is None:
-        return [], True
-    is_given = giver.task_id == task_id
-    record_in: dict[str, str | None] = {sent_in: None} if isinstance(sent_in, str) and sent_in != giver.own else {}
-    if is_given:
-        record_in[giver.region] = giver.record
-    docs = [returned(home, task_id, uuid4().hex, doc, record, doc['date']) for home, record in record_in.items()]
-    return [(giver.database, document) for document in docs], not is_given or sent_in == giver.own
 
 
 def where(task_id: str, app: Any = None) -> Whereabouts | None:
@@ -116,27 +91,3 @@ def _database(app: Any) -> Iterator[Client]:
     finally:
         regions.close()
         broker.close()
-
-
-def check_header(app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:
-    """Check the tasks of a chord's header; `options` override those of the tasks.
-
-    The results of a header are counted in one region: nobody would count a task that ends in another one, and the body
-    would never run. *Raises* `ConfigurationError` if one would run in another region. (One that may run in any region
-    runs at home.)
-    """
-    if own := (app.conf.broker_transport_options or {}).get('region'):
-        for step in tasks:
-            route = app.amqp.router.route({**step.options, **options}, step.task, step.args, step.kwargs)
-            region = named(route, route.get('headers'))
-            if region not in (None, own, ANY):
-                raise ConfigurationError(
-                    f'task {step.task!r:.200} of the header of a chord names region {region!r:.80}: the header of a '
-                    f'chord runs in the region where the chord is sent'
-                )
-
-
-def prepare_worker() -> None:
-    """Let the leader of the region start in each worker that is ready, beside the mover of parcels."""
-    duties = import_module('celery_couchdb.contrib.parcels.mover').DUTIES
-    duties['region'] = import_module('celery_couchdb.contrib.regions.link').duties

@@ -278,12 +278,11 @@ def _duty(
     return kind(app, connection.connection, wake, lead, other)
 
 
-def duties(app: Any, concurrency: int) -> dict[str, Led]:
-    """Return the loop of a worker of a region, by the name of its thread; see `parcels.mover.DUTIES`."""
-    region_leader = Led(
+def loop(app: Any, concurrency: int) -> Led:
+    """Return the loop of a worker that leads a region, if no other worker does; it runs up to `concurrency` tasks."""
+    return Led(
         app.connection_for_write(),
         lambda connection, wake: RegionLeader(app, connection.connection, wake, concurrency),
         f'region {app.conf.broker_transport_options["region"]} has no leader',
         setup='regions setup',
     )
-    return {'celery-couchdb-region': region_leader}

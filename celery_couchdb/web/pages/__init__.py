@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...rooms import web_pages
+from ...rooms import rooms
 from . import activity, failures, jobs, queues, system, task, workers
 
-PAGES = (failures.page, queues.page, jobs.page, workers.page, *web_pages(), system.page, activity.page, task.page)
+_of_rooms = [room.page() for room in rooms() if room.has_page]
+
+PAGES = (failures.page, queues.page, jobs.page, workers.page, *_of_rooms, system.page, activity.page, task.page)

@@ -17,9 +17,8 @@ from ...queues.store import Store
 from ...transport.channel import Channel, Declared
 from ...transport.exchanges import Direct, Fanout, check_exchange_type
 from . import parcel
-from .parcel import PARCELS
 
-__all__ = ['PARCELS', 'ParcelChannel', 'store_parcels']
+__all__ = ['ParcelChannel', 'store_parcels']
 
 logger = get_logger(__name__)
 

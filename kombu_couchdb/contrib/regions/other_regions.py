@@ -13,37 +13,31 @@ from ...couchdb.client import Client
 from ...errors import ConfigurationError, Unstorable
 from ...options import Options
 from ...queues.store import Store
+from ...room import Publisher
 from ..parcels import parcel
 from ..parcels.parcel import Parcel
 from ..parcels.parcel_channel import store_parcels
 from . import region
-from .region import check_name, check_regions, lending_document
 
-__all__ = ['ITEM_TYPES', 'OtherRegions', 'check_name', 'check_regions', 'documents']
-
-#: The types of the documents that messages become.
-ITEM_TYPES = ('LentItem',)
+__all__ = ['OtherRegions']
 
 
-def documents() -> list[dict[str, Any]]:
-    """Return the design documents of regions in the broker's database."""
-    return [lending_document()]
-
-
-class OtherRegions:
+class OtherRegions(Publisher):
     """Makes parcels of the messages of a connection for other regions, and stores them."""
+
+    members, types = region.MEMBERS, frozenset({'Parcel'})
 
     def __init__(self, options: Options, couchdb: Client) -> None:
         self.own, self._regions, self._couchdb = options.region, options.regions or {}, couchdb
         self._store: Store | None = None
 
-    def parcels_of(self, message: Mapping[str, Any], exchange: str, routing_key: str) -> tuple[Any, list[Parcel]]:
+    def documents(
+        self, message: Mapping[str, Any], exchange: str, routing_key: str
+    ) -> tuple[dict[str, Any], list[Parcel]]:
         """Return a message as it is published, and the parcel of a message that is published in another region.
 
         *Raises* `ConfigurationError` if the message names an unknown region.
         """
-        if not region.MEMBERS & {*message['properties'], *(message['headers'] or ())}:
-            return message, []
         name, plain = region.route(message)
         fallback = region.fallback(message['properties'], name, self._regions)
         if name is None or name == self.own:
@@ -74,14 +68,11 @@ class OtherRegions:
             doc['fallback'], doc['fallback_at'] = fallback[0], doc['published'] + fallback[1]
         return plain, [doc]
 
-    def store(self, docs: Sequence[Any]) -> Sequence[Any]:
-        """Store the parcels among documents, and return the others; *raises* what `Store.publish` raises."""
-        if not self.own or not (parcels := [doc for doc in docs if doc['type'] == 'Parcel']):
-            return docs
+    def store(self, docs: Sequence[Any]) -> None:
+        """Store parcels; *raises* what `Store.publish` raises."""
         if self._store is None:
             self._store = Store(self._couchdb.beside(region.database(self._regions, str(self.own))))
-        store_parcels(self._store, parcels)
-        return [doc for doc in docs if doc['type'] != 'Parcel']
+        store_parcels(self._store, docs)
 
     def close(self) -> None:
         """Close the idle connections."""

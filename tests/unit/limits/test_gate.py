@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.consumer.pending_writes import PendingWrite
-from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
+from kombu_couchdb.couchdb.write_result import PendingWrite, WriteResult, WriteStatus
 from kombu_couchdb.limits import permits
-from kombu_couchdb.limits.limits_gate import LimitsGate
+from kombu_couchdb.limits.gate import Gate
 
 
 class World:
@@ -30,7 +29,7 @@ class World:
         peers: Any = SimpleNamespace(of=lambda queue, own: ['me'])
         topology: Any = SimpleNamespace(paused=frozenset())
         lease: Any = self.lease
-        self.gate = LimitsGate(store, lease, topology, peers)
+        self.gate = Gate(store, lease, topology, peers)
 
     def _find(self, ids: list[str]) -> list[dict[str, Any] | None]:
         self.requests.append('find')

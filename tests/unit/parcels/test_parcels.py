@@ -16,8 +16,8 @@ from celery.exceptions import Reject, Retry
 from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
-from celery_couchdb.contrib.parcels import PARCEL, parcel_of
 from celery_couchdb.contrib.parcels.parcel_checks import Accept, ParcelRefused, call_in, checked
+from celery_couchdb.contrib.parcels.room import PARCEL, parcel_of
 from kombu_couchdb.contrib.parcels.parcel import moved_id
 
 ACCEPT = Accept(['add', 'mail.*'], {'celery', 'mail'})

@@ -21,13 +21,11 @@ from math import inf
 from typing import Any
 
 from .. import design
-from ..consumer.claims import Gate
-from ..consumer.pending_writes import PendingWrite
 from ..couchdb.bulk import deletion
 from ..couchdb.client import LAST, Client, Document
 from ..couchdb.conflicts import SYNC
 from ..couchdb.shapes import members, text
-from ..couchdb.write_result import WriteResult
+from ..couchdb.write_result import PendingWrite, WriteResult
 from ..documents import concurrency, rates, workitem
 from ..documents.ids import RATE
 from ..documents.rates import RateLimit
@@ -134,8 +132,11 @@ class ParkedMessages:
         return found
 
 
-class LimitsGate(Gate):
-    """The gate of one consumer: see `consumer.claims.Gate`, which says in which order its methods are called."""
+class Gate:
+    """The gate of one consumer; for its I/O thread alone. In each cycle its methods are called in the order here.
+
+    Until `is_used` is true, only `saw`, `admit` and `sweep` need to be called: there is nothing else to do.
+    """
 
     def __init__(self, store: Store, lease: Lease, topology: Topology, peers: Peers) -> None:
         self._store, self._clock, self._topology = store, store.client.clock, topology
@@ -147,6 +148,8 @@ class LimitsGate(Gate):
         self._woken: list[Document] = []
         self._began, self._is_due = time.monotonic(), False
         self._last_key: str | None = None  # of the last sweep
+        #: Whether this consumer knows of messages with limits.
+        self.is_used = False
 
     def due(self, credit: Mapping[str, int]) -> float:
         """Return the monotonic time of the next cycle that the gate needs, with this credit by queue; or infinity."""
@@ -161,6 +164,7 @@ class LimitsGate(Gate):
 
     def saw(self, key: str) -> None:
         """Note that messages are parked under a key, perhaps by another consumer."""
+        self.is_used = True
         if key not in self._looks and rates.queue_and_key(key):
             self._looks[key] = _Look(self._starts.look_at(key, None))
 
@@ -205,6 +209,7 @@ class LimitsGate(Gate):
         limited = {name: limit for name, doc in docs.items() if needs_slot and (limit := concurrency.limit_of(doc))}
         if not rated and not limited:
             return taken
+        self.is_used = True
         late = self._starts.surplus(rated)  # a slot is not taken in vain
         full = self._slots.take({name: each for name, each in limited.items() if name not in late})
         late |= self._starts.take({name: each for name, each in rated.items() if name not in late | full})
@@ -266,6 +271,7 @@ class LimitsGate(Gate):
         No request if `leases` shows neither slots of other consumers nor parked messages. `expired` are the consumers
         whose leases have just ended. *Raises* the errors of `Client`.
         """
+        self.is_used |= bool(leases['parked'])
         self._slots.sweep(leases, own, expired, self._store.alive)
         if not leases['parked']:
             return
