@@ -9,13 +9,14 @@ A command ends with status 0 after success, with 1 and one sentence after a fail
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from celery import signals
 
-from ..room import Room
-from ..rooms import rooms
+if TYPE_CHECKING:
+    from ..room import Room
+
 
 __all__ = ['couchdb']
 
@@ -36,6 +37,8 @@ _COMMANDS = {
 
 
 def _of_rooms() -> dict[str, Room]:
+    from ..rooms import rooms
+
     return {room.command_name: room for room in rooms() if room.command_name}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import chord, group
+from celery.worker import state
 
 from celery_couchdb.contrib.regions.lending import Activity, Demand, Looks
 from celery_couchdb.contrib.regions.link import Link
@@ -93,6 +94,18 @@ def test_what_is_not_lent(regions: Regions, home: Link) -> None:
     )
     want(regions, 10)
     lend(home, us, 'unique', 'limited', 'rated', 'planned', 'delivered', 'claimed', 'no task', 'no date')
+
+
+def test_revoked_task_is_not_lent(regions: Regions, home: Link) -> None:
+    """Workers here were told of it, and end it when they claim it; those of the other region were not."""
+    us = regions['us']
+    send(us, 'revoked', 'free')
+    state.revoked.add('revoked')
+    try:
+        want(regions, 10)
+        lend(home, us, 'revoked')
+    finally:
+        state.revoked.discard('revoked')
 
 
 def test_many_messages_that_stay_do_not_hide_the_others(regions: Regions, home: Link) -> None:

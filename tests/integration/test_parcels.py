@@ -130,6 +130,21 @@ def test_parcel_for_another_region_is_refused(
     assert items(client) == []
 
 
+@pytest.mark.parametrize('own', [{'type': 'order'}, {'type': ''}, {'status': 'open'}])
+def test_parcel_with_a_member_that_only_we_may_set_is_refused(
+    mover: Callable[[], Mover], parcels: Client, own: dict[str, str]
+) -> None:
+    """Programs on PouchDB often give each document a type."""
+    parcels.bulk([{'_id': 'a', 'task': 'add', 'args': [1, 2], **own}, {'_id': 'note', 'text': 'not for us', **own}])
+    settle(mover())
+    doc = parcels.get('a')
+    [name] = own
+    assert doc['reason'] == f'a parcel has no member {name!r} of its program: give it another name'
+    assert (doc['status'], doc.get('type')) == ('fail', None)
+    if own != {'type': ''}:
+        assert 'reason' not in parcels.get('note')
+
+
 def test_malformed_parcels_are_refused_while_the_leader_waits(mover: Callable[[], Mover], parcels: Client) -> None:
     one = mover()
     settle(one)

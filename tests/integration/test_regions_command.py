@@ -326,6 +326,15 @@ def test_a_task_is_shown_with_where_it_is(eu: Region) -> None:
     assert 'was given to another region, or it has ended' in fail(eu, 'show', str(uuid.uuid4()))
 
 
+def test_an_id_is_found_among_many_that_begin_like_it(eu: Region) -> None:
+    give(eu, 'order-1')
+    for number in range(60):
+        give(eu, f'order-1{number:02}')
+    assert where('order-1', eu.app) is not None
+    assert '1 to be cancelled.' in succeed(eu, 'cancel', 'order-1', '--yes')
+    assert ['cancelled' in doc for doc in eu.records('us') if doc['id'] == 'order-1'] == [True]
+
+
 def test_cancel_marks_what_has_not_ended(eu: Region) -> None:
     running, refused = str(uuid.uuid4()), str(uuid.uuid4())
     doc_id = give(eu, running, state='there', taken=1.0)

@@ -108,6 +108,26 @@ def test_record_ends_if_the_result_came_another_way(regions: Regions, monkeypatc
     assert us.records() == []
 
 
+def test_result_that_home_refuses_stays_until_home_accepts_it(regions: Regions, apache_couchdb: bool) -> None:
+    """Somebody makes a database read-only for a while; the next result of the same region is stored meanwhile."""
+    if not apache_couchdb:
+        pytest.skip('the embedded server does not call validate_doc_update')
+    us, eu = regions['us'], regions['eu']
+    first, second = (us.app.send_task('add', (1, 2), region='eu') for _ in range(2))
+    rule = f"function (doc) {{ if (doc._id.indexOf('{first.id}') > 0) throw({{forbidden: 'read-only'}}); }}"
+    us.results.put({'_id': '_design/refusal', 'validate_doc_update': rule})
+    back(regions, first.id, states.SUCCESS, 3)
+    back(regions, second.id, states.SUCCESS, 4)
+    regions.work('us')
+    assert second.get(timeout=1) == 4
+    assert [doc['id'] for doc in us.records()] == [first.id]
+    assert len(eu.returning()) == 1
+    us.results.bulk([{**us.results.get('_design/refusal'), '_deleted': True}])
+    regions.work('us')
+    assert first.get(timeout=1) == 3
+    assert us.records() == eu.returning() == []
+
+
 def test_documents_that_are_no_results_are_deleted(regions: Regions) -> None:
     us, eu = regions['us'], regions['eu']
     result = us.app.send_task('add', (1, 2), region='eu')

@@ -38,7 +38,7 @@ def called_modules() -> Iterator[set[str]]:
         yield found
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def test_message(connect: Connect, client: Client) -> None:

@@ -204,6 +204,8 @@ class Mover(Duty):
     def _publish(self, database: str, client: Client, doc: Document) -> None:
         """Publish the message of a parcel to the collecting channel."""
         channel = self._messages.channel
+        if own := parcel.own_members(doc):
+            raise ParcelRefused(f'a parcel has no member {own[0]!r} of its program: give it another name')
         if 'message' in doc:
             content = self._app.conf.accept_content
             self._messages.publish(checked(doc, attached_body(client, doc), self._accept, content), doc)

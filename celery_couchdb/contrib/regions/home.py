@@ -26,11 +26,9 @@ from ..parcels.look_ups import LookUps
 from ..parcels.messages import ParcelMessages, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from .outcomes import ResultsAtHome, date_in, merged_into
+from .taker import DELAY_SECONDS
 
 logger = get_logger(__name__)
-
-#: The pause before something is tried again that is not possible yet, in seconds.
-_DELAY_SECONDS = 30.0
 
 #: The records that are changed together.
 _BATCH_DOCS = 100
@@ -112,7 +110,7 @@ class Home:
                 if (due := region.due_at(doc)) is not None:
                     self._due[doc_id] = due
             elif any(region.state_of(leaf) == 'there' for leaf in rivals(self._own, [doc]).get(doc_id, ())):
-                self._due[doc_id] = self._own.clock.now() + _DELAY_SECONDS  # the other region ends the conflict
+                self._due[doc_id] = self._own.clock.now() + DELAY_SECONDS  # the other region ends the conflict
             elif decision.what == 'run':
                 self._run(doc, decision.where)
             elif doc['_rev'] != self._told.get(doc_id):
@@ -121,7 +119,7 @@ class Home:
     def _run(self, doc: Document, where: str) -> None:
         """Run the task of a record in the region `where`, and delete the record. It is safe to repeat this."""
         if where not in self._regions:
-            self._due[doc['_id']] = self._own.clock.now() + _DELAY_SECONDS
+            self._due[doc['_id']] = self._own.clock.now() + DELAY_SECONDS
             reason = f'{where!r:.80} is not one of the regions'
             if not doc.get('delayed'):  # the other region may have written why it has not taken it
                 logger.warning('task %s cannot run in another region yet: %s', doc.get('id'), reason)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
+from celery.worker import state
 from kombu.exceptions import KombuError
 from kombu.serialization import prepare_accept_content
 
@@ -38,7 +39,7 @@ from kombu_couchdb.design.rows import ClaimCount, QueueCount
 from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.documents.body import decoded, loaded, stub
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
-from kombu_couchdb.documents.task_message import HIGHEST
+from kombu_couchdb.documents.task_message import HIGHEST, headers_of
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import CouchDBError, Unstorable
 from kombu_couchdb.leases.lease import ends_at, queues_of
@@ -374,8 +375,8 @@ class Lender:
         now, size = self._broker.clock.now(), 0
         leaving, staying = list[tuple[Document, Parcel]](), list[Document]()
         for doc in self._broker.fetch([row['id'] for row in rows]):
-            if not doc or not region.is_lendable(doc, before):
-                continue
+            if not doc or not region.is_lendable(doc, before) or headers_of(doc).get('id') in state.revoked:
+                continue  # a worker here ends a task that was revoked: the other region does not know of it
             if len(leaving) == self._want[queue] or (leaving and size + _size(doc) > _BATCH_BYTES):
                 break
             lent = region.lent(doc, self._other, now)

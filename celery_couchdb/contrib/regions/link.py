@@ -25,7 +25,7 @@ from ..parcels.inbox import Inbox
 from .home import Home
 from .lending import Activity, Demand, Lender, Looks
 from .outcomes import ResultsAtHome
-from .taker import Taker
+from .taker import DELAY_SECONDS, Taker
 
 logger = get_logger(__name__)
 
@@ -153,6 +153,8 @@ class Link(Duty):
         self._lender = Lender(
             broker, self._own, own, other, options.lend_after, app.conf.accept_content, Looks(self._activity)
         )
+        #: When results are read again that this region has refused, as monotonic times, by id.
+        self._again: dict[str, float] = {}
         self._retry_at = -inf
 
     def begin(self) -> None:
@@ -183,8 +185,15 @@ class Link(Duty):
         self._own.close()
 
     def _forget(self) -> None:
+        self._again.clear()
         for part in (self._arriving, self._taker, self._lender):
             part.reset()
+
+    def _due_again(self) -> list[str]:
+        due = [doc_id for doc_id, at in self._again.items() if at <= time.monotonic()]
+        for doc_id in due:
+            del self._again[doc_id]
+        return due
 
     def _work_there(self) -> float:
         """Do what is due in the other region's database; return the monotonic time at which to call this again."""
@@ -192,7 +201,7 @@ class Link(Duty):
             return self._retry_at
         begun = time.monotonic()
         try:
-            self._arriving.put_back(self._taker.due())
+            self._arriving.put_back([*self._taker.due(), *self._due_again()])
             # Not more at a time: a steady stream must not keep waiting what else is due.
             self._process(self._arriving.take(_TURN_DOCS))
             self._taker.step()
@@ -205,15 +214,17 @@ class Link(Duty):
             self._retry_at = max(time.monotonic(), begun + pause)
             self._note(records.without_remedy(exc))
             return self._retry_at
-        self._note('')
-        return min(self._arriving.next_at, self._taker.next_at)
+        self._note(self._results.problem if self._again else '')
+        return min(self._arriving.next_at, self._taker.next_at, *self._again.values())
 
     def _process(self, changed: dict[str, Document | None]) -> None:
         docs = [doc for doc in changed.values() if doc]
         self._taker.ended(doc_id for doc_id, doc in changed.items() if doc is None)
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
-            self._results.take(results)
-            delete_current(self._there, results)
+            taken = self._results.take(results)
+            delete_current(self._there, taken)
+            at = time.monotonic() + DELAY_SECONDS
+            self._again |= {doc['_id']: at for doc in results if doc not in taken}
         tasks = [doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))]
         self._taker.take(tasks)
         self._lent[self._other] += sum('lent' in doc and region.state_of(doc) == 'sent' for doc in tasks)

@@ -11,7 +11,7 @@ from celery.exceptions import TaskRevokedError
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_current
-from kombu_couchdb.errors import Unstorable
+from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable, Unstorable
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.values import is_number
 
@@ -20,6 +20,9 @@ from ...results.documents import is_final, is_outdated, stamp
 from ...results.queue_item import QueueItem
 
 logger = get_logger(__name__)
+
+#: Errors of documents that the database may accept later.
+_FOR_NOW = (AccessDenied, ServerUnavailable)
 
 
 class TaskNotRun(Exception):
@@ -46,36 +49,53 @@ class ResultsAtHome:
     def __init__(self, app: Any, own: Client, other: str) -> None:
         """`own` is a client for the database of regions of this region."""
         self._own, self._other, self._backend = own, other, couchdb_backend_of(app)
+        #: Why this region's database has refused a result; '' if it has not.
+        self.problem = ''
 
-    def take(self, docs: Sequence[Document]) -> None:
-        """Store results that have returned, and delete the records of the tasks that have ended."""
-        found = [doc for joined in docs for doc in region.results_in(joined)]
-        best, ended = dict[str, Document](), dict[str, None]()
-        for doc in sorted(found, key=lambda doc: date_in(doc, 'date')):
+    def take(self, docs: Sequence[Document]) -> list[Document]:
+        """Store results that have returned, and delete the records of the tasks that have ended.
+
+        Return the documents that are not needed any more. A result that this region's database refuses for now stays
+        in the other region, and its record stays here: see `problem`.
+        """
+        found = [(joined['_id'], doc) for joined in docs for doc in region.results_in(joined)]
+        best, record_of, source_of = dict[str, Document](), dict[str, str](), list[tuple[str, str]]()
+        for source, doc in sorted(found, key=lambda pair: date_in(pair[1], 'date')):
             if (result := _result_in(doc)) is None:
                 logger.warning('region %s has returned no result: %.200r', self._other, doc)
                 continue
+            source_of.append((result['_id'], source))
             if result['_id'] not in best or not is_outdated(result, best[result['_id']]):
                 best[result['_id']] = result
             record = doc.get('record')
             if is_final(result) and isinstance(record, str) and record.startswith(region.records_to(self._other)):
-                ended[record] = None
-        self.store(list(best.values()))
-        left = list(ended)
+                record_of[record] = result['_id']
+        refused = self.store(list(best.values()))
+        for error in refused.values():
+            self.problem = f'this region refuses its results: {error}'
+        kept = {source for doc_id, source in source_of if doc_id in refused}
+        left = [record for record, doc_id in record_of.items() if doc_id not in refused]
         for _ in range(2):  # the other region may say `there` meanwhile; `step` finds what is left
             current = [doc for doc in self._own.find(left) if doc] if left else []
             left = delete_current(self._own, current)
+        return [doc for doc in docs if doc['_id'] not in kept]
 
     def store_outcome(self, doc: Document, state: str, reason: str) -> None:
         """Store the result of the task of a record, which may be malformed."""
         if self._backend is not None:
             task = doc.get('task') if isinstance(doc.get('task'), str) else None
-            self.store([outcome(self._backend, region.task_id_of(doc['_id']), task, state, reason)])
+            result = outcome(self._backend, region.task_id_of(doc['_id']), task, state, reason)
+            for error in self.store([result]).values():
+                raise error
 
-    def store(self, results: Sequence[Document]) -> None:
-        """Store results, as every other result: a success stays, for example."""
+    def store(self, results: Sequence[Document]) -> dict[str, CouchDBError]:
+        """Store results, as every other result: a success stays, for example.
+
+        Return by id why the database refuses some for now: somebody may change its rights, or make it writable again.
+        """
+        refused = dict[str, CouchDBError]()
         if self._backend is None or not results:
-            return
+            return refused
         backend, now = self._backend, self._own.clock.now()
         items = list[QueueItem]()
         for doc in results:
@@ -83,8 +103,14 @@ class ResultsAtHome:
                 items.append(QueueItem.of(stamp(doc, now, backend.lifetime_of(doc['status']))))
             except Unstorable as exc:
                 logger.warning('the result %s of region %s is not stored: %s', doc['_id'], self._other, exc)
-        while refusals := backend.store.write_batch(items):
-            items = [instead for item, error in refusals for instead in backend.handover.refused(item, error)]
+        try:
+            while refusals := backend.store.write_batch(items):
+                refused |= {item.id: error for item, error in refusals if isinstance(error, _FOR_NOW)}
+                final = [(item, error) for item, error in refusals if item.id not in refused]
+                items = [instead for item, error in final for instead in backend.handover.refused(item, error)]
+        except AccessDenied as exc:
+            refused |= dict.fromkeys((item.id for item in items), exc)
+        return refused
 
 
 def date_in(doc: Mapping[str, Any], name: str) -> float:

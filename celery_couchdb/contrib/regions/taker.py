@@ -38,8 +38,8 @@ from .outcomes import merged_into, outcome
 
 logger = get_logger(__name__)
 
-#: The pause before a task without a queue is tried again, in seconds.
-_DELAY_SECONDS = 30.0
+#: The pause before something is tried again that is not possible yet, in seconds.
+DELAY_SECONDS = 30.0
 
 #: The most records that are told in one request that their tasks are there.
 _BATCH_DOCS = 200
@@ -178,7 +178,7 @@ class Taker:
             if result.is_proven:
                 claimed.append({**doc, '_rev': result.rev})
             elif not result.is_conflict:  # with a conflict, another revision comes
-                self._delayed[doc['_id']] = time.monotonic() + _DELAY_SECONDS
+                self._delayed[doc['_id']] = time.monotonic() + DELAY_SECONDS
         return [doc for doc in docs if doc not in exclusive] + claimed
 
     def _publish(self, doc: Document) -> None:
@@ -193,7 +193,7 @@ class Taker:
     def _refuse(self, refused: Sequence[tuple[Document, ParcelRefused]]) -> None:
         now = self._there.clock.now()
         delayed = [(doc, str(reason)) for doc, reason in refused if isinstance(reason, Unroutable)]
-        self._delayed |= {doc['_id']: time.monotonic() + _DELAY_SECONDS for doc, _ in delayed}
+        self._delayed |= {doc['_id']: time.monotonic() + DELAY_SECONDS for doc, _ in delayed}
         delayed = [(doc, text) for doc, text in delayed if doc.get('delayed') != text]
         self._there.bulk([{**doc, 'delayed': text} for doc, text in delayed])
         final = [(doc, str(reason)) for doc, reason in refused if not isinstance(reason, Unroutable)]

@@ -155,13 +155,24 @@ def moved_id(source: str, parcel_id: str) -> str:
 
 
 def is_waiting(doc: Mapping[str, Any]) -> bool:
-    """Tell whether a document is a parcel that was neither moved nor refused."""
-    return doc.get('type') in ('Parcel', None) and not (doc.get('status') or doc.get('_deleted'))
+    """Tell whether a document is a parcel that was neither moved nor refused.
+
+    It may have a `type` or `status` of its program, see `own_members`, if it names a task.
+    """
+    if doc.get('_deleted') or doc.get('status') == 'fail':
+        return False
+    return isinstance(doc.get('task'), str) and doc.get('type') != 'Receipt' if own_members(doc) else True
+
+
+def own_members(doc: Mapping[str, Any]) -> list[str]:
+    """Return which of the members `type` and `status`, which say what a document is, its program has set."""
+    return [name for name, ours in (('type', 'Parcel'), ('status', 'fail')) if doc.get(name) not in (ours, None)]
 
 
 def refused(doc: Mapping[str, Any], reason: str, now: float) -> Document:
     """Return a parcel as refused: it stays where its publisher can see it, with the reason."""
-    return {**doc, **dead_letter.members(reason, now)}
+    kept = {name: value for name, value in doc.items() if name not in own_members(doc)}
+    return {**kept, **dead_letter.members(reason, now)}
 
 
 def shortened(doc: Mapping[str, Any]) -> Document:

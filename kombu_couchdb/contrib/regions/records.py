@@ -94,10 +94,14 @@ class Records(Parcels):
         return (doc_id for state, ids in by_state.items() if state in states for doc_id in ids)
 
     def find(self, start: str) -> list[Document]:
-        """Return the records of tasks whose ids begin with `start`, or the record with this document id."""
+        """Return the records of the task `start`, or of those whose ids begin so; or that with this document id."""
         if start.startswith(RECORD):
             return list(self.read([start]))
-        starts = [record_id(name, start)[:-1] for name in self.regions()]
+        found = self._found(start)
+        return [doc for doc in found if doc.get('id') == start] or self._found(start, begins=True)
+
+    def _found(self, task_id: str, *, begins: bool = False) -> list[Document]:
+        starts = [record_id(name, task_id)[: -1 if begins else None] for name in self.regions()]
         return list(self.read(row['id'] for each in starts for row in self.client.id_range(each, limit=_MAX_FOUND)))
 
     def cancel(self, docs: Sequence[Document], *, terminate: bool = False) -> Changed:

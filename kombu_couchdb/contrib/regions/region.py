@@ -324,6 +324,8 @@ def decide(doc: Mapping[str, Any], own: str, now: float) -> Decision | None:
     if state == 'refused':
         if isinstance(fallback, str) and run_in is None:
             return Decision('run', fallback)
+        if 'lent' in doc and run_in is None:
+            return Decision('run', own)
         where = region_of(doc['_id']) if run_in is None else run_in
         return Decision('failed', reason=f'region {where} has refused the task: {doc.get("reason")}')
     if state == 'there' or (due := due_at(doc)) is None or now < due:

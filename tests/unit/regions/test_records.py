@@ -33,6 +33,7 @@ HOME, ASIA, NEVER = Decision('run', 'us'), Decision('run', 'asia'), Decision('ca
         ({'state': 'withdrawn', 'run_in': 'us', **CANCELLED}, 0.0, HOME),  # it may run already
         ({'state': 'withdrawn', 'run_in': ''}, 0.0, NEVER),
         ({**FALLBACK, **REFUSED}, 102.0, ASIA),
+        ({'lent': 100.0, **REFUSED}, 102.0, HOME),
         (REFUSED, 102.0, Decision('failed', reason='region eu has refused the task: no queue')),
         (
             {**FALLBACK, **REFUSED, 'state': 'withdrawn', 'run_in': 'asia'},
