@@ -21,6 +21,11 @@ from .errors import CouchDBError, ServerUnavailable
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 2.0
 
 
+def cause_of(exc: BaseException) -> BaseException:
+    """Return the error of ours that has caused an error of kombu, which cannot connect; for other errors, the same."""
+    return exc if isinstance(exc, CouchDBError) else exc.__cause__ or exc
+
+
 class Outage:
     """One thing that is tried again until it succeeds."""
 
@@ -45,8 +50,7 @@ class Outage:
         The failure is logged if it is the first one, or the first of its class, such as an `AccessDenied` after the
         server did not respond. The others are logged at the level DEBUG. `text` replaces the text of the error.
         """
-        # If kombu cannot connect, it raises an error of its own, which ours has caused.
-        cause = exc if isinstance(exc, CouchDBError) or exc.__cause__ is None else exc.__cause__
+        cause = cause_of(exc)
         is_unexpected = not isinstance(cause, CouchDBError)
         if type(cause) in self._logged:
             level = logging.DEBUG

@@ -304,7 +304,9 @@ def start(app: Any) -> None:
     def duty(connection: Any, wake: Callable[[], None]) -> History:
         return History(connection.connection.couchdb)
 
-    _threads[app] = Led(connection, duty, 'the history of tasks is not written')
+    _threads[app] = Led(
+        connection, duty, 'the history of tasks is not written', 'the history of tasks is written again'
+    )
     _threads[app].start('celery-couchdb-history')
 
 

@@ -234,6 +234,7 @@ DUTIES: dict[str, Callable[[Any, int], dict[str, Led]]] = {
             app.connection_for_write(),
             lambda connection, wake: Mover(app, connection.connection, wake),
             'parcels are not moved',
+            'parcels are moved again',
         )
     }
 }

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from typing import Any
 
 from kombu_couchdb.couchdb.client import Client, Document
@@ -19,6 +18,7 @@ from kombu_couchdb.couchdb.conflicts import delete_current
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.outage import Outage
 from kombu_couchdb.regions import records, region
 
 from ..parcels.inbox import Inbox
@@ -32,9 +32,9 @@ logger = get_logger(__name__)
 #: The time limits of connecting to another region and of its responses, in seconds.
 _CONNECT_SECONDS, _REQUEST_SECONDS = 3.0, 8.0
 
-#: The pause before a region that could not be read is tried again, in seconds. CouchDB locks a user after five wrong
+#: The pause after another region refused the user or the password, in seconds. CouchDB locks a user after five wrong
 #: passwords in a short time.
-_RETRY_SECONDS, _DENIED_SECONDS = 3.0, 120.0
+_DENIED_SECONDS = 120.0
 
 #: The documents that are processed together.
 _TURN_DOCS = 100
@@ -95,7 +95,8 @@ class RegionLeader(Duty):
     def _start(self, kind: type[Link | Decisions], other: str, name: str) -> None:
         duty = partial(_duty, kind, self._app, self._lead, other)
         failed = f'tasks and results of region {other} wait'
-        led = Led(self._app.connection_for_write(), duty, failed, setup='regions setup')
+        again = f'tasks and results of region {other} are processed again'
+        led = Led(self._app.connection_for_write(), duty, failed, again, setup='regions setup')
         led.start(name)
         self._links.append(led)
 
@@ -153,7 +154,9 @@ class Link(Duty):
         self._lender = Lender(
             broker, self._own, own, other, options.lend_after, app.conf.accept_content, Looks(self._activity)
         )
-        self._retry_at = -inf
+        self._outage = Outage(
+            logger, f'region {other} cannot be read just now: %s', f'region {other} can be read again'
+        )
 
     def begin(self) -> None:
         """Forget what a former term knew."""
@@ -188,9 +191,8 @@ class Link(Duty):
 
     def _work_there(self) -> float:
         """Do what is due in the other region's database; return the monotonic time at which to call this again."""
-        if time.monotonic() < self._retry_at:
-            return self._retry_at
-        begun = time.monotonic()
+        if time.monotonic() < self._outage.until:
+            return self._outage.until
         try:
             self._arriving.put_back(self._taker.due())
             # Not more at a time: a steady stream must not keep waiting what else is due.
@@ -201,11 +203,11 @@ class Link(Duty):
             self._taker.reset()
             self._lender.set_wants(None)
             self._own.sequence()  # it raises if it is this region that does not respond
-            pause = _DENIED_SECONDS if isinstance(exc, AccessDenied) else _RETRY_SECONDS
-            self._retry_at = max(time.monotonic(), begun + pause)
-            self._note(records.without_remedy(exc))
-            return self._retry_at
-        self._note('')
+            self._errors[self._other] = records.without_remedy(exc)
+            least = _DENIED_SECONDS if isinstance(exc, AccessDenied) else 0.0
+            return time.monotonic() + self._outage.failed(exc, self._errors[self._other], least=least)
+        self._errors.pop(self._other, None)
+        self._outage.recovered()
         return min(self._arriving.next_at, self._taker.next_at)
 
     def _process(self, changed: dict[str, Document | None]) -> None:
@@ -219,14 +221,6 @@ class Link(Duty):
         self._lent[self._other] += sum('lent' in doc and region.state_of(doc) == 'sent' for doc in tasks)
         if (name := region.region_id(self._other)) in changed:
             self._lender.set_wants(changed[name])
-
-    def _note(self, error: str) -> None:
-        if error and self._errors.get(self._other) != error:
-            logger.warning('region %s cannot be read just now: %s', self._other, error)
-            self._errors[self._other] = error
-        elif not error and self._other in self._errors:
-            del self._errors[self._other]
-            logger.info('region %s can be read again', self._other)
 
 
 class Decisions(Duty):
@@ -280,10 +274,12 @@ def _duty(
 
 def duties(app: Any, concurrency: int) -> dict[str, Led]:
     """Return the loop of a worker of a region, by the name of its thread; see `parcels.mover.DUTIES`."""
+    own = app.conf.broker_transport_options['region']
     region_leader = Led(
         app.connection_for_write(),
         lambda connection, wake: RegionLeader(app, connection.connection, wake, concurrency),
-        f'region {app.conf.broker_transport_options["region"]} has no leader',
+        f'region {own} has no leader',
+        f'region {own} can have a leader again',
         setup='regions setup',
     )
     return {'celery-couchdb-region': region_leader}
