@@ -41,7 +41,8 @@ class Outage:
         self.lasts = False
         #: The monotonic time of the next attempt; -infinity if the last one did not fail.
         self.until = -inf
-        self._pause = 0.0
+        #: The seconds of the last pause; 0 if the last attempt did not fail.
+        self.pause = 0.0
         self._logged = set[type[BaseException]]()
 
     def failed(self, exc: BaseException, text: str = '', *, least: float = 0.0) -> float:
@@ -61,16 +62,15 @@ class Outage:
         shown = 'an unexpected error' if is_unexpected else text or exc
         self._logger.log(level, self._failure, shown, exc_info=exc if is_unexpected else None)
         self._logged.add(type(cause))
-        self._pause = min(max(2 * self._pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
-        pause = max(self._pause, least)
-        self.lasts, self.until = True, time.monotonic() + pause
-        return pause
+        self.pause = max(least, min(max(2 * self.pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS))
+        self.lasts, self.until = True, time.monotonic() + self.pause
+        return self.pause
 
     def recovered(self) -> None:
         """Note a success. If it ends an outage, that is logged as a warning: the failure was one, too."""
         if not self.lasts:
             return
-        self.lasts, self.until, self._pause = False, -inf, 0.0
+        self.lasts, self.until, self.pause = False, -inf, 0.0
         self._logged.clear()
         if self._end:
             self._logger.warning(self._end)

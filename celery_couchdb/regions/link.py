@@ -205,7 +205,8 @@ class Link(Duty):
             self._own.sequence()  # it raises if it is this region that does not respond
             self._errors[self._other] = records.without_remedy(exc)
             least = _DENIED_SECONDS if isinstance(exc, AccessDenied) else 0.0
-            return time.monotonic() + self._outage.failed(exc, self._errors[self._other], least=least)
+            self._outage.failed(exc, self._errors[self._other], least=least)
+            return self._outage.until
         self._errors.pop(self._other, None)
         self._outage.recovered()
         return min(self._arriving.next_at, self._taker.next_at)

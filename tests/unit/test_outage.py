@@ -42,7 +42,7 @@ def test_pauses_become_longer_until_a_success(outage: Outage) -> None:
     outage.recovered()
     assert outage.until == -inf
     assert outage.failed(ServerUnavailable('no'), least=60.0) == 60.0
-    assert outage.failed(ServerUnavailable('no')) == 0.2
+    assert outage.failed(ServerUnavailable('no')) == LONGEST_PAUSE_SECONDS
 
 
 def test_error_of_another_class_is_logged_too(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
