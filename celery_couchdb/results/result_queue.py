@@ -10,7 +10,6 @@ waits until everything is done that was handed over before it, see `kombu_couchd
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +21,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import at_exit, reset_in_child
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.outage import Outage
 
 from .documents import is_outdated
 from .other_databases import OtherDatabases, write_new
@@ -50,9 +50,6 @@ _BUSY_QUIET_SECONDS, _BUSY_GATHER_SECONDS = 0.02, 0.16
 
 #: The number of results for which a request costs so little for each that it does not wait for more.
 _ENOUGH = 128
-
-#: The first and the longest pause while CouchDB does not respond, in seconds.
-_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 
 #: How long a worker that is told to stop at once still tries to store results, in seconds.
 _COLD_SECONDS = 5.0
@@ -119,6 +116,9 @@ class ResultQueue:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._gives_up_at: float | None = None
+        self._outage = Outage(
+            logger, 'results are not stored: %s; they wait until CouchDB responds', 'results are stored again'
+        )
 
     @property
     def is_open(self) -> bool:
@@ -312,21 +312,17 @@ class ResultQueue:
     # -- in the thread
 
     def _run(self) -> None:
-        retry, batch = 0.0, list[QueueItem]()
+        batch = list[QueueItem]()
         while batch := batch or self._next_batch():
             try:
-                self._write(batch, uncertain=retry > 0)
+                self._write(batch, uncertain=self._outage.lasts)
             except CouchDBError as exc:  # also if a proxy responds with a page of its own
-                level = logging.DEBUG if retry else logging.WARNING  # one warning for each outage
-                logger.log(level, 'results are not stored: %s; they wait until CouchDB responds', exc)
-                retry = min(max(2 * retry, _FIRST_RETRY_SECONDS), _LAST_RETRY_SECONDS)
-                self._receive_for(retry)
+                self._receive_for(self._outage.failed(exc))
                 if self._closing and self._gives_up():
                     return
                 continue
-            if retry:
-                logger.info('results are stored again')
-            retry, batch = 0.0, []
+            self._outage.recovered()
+            batch = []
 
     def _next_batch(self) -> list[QueueItem]:
         """Wait for results, and return those that share a request; none if the thread must end."""

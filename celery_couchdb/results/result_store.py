@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +29,7 @@ from kombu_couchdb.errors import (
 )
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.options import LOGIN_OPTIONS, login_options
+from kombu_couchdb.outage import Outage
 
 from .. import design
 from ..options import ResultOptions, refuse_settings_of_redis
@@ -196,6 +196,7 @@ class ResultStore:
     def __init__(self, client: Client, options: ResultOptions) -> None:
         self.client, self._options, self.database = client, options, Database(client, options.create_database)
         self._commit = GroupCommit(client)
+        self._outage = Outage(logger, 'results are not stored: %s; trying again', 'results are stored again')
         #: Called with the ids of documents that are read or written next: results that were handed over come first.
         self.before_access: list[Callable[[Sequence[str]], None]] = []
         self._revs: Recent[tuple[str, Mapping[str, Any]]] = Recent(_REMEMBERED_REVISIONS)
@@ -437,10 +438,8 @@ class ResultStore:
         """Make a request, and repeat it as the transport option `retry_policy` says while the server is unavailable."""
 
         def failed(exc: Exception, intervals: Iterable[float], retries: int) -> float:
-            pause = float(next(iter(intervals)))
-            level = logging.DEBUG if retries else logging.WARNING  # one warning for each request that waits
-            logger.log(level, 'results are not stored: %s; trying again in %.1f s', exc, pause)
-            return pause
+            self._outage.failed(exc)
+            return float(next(iter(intervals)))
 
         # The pauses alone would not limit the time: a server that hangs costs each attempt its time limit.
         policy, limit = self._options.retry_policy, sum(self.client.timeouts)
@@ -448,4 +447,5 @@ class ResultStore:
             policy.get('max_retries') is not None and policy['max_retries'] * policy.get('interval_max', 30) + limit
         )
         result: T = retry_over_time(request, RETRIED, args, {}, failed, **policy, timeout=timeout)
+        self._outage.recovered()
         return result

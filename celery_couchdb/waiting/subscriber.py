@@ -14,7 +14,6 @@ While the connection is down no change is lost: afterwards all watched documents
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -33,6 +32,7 @@ from kombu_couchdb.errors import (
     CouchDBError,
 )
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.outage import Outage
 
 from ..options import ResultOptions
 from ..results.documents import Document
@@ -73,9 +73,6 @@ _COUNTING_SECONDS = 10.0
 #: How long the thread runs on without watched documents, in seconds.
 _IDLE_SECONDS = 10.0
 
-#: The first and the longest pause after an error, in seconds.
-_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
-
 
 class Subscriber:
     """Delivers watched documents to mailboxes: first the existing document, then every change of it. Thread-safe."""
@@ -111,6 +108,11 @@ class Subscriber:
         self._unreadable_until = float('-inf')
         self._pacing = Pacing()
         self._traffic, self._asked = Traffic(), float('-inf')
+        self._outage = Outage(
+            logger,
+            'results are not received: %s; trying again until CouchDB responds',
+            'results are received again',
+        )
 
     def will_deliver(self, doc_id: str, sent_ago: float | None) -> bool:
         """Tell whether a document needs no read before it is watched.
@@ -154,7 +156,7 @@ class Subscriber:
         return self._traffic.is_busy or time.monotonic() < self._unreadable_until
 
     def _run(self) -> None:
-        pause, retry = 0.0, _MIN_RETRY_SECONDS
+        pause = 0.0
         while self._wait_for_mailboxes():
             with self._changed:
                 if self._asks:
@@ -167,19 +169,15 @@ class Subscriber:
                 continue
             try:
                 pause = self._ask(watched) if self._asks else self._follow(watched, unread, generation)
-                if retry > _MIN_RETRY_SECONDS:
-                    logger.info('results are received again')
-                retry = _MIN_RETRY_SECONDS
+                self._outage.recovered()
             except Exception as exc:  # after any error: a thread must not wait for documents that never come
                 # The next request reads everything again, also what was unread now.
                 self._since, is_outage = None, isinstance(exc, RETRIED)
                 if not self._asks and (isinstance(exc, AnswerTooLarge) or not is_outage):
                     self._stop_following()
                 elif is_outage:
-                    level = logging.WARNING if retry == _MIN_RETRY_SECONDS else logging.DEBUG  # one for each outage
-                    logger.log(level, 'results are not received: %s; trying again until CouchDB responds', exc)
-                    time.sleep(retry)
-                    pause, retry = 0.0, min(retry * 2, _MAX_RETRY_SECONDS)
+                    time.sleep(self._outage.failed(exc))
+                    pause = 0.0
                 else:
                     self._fail(watched, exc)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -19,6 +20,7 @@ from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError, ServerUnavailable
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.outage import Outage
 
 from .recent_history import RecentHistory
 
@@ -35,9 +37,6 @@ _STALE_SECONDS = 20.0
 
 #: For how long a reading, or an error, counts for pages while nobody watches, in seconds.
 _FRESH_SECONDS = 1.5
-
-#: The pauses between two attempts while CouchDB does not respond, in seconds.
-_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 5.0
 
 #: For how long the thread goes on when the last browser has left, in seconds: it may be on its way to another page.
 _LINGER_SECONDS = 5.0
@@ -213,14 +212,15 @@ class Live:
     # -- following, in the thread
 
     def _follow(self) -> None:
-        pause = 0.0
+        outage = Outage(logger, 'the page cannot read the database: %s', level=logging.DEBUG)
         try:
             while self._is_watched():
                 had_problem = self._problem is not None
                 try:
                     since = self._broker.sequence()
                     self._read(again=True)
-                    self._is_following, pause = True, 0.0
+                    self._is_following = True
+                    outage.recovered()
                     self._tell()
                     self._wait(_PAUSE_SECONDS)
                     self._wait_for_change(since)
@@ -228,8 +228,7 @@ class Live:
                     self._note(exc)
                     if not had_problem:
                         self._tell()
-                    pause = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * pause))
-                    self._wait(pause)
+                    self._wait(outage.failed(exc))
         except Exception as exc:
             logger.exception('the page cannot follow the database')
             self._note(ServerUnavailable(f'{self._broker.address.url} cannot be followed: {exc!r}'))

@@ -23,6 +23,7 @@ from ..errors import AccessDenied, ConfigurationError, CouchDBError
 from ..leases.lease import GRACE_SECONDS
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE, Options
+from ..outage import Outage
 from ..queues.databases import ensure
 from ..queues.fanout import Listener
 from ..queues.topology import Topology
@@ -39,10 +40,6 @@ _IDLE_SECONDS = 5.0
 #: How long a consumer that closes waits for a request without a response, in seconds: if it has decided nothing about
 #: messages, or during an outage; and if both is true, or the results of its tasks are given up.
 _CLOSE_SECONDS, _GIVE_UP_SECONDS = 3.0, 0.5
-
-#: The first and the longest pause between two attempts while CouchDB does not respond, in seconds.
-_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
-
 
 #: From this `visibility_timeout` on, in seconds, a warning says what it means: it was probably copied from Redis, where
 #: no task may take longer.
@@ -84,7 +81,7 @@ class IOThread:
         self.unacked, self.announced = self._cycle.unacked, self._cycle.lease.announced
         self._abandoned = self._has_ended = False
         self._idle_since: float | None = None
-        self._failures = 0
+        self._outage = Outage(logger, '%s; trying again until it responds', f'{client.url} responds again')
         self._was_late = False
         self._began = time.monotonic()
         self._outage_since: float | None = None  # a monotonic time
@@ -112,7 +109,7 @@ class IOThread:
     @property
     def in_outage(self) -> bool:
         """Whether CouchDB did not respond to the last request."""
-        return bool(self._failures)
+        return self._outage.lasts
 
     def wait(self, pull: Pull) -> Delivery | None:
         """Return the message that a `basic_get` asked for, or None if there is none; *raises* `CouchDBError`."""
@@ -207,9 +204,8 @@ class IOThread:
         swept_at = time.monotonic()
         self._cycle.sweep()
         self._note_stall(swept_at, swept_at + longest)
-        if self._failures:
-            logger.warning('%s responds again', self._client.url)
-            self._failures = 0
+        if self._outage.lasts:
+            self._outage.recovered()
             self.unacked.begin_waiting(in_outage=False)
         if not self._cycle.is_busy:
             self._idle_since = self._idle_since or time.monotonic()
@@ -269,13 +265,11 @@ class IOThread:
         self.unacked.fail_pulls(exc)
 
     def _retry_later(self, exc: CouchDBError) -> None:
-        if not self._failures:
-            logger.warning('%s; trying again until it responds', exc)
-        self._failures += 1
+        pause = self._outage.failed(exc)
         self.unacked.begin_waiting(in_outage=True)
         self._outage_since = self._began if self._outage_since is None else self._outage_since
         self._cycle.on_outage()
-        self._closing.wait(min(_FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 8), _LAST_RETRY_SECONDS))
+        self._closing.wait(pause)
         try:
             # The database may have been deleted: create it again, with everything that this connection had declared in
             # it.

@@ -10,6 +10,7 @@ which may come twice.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import requests
 
 from ..errors import BrokenAnswer, CouchDBError, ServerUnavailable
 from ..log import get_logger
+from ..outage import Outage
 from .bounds import Bounds
 from .client import Client, Document, Row
 from .failures import from_transport
@@ -35,9 +37,6 @@ _MIN_INTERVAL_SECONDS = 0.015
 #: Seconds between the empty lines that the server sends, if a feed does not say otherwise. After 10 s without one, the
 #: connection is considered lost, see `open_feed`.
 _HEARTBEAT_SECONDS = 4.0
-
-#: The pauses between two attempts to follow while CouchDB does not respond, in seconds.
-_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.5, 5.0
 
 
 def read(client: Client, since: Any, body: Document, limit: int, *, docs: bool = True) -> Document:
@@ -195,8 +194,9 @@ class Follower:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._last_start = float('-inf')
-        #: The least seconds between two longpolls, and after the last error.
-        self._interval = self._pause = 0.0
+        #: The least seconds between two longpolls.
+        self._interval = 0.0
+        self._outage = Outage(logger, f'{client.address.database} cannot be followed just now: %s', level=logging.DEBUG)
         self._changed = threading.Condition()
         self._request: tuple[Any, Document] | None = None  # for the thread
         self._asked: tuple[Any, Document] | None = None  # what the thread waits for
@@ -222,7 +222,7 @@ class Follower:
         """
         body: Document = {'selector': selector} if selector else {} if doc_ids is None else {'doc_ids': [*doc_ids]}
         if self._asked != (since, body):
-            self._interval = max(_MIN_INTERVAL_SECONDS, interval, self._pause)
+            self._interval = max(_MIN_INTERVAL_SECONDS, interval, self._outage.pause)
             self._ask((since, body))
 
     def take(self, seconds: float = 0.0) -> Changes | None:
@@ -280,7 +280,6 @@ class Follower:
         try:
             found = self._longpoll.wait(generation, since, body, docs=self._docs, heartbeat=self._heartbeat)
         except CouchDBError as exc:
-            logger.debug('%s cannot be followed just now: %s', self._client.address.url, exc)
             return Changes((), None, exc)
         except Exception as exc:  # the owner must learn of any error, because it does not poll while the feed waits
             logger.exception('the changes feed failed')
@@ -291,7 +290,10 @@ class Follower:
         with self._changed:
             if generation != self._longpoll.generation:
                 return
-            self._pause = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, 2 * self._pause)) if report.error else 0.0
+            if report.error:
+                self._outage.failed(report.error)
+            else:
+                self._outage.recovered()
             self._asked, self._report = None, report
             self._changed.notify_all()
         self._wake()

@@ -9,6 +9,7 @@ with the number of queues that other processes have declared.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,7 @@ from ..documents.ids import BROADCAST, BROKER
 from ..documents.workitem import is_waiting
 from ..errors import CouchDBError, DatabaseMissing
 from ..log import get_logger
+from ..outage import Outage
 from ..queues import waiting
 from ..queues.databases import BroadcastsDatabase
 from ..queues.fanout import AFTER, Listener
@@ -39,9 +41,6 @@ _KEEP_SECONDS = 10.0
 #: Seconds between the empty lines that the server sends: of all that an idle consumer asks of it, they would cost the
 #: most if they came as often as in other feeds. Those of the listeners, and looks, notice a silent server.
 _HEARTBEAT_SECONDS = 15.0
-
-#: The least seconds between two attempts to follow the feed.
-_RETRY_SECONDS = 5.0
 
 #: A broadcast in the broker's database that is younger than this was published there while this feed was followed, in
 #: seconds: longer than the pause between two looks.
@@ -63,7 +62,8 @@ class BroadcastFeed:
         self._database = database
         self._follower = Follower(database.client, name, on_change, docs=True, heartbeat=_HEARTBEAT_SECONDS)
         self._follows = False
-        self._next_try = self._distrusted_until = -math.inf
+        self._distrusted_until = -math.inf
+        self._outage = Outage(logger, 'the database of broadcasts is not followed: %s', level=logging.DEBUG)
         self._rung = set[str]()
         #: Whether declarations may have changed since they were read. Whoever reads them resets it.
         self.noticed = False
@@ -76,7 +76,7 @@ class BroadcastFeed:
     def on_outage(self) -> None:
         """Forget everything: CouchDB did not respond, or the databases may be new ones."""
         self._stop()
-        self._next_try = -math.inf
+        self._outage.recovered()
 
     @property
     def is_followed(self) -> bool:
@@ -87,7 +87,7 @@ class BroadcastFeed:
         """Return the monotonic time at which `take` or `follow` has something to do; infinity if none is known."""
         if self.noticed:
             return -math.inf
-        return math.inf if self._follows else max(self._next_try, self._database.next_look)
+        return math.inf if self._follows else max(self._outage.until, self._database.next_look)
 
     def ring(self, queue: str) -> None:
         """Wake the consumers that rest: messages wait in this queue, and no listener can take them."""
@@ -104,8 +104,10 @@ class BroadcastFeed:
         if report is not None and self._follows:  # else reported before it was stopped: `follow` reads the broadcasts
             docs = _docs_of(report)
             if report.error is None:
+                self._outage.recovered()
                 self._follower.follow(report.last)
             else:
+                self._outage.failed(report.error)
                 self._stop()
             if isinstance(report.error, DatabaseMissing):
                 logger.warning('%s; broadcasts that were not read yet are lost', report.error)
@@ -119,18 +121,17 @@ class BroadcastFeed:
 
     def follow(self) -> list[Document]:
         """Follow the database if it is not followed yet and can be; return the broadcasts that are stored."""
-        if self._follows or time.monotonic() < self._next_try:
+        if self._follows or time.monotonic() < self._outage.until:
             return []
 
         def read(client: Client) -> tuple[Any, list[Document]]:
             # The sequence first, so that nothing falls between the two.
             return client.sequence(), [row['doc'] for row in client.id_range(BROADCAST, docs=True)]
 
-        self._next_try = time.monotonic() + _RETRY_SECONDS
         try:
             found = self._database.ask(read)
         except CouchDBError as exc:
-            logger.debug('the database of broadcasts is not followed: %s', exc)
+            self._outage.failed(exc)
             return []
         if found is None:
             return []

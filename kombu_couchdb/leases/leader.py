@@ -17,9 +17,7 @@ any error.
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import socket
 import threading
 import time
@@ -33,8 +31,9 @@ from ..couchdb.clock import uptime
 from ..couchdb.pacing import urgent
 from ..documents import shared_documents
 from ..documents.ids import LEADER
-from ..errors import RETRIED, CouchDBError, DatabaseMissing, NotFound
+from ..errors import CouchDBError, DatabaseMissing, NotFound
 from ..log import get_logger
+from ..outage import Outage, cause_of
 from .lease import worker_name
 
 logger = get_logger(__name__)
@@ -242,20 +241,19 @@ class Led:
         connection: Any,
         duty: Callable[[Any, Callable[[], None]], Duty],
         failed: str,
-        retry_seconds: float = RENEWAL_SECONDS,
+        again: str,
         setup: str = 'setup',
     ) -> None:
         """`duty(connection, wake)` makes the duty; any thread may call `wake()` when there is something to do.
 
         `connection` is a connection of kombu, which is released at the end. Log lines about errors say `failed`, *just
-        now*, and why, and to run the command `setup` if a database is missing. After an error it pauses for
-        `retry_seconds`.
+        now*, and why, and to run the command `setup` if a database is missing; the line about their end says `again`.
         """
-        self._connection, self._make_duty, self._failed, self._retry_seconds = connection, duty, failed, retry_seconds
-        self._setup = setup
+        self._connection, self._make_duty, self._setup = connection, duty, setup
+        self._outage = Outage(logger, f'{failed} just now: %s', again)
         #: None until CouchDB was reached first. After an outage the connection reaches it again by itself.
         self.duty: Duty | None = None
-        self._wake, self._due, self._stopped, self._last_error = threading.Event(), -inf, False, ''
+        self._wake, self._due, self._stopped = threading.Event(), -inf, False
         self._thread: threading.Thread | None = None
 
     def turn(self, seconds: float = inf) -> None:
@@ -302,23 +300,8 @@ class Led:
                 self.duty = self._make_duty(self._connection, self._wake.set)
             seconds = self.duty.step()
         except Exception as exc:
-            self._log(exc)
-            return self._retry_seconds
-        self._last_error = ''
+            is_missing = isinstance(cause_of(exc), (DatabaseMissing, NotFound))
+            hint = f'; run "celery -A your_app couchdb {self._setup}"' if is_missing else ''
+            return self._outage.failed(exc, f'{exc}{hint}')
+        self._outage.recovered()
         return seconds
-
-    def _log(self, exc: Exception) -> None:
-        """Log an error, unless it is the same as the last one."""
-        text = re.sub(r'\d+', '', repr(exc))  # it may count seconds
-        if self._last_error == text:
-            return
-        self._last_error = text
-        # If kombu cannot connect, it raises an error of its own, which ours has caused.
-        cause = exc if isinstance(exc, CouchDBError) else exc.__cause__
-        if not isinstance(cause, CouchDBError):
-            logger.error('%s just now, because of an unexpected error', self._failed, exc_info=exc)
-            return
-        is_missing = isinstance(cause, (DatabaseMissing, NotFound))
-        hint = f'; run "celery -A your_app couchdb {self._setup}"' if is_missing else ''
-        level = logging.WARNING if isinstance(cause, RETRIED) and not hint else logging.ERROR
-        logger.log(level, '%s just now: %s%s', self._failed, exc, hint)

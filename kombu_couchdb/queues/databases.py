@@ -27,6 +27,7 @@ from ..couchdb.fork_safety import Shared
 from ..documents.ids import BELL, BROADCAST, NOTICE, QUEUE
 from ..errors import AccessDenied, BrokenAnswer, CouchDBError, DatabaseMissing, NotFound, access_denied
 from ..log import get_logger
+from ..outage import Outage
 
 logger = get_logger(__name__)
 
@@ -102,7 +103,7 @@ class BroadcastsDatabase:
 
     def __init__(self, broker: Client, *, create: bool = False) -> None:
         self.broker, self._create = broker, create
-        self._outage = _outages.of((os.getpid(), broker.address.url), _Outage)
+        self._outage = _outages.of((os.getpid(), broker.address.url), _new_outage)
 
     @cached_property
     def client(self) -> Client:
@@ -133,11 +134,9 @@ class BroadcastsDatabase:
                 self._make()
                 result = request(self.client)
         except (AccessDenied, DatabaseMissing) as exc:
-            self._outage.note(self.client.address.url, exc)
+            self._outage.failed(exc, least=LOOK_SECONDS)
             return None
-        if self._outage.was_reported:
-            self._outage.was_reported = False
-            logger.info('%s: the database of broadcasts is used again', self.client.address.url)
+        self._outage.recovered()
         return result
 
     def store(self, write: Callable[[Client], bool]) -> None:
@@ -192,26 +191,18 @@ class BroadcastsDatabase:
         _limit_revisions(self.client)
 
 
-class _Outage:
-    """What a process knows of a missing or locked database; its connections share it."""
-
-    def __init__(self) -> None:
-        self.until = float('-inf')
-        self.was_reported = False
-
-    def note(self, url: str, exc: CouchDBError) -> None:
-        self.until = time.monotonic() + LOOK_SECONDS
-        if not self.was_reported:
-            self.was_reported = True
-            logger.warning(
-                'the database of broadcasts cannot be used (%s), so every consumer follows the database of the broker, '
-                'which costs CouchDB more with many workers; let an administrator run "celery -A your_app couchdb '
-                'setup"',
-                exc,
-            )
+def _new_outage() -> Outage:
+    return Outage(
+        logger,
+        'the database of broadcasts cannot be used (%s), so every consumer follows the database of the broker, '
+        'which costs CouchDB more with many workers; let an administrator run "celery -A your_app couchdb setup"',
+        'the database of broadcasts is used again',
+        level=logging.WARNING,
+    )
 
 
-_outages: Shared[tuple[int, str], _Outage] = Shared({})
+#: What a process knows of a missing or locked database; its connections share it.
+_outages: Shared[tuple[int, str], Outage] = Shared({})
 
 
 def broadcasts_of(broker: Client) -> Client:

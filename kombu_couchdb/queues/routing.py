@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import Shared, reset_in_child
@@ -49,12 +49,15 @@ _MEMORY_SECONDS = 60.0
 LIMITS = ('x-message-ttl', 'x-max-length', 'x-delivery-limit', 'x-expires')
 
 
-class TemporaryQueue(str):
-    """The name of a queue that has a lifetime, and the seconds that a message may wait in it; None: no limit."""
+class TemporaryQueue(NamedTuple):
+    """What a publisher must know of a queue that has a lifetime."""
 
-    __slots__ = ('ttl',)
-
+    #: The seconds that a message may wait in it; None: no limit.
     ttl: float | None
+
+
+#: The queues of a message, by name; None: a queue without a lifetime.
+Destinations: TypeAlias = dict[str, TemporaryQueue | None]
 
 
 class Limit(NamedTuple):
@@ -103,7 +106,7 @@ class Routes:
         self._read: dict[str, float] = {}
         #: By id: the monotonic time of the last `update`, and the generation of the last deleted revision, or 0.
         self._updated: dict[str, tuple[float, int]] = {}
-        self._replies: dict[tuple[str, str], str] = {}
+        self._replies: dict[tuple[str, str], Destinations] = {}
         #: The exchanges that were looked up.
         self.wanted: set[str] = set()
         self._followed: set[str] = set()  # those whose bindings a notifier keeps up to date
@@ -172,11 +175,12 @@ class Routes:
         """Take in the binding that a broadcast names for the replies to it."""
         if is_binding(binding) and 'temporary' in binding:
             with self._lock:
-                self._replies[binding['exchange'], binding['routing_key']] = _queue_of(binding)
+                queues = {binding['queue']: _temporary_queue(binding)}
+                self._replies[binding['exchange'], binding['routing_key']] = queues
                 if len(self._replies) > _MAX_REPLIES:
                     del self._replies[next(iter(self._replies))]
 
-    def reply_queue(self, exchange: str, routing_key: str) -> str | None:
+    def reply_queue(self, exchange: str, routing_key: str) -> Destinations | None:
         """Return the queue that `note_reply` has named for an exchange and a routing key, or None."""
         return self._replies.get((exchange, routing_key))
 
@@ -184,12 +188,12 @@ class Routes:
         """Tell whether the exchange is a fanout exchange, as far as this process knows."""
         return _is_fanout(self._bindings.get(exchange_id(exchange)))
 
-    def match(self, exchange: str, routing_key: str) -> set[str]:
-        """Return the queues whose bindings match a routing key; those with a lifetime are a `TemporaryQueue`."""
+    def match(self, exchange: str, routing_key: str) -> Destinations:
+        """Return the queues whose bindings match a routing key."""
         with self._lock:
             table = [b for b in self._bindings.values() if b.get('exchange') == exchange]
         return {
-            _queue_of(b)
+            b['queue']: _temporary_queue(b)
             for b in table
             if is_binding(b)
             and (topic_matches(b['routing_key'], routing_key) if b.get('pattern') else b['routing_key'] == routing_key)
@@ -225,12 +229,10 @@ def topic_matches(binding: str, routing_key: str) -> bool:
     return len(wanted) in positions
 
 
-def _queue_of(binding: Mapping[str, Any]) -> str:
+def _temporary_queue(binding: Mapping[str, Any]) -> TemporaryQueue | None:
     if 'temporary' not in binding:
-        return str(binding['queue'])
-    queue = TemporaryQueue(binding['queue'])
-    queue.ttl = binding['temporary'] if number(binding['temporary']) else None
-    return queue
+        return None
+    return TemporaryQueue(binding['temporary'] if number(binding['temporary']) else None)
 
 
 is_binding = members(exchange=text, routing_key=text, queue=text, pattern=maybe(text))

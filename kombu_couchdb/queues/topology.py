@@ -22,7 +22,17 @@ from ..documents.shared_documents import Binding, FanoutExchange, Queue
 from ..values import is_number
 from . import routing
 from .databases import BroadcastsDatabase
-from .routing import LIMITS, Limit, binding_id, check_limits, exchange_prefix, fanout, is_binding, limit_in
+from .routing import (
+    LIMITS,
+    Destinations,
+    Limit,
+    binding_id,
+    check_limits,
+    exchange_prefix,
+    fanout,
+    is_binding,
+    limit_in,
+)
 
 #: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.
 _TEMPORARY_SECONDS = 3600.0
@@ -315,14 +325,14 @@ class Topology:
         """
         return self.routes.is_fanout(queue) and binding_id(queue, queue, queue) in self._declared
 
-    def lookup(self, exchange: str, routing_key: str, *, recheck: bool = True) -> set[str] | None:
+    def lookup(self, exchange: str, routing_key: str, *, recheck: bool = True) -> Destinations | None:
         """Return the queues of a message for an exchange, or None for a fanout exchange.
 
         With `recheck` the bindings are read again if the known ones match no queue: a reply may arrive here before the
         changes feed reports the binding of its queue.
         """
         if (reply_queue := self.routes.reply_queue(exchange, routing_key)) is not None:
-            return {reply_queue}
+            return reply_queue
         if self.routes.known(exchange):
             if self.routes.is_fanout(exchange):
                 return None

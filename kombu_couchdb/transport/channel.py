@@ -7,7 +7,7 @@ names the queue of messages that match no binding. It has nothing to do with the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from math import inf
 from typing import Any, ClassVar, cast
@@ -35,7 +35,7 @@ from ..documents.validation import check_names, check_value
 from ..documents.workitem import KEEP_DONE, check_keep_done
 from ..errors import RETRIED, IndexNotReady, ServerUnavailable, Unstorable
 from ..log import get_logger
-from ..queues.routing import TemporaryQueue
+from ..queues.routing import Destinations
 from .batches import PublishBatch, sink
 from .exchanges import EXCHANGE_TYPES, Direct, check_exchange_type
 from .qos import Message, QoS
@@ -181,29 +181,32 @@ class Channel(virtual.Channel):
     def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[WorkItem] | None:
         """Return the WorkItems of a message, one for each of its queues, or None if it is broadcast."""
         # With AMQP's default exchange, the routing key is the name of the queue.
-        queues = self._lookup(exchange, routing_key) if exchange else [routing_key or self.deadletter_queue]
+        named: Destinations = {routing_key or self.deadletter_queue: None}
+        queues = self._lookup(exchange, routing_key) if exchange else named
         return None if queues is None else self._items(queues, message)
 
-    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> Collection[str] | None:
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> Destinations | None:
         """Return the queues of a message for a named exchange, or None if it is broadcast.
 
         A message that matches no binding goes to `default`, or to kombu's `deadletter_queue`, or else nowhere.
         """
         default = default or self.deadletter_queue
-        queues = self.typeof(exchange).lookup(self.connection.topology, exchange, routing_key, default)
-        return [default] if default and queues is not None and not queues else queues
+        queues: Destinations | None = self.typeof(exchange).lookup(
+            self.connection.topology, exchange, routing_key, default
+        )
+        return {default: None} if default and queues is not None and not queues else queues
 
-    def _items(self, queues: Collection[str], message: Document) -> list[WorkItem]:
+    def _items(self, queues: Destinations, message: Document) -> list[WorkItem]:
         now, properties = self.connection.couchdb.clock.now(), message['properties']
         self.connection.broadcaster.mark(properties, now)
         tag, exchange = properties['delivery_tag'], properties['delivery_info']['exchange']
         items = []
         for queue in sorted(filter(None, queues)):
             item = workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now)
-            if isinstance(queue, TemporaryQueue):
+            if (temporary := queues[queue]) is not None:
                 item['temporary'] = True
-                if queue.ttl is not None:
-                    item['expires'] = min(now + queue.ttl, item.get('expires', inf))
+                if temporary.ttl is not None:
+                    item['expires'] = min(now + temporary.ttl, item.get('expires', inf))
             items.append(item)
         return items
 

@@ -12,6 +12,7 @@ from typing import Any
 from kombu.transport.virtual import exchange as virtual
 
 from ..errors import ConfigurationError
+from ..queues.routing import Destinations
 from ..queues.topology import Topology
 
 
@@ -32,7 +33,7 @@ class _Routed(virtual.ExchangeType):
         """Delete a binding, for all processes."""
         self.channel.connection.topology.unbind(exchange, routing_key, queue)
 
-    def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> set[str] | None:
+    def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> Destinations | None:
         """Return the queues with a matching binding, or None if a process has declared a fanout exchange of this name.
 
         The bindings decide how a key matches, not the class: a publisher may use an exchange that it has not declared,

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from math import inf
 from typing import Any
 
 from ..couchdb.bounds import time_limit
-from ..errors import RETRIED, CouchDBError
+from ..errors import CouchDBError
 from ..log import get_logger
+from ..outage import Outage
 
 logger = get_logger(__name__)
 
 #: How long the deletion of a queue may take, in seconds: at first, and after one that got no response.
 _CANCEL_SECONDS, _AGAIN_SECONDS = 2.0, 0.5
-
-#: For how long CouchDB counts as not responding after that, in seconds.
-_OUTAGE_SECONDS = 10.0
 
 
 class TemporaryQueues:
@@ -35,12 +31,14 @@ class TemporaryQueues:
         #: By name: whether no other connection may use it. Then it is deleted when this one is closed.
         self._queues: dict[str, bool] = {}
         self._pid = os.getpid()
-        self._outage_until = -inf  # a monotonic time
+        self._outage = Outage(
+            logger, 'a temporary queue could not be deleted; it is deleted when it expires: %s', level=logging.WARNING
+        )
 
     @property
     def in_outage(self) -> bool:
-        """Whether CouchDB did not respond just now, when a queue was to be deleted."""
-        return time.monotonic() < self._outage_until
+        """Whether CouchDB did not respond when a queue was last to be deleted."""
+        return self._outage.lasts
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
@@ -89,8 +87,6 @@ class TemporaryQueues:
                     connection.listener.unbind(queue)
                     connection.topology.delete_queue(queue)
                     connection.store.purge(queue)  # last: see `Store.delete_without_queue`
-            self._outage_until = -inf
+            self._outage.recovered()
         except CouchDBError as exc:
-            level = logging.DEBUG if self.in_outage else logging.WARNING  # one warning for a connection that closes
-            logger.log(level, 'temporary queue %r could not be deleted; it is deleted when it expires: %s', queue, exc)
-            self._outage_until = time.monotonic() + _OUTAGE_SECONDS if isinstance(exc, RETRIED) else -inf
+            self._outage.failed(exc, f'{queue!r}: {exc}')

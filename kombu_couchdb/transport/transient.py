@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..couchdb.fork_safety import at_exit, reset_in_child
-from ..errors import RETRIED
+from ..errors import RETRIED, ServerUnavailable
 from ..log import get_logger
+from ..outage import Outage
 
 logger = get_logger(__name__)
 
@@ -24,9 +25,6 @@ _MAX_MESSAGES, _MAX_TOGETHER = 1000, 200
 
 #: How long a publisher waits for room if there is no outage, in seconds. After that CouchDB counts as not responding.
 _ROOM_SECONDS = 1.0
-
-#: The pause before messages are stored again after an error, in seconds.
-_RETRY_SECONDS = 1.0
 
 #: The thread ends if no message comes for so long, in seconds.
 _IDLE_SECONDS = 5.0
@@ -68,14 +66,17 @@ class TransientMessages:
         self._changed = threading.Condition()  # reentrant: a signal handler may publish a message, too
         self._waiting: deque[Any] = deque(maxlen=_MAX_MESSAGES)
         self._thread: threading.Thread | None = None
-        self._closed = self._fails = False
+        self._closed = False
+        self._outage = Outage(logger, 'events and replies wait until CouchDB responds: %s', level=logging.DEBUG)
         self._began = 0.0  # the monotonic time of the last attempt to store messages
 
     def add(self, message: Any) -> None:
         """Store a message soon. If CouchDB responds, wait until there is room for it."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._fails or len(self._waiting) < _MAX_MESSAGES, _ROOM_SECONDS):
-                self._fails = True
+            if not self._changed.wait_for(
+                lambda: self._outage.lasts or len(self._waiting) < _MAX_MESSAGES, _ROOM_SECONDS
+            ):
+                self._outage.failed(ServerUnavailable(f'no request was answered for {_ROOM_SECONDS:g} s'))
             self._waiting.append(message)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name='transient-messages', daemon=True)
@@ -92,21 +93,21 @@ class TransientMessages:
             self._closed = True
             self._changed.notify_all()
             waits = _CLOSE_SECONDS if not self._began or time.monotonic() - self._began < _CLOSE_SECONDS else 0.0
-            self._changed.wait_for(lambda: self._thread is None or self._fails, waits)
+            self._changed.wait_for(lambda: self._thread is None or self._outage.lasts, waits)
 
     def _run(self) -> None:
         while messages := self._next():
             try:
                 self._began = time.monotonic()
                 self._store(messages)
-                self._fails, self._began = False, 0.0
+                self._outage.recovered()
+                self._began = 0.0
             except RETRIED as exc:
-                logger.debug('events and replies wait until CouchDB responds: %s', exc)
                 with self._changed:
-                    self._fails = True
+                    pause = self._outage.failed(exc)
                     self._waiting = deque([*messages, *self._waiting], _MAX_MESSAGES)
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._closed, _RETRY_SECONDS)
+                    self._changed.wait_for(lambda: self._closed, pause)
             except Exception as exc:  # the thread must go on
                 level = logging.DEBUG if self._closed else logging.ERROR  # a closed channel cannot store any more
                 logger.log(level, '%d events or replies are lost: %s', len(messages), exc)
@@ -115,7 +116,7 @@ class TransientMessages:
         """Wait for messages and return some; an empty list if the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_SECONDS)
-            if not self._waiting or (self._closed and self._fails):
+            if not self._waiting or (self._closed and self._outage.lasts):
                 self._thread = None
                 self._revoke_at_exit()
                 self._changed.notify_all()

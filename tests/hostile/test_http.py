@@ -18,7 +18,7 @@ import pytest
 from hypothesis import strategies as st
 from kombu import Connection
 
-from kombu_couchdb.consumer import io_thread
+from kombu_couchdb import outage
 from kombu_couchdb.couchdb import auth, bounds, pacing
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll, open_feed
@@ -350,7 +350,7 @@ TROUBLE = [
 def test_consumer_survives_wrong_responses(
     connect: Callable[..., Connection], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_thread, '_LAST_RETRY_SECONDS', 0.05)
+    monkeypatch.setattr(outage, 'LONGEST_PAUSE_SECONDS', 0.05)
     monkeypatch.setattr(auth, '_LOCKED_SECONDS', 0.05)
     monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 0.05)
     publisher = connect()

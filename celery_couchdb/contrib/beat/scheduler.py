@@ -48,9 +48,6 @@ from .entries import (
 
 logger = get_logger(__name__)
 
-#: The pause after an error, in seconds.
-_RETRY_SECONDS = 1.0
-
 #: How long an entry stays that has no further due date, and how often such entries are looked for, in seconds.
 _DONE_SECONDS, _CLEAN_UP_SECONDS = 604_800.0, 3600.0
 
@@ -131,7 +128,7 @@ class CouchDBScheduler(Scheduler):
         def duty(connection: Any, wake: Callable[[], None]) -> DueTasks:
             return DueTasks(self.app, connection, self.code, wake)
 
-        return Led(connection, duty, 'no tasks are scheduled', _RETRY_SECONDS)
+        return Led(connection, duty, 'no tasks are scheduled', 'tasks are scheduled again')
 
 
 @signals.beat_embedded_init.connect

@@ -292,4 +292,9 @@ def loop(app: Any) -> Led:
     def duty(connection: Any, wake: Callable[[], None]) -> History:
         return History(connection.connection.couchdb)
 
-    return Led(app.connection_for_write(), duty, 'the history of tasks is not written')
+    return Led(
+        app.connection_for_write(),
+        duty,
+        'the history of tasks is not written',
+        'the history of tasks is written again',
+    )

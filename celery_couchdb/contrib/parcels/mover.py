@@ -232,4 +232,5 @@ def loop(app: Any) -> Led:
         app.connection_for_write(),
         lambda connection, wake: Mover(app, connection.connection, wake),
         'parcels are not moved',
+        'parcels are moved again',
     )

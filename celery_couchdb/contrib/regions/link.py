@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from typing import Any
 
 from kombu_couchdb.contrib.regions import records, region
@@ -20,6 +19,7 @@ from kombu_couchdb.couchdb.conflicts import delete_current
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.outage import Outage
 
 from ..parcels.inbox import Inbox
 from .home import Home
@@ -32,9 +32,9 @@ logger = get_logger(__name__)
 #: The time limits of connecting to another region and of its responses, in seconds.
 _CONNECT_SECONDS, _REQUEST_SECONDS = 3.0, 8.0
 
-#: The pause before a region that could not be read is tried again, in seconds. CouchDB locks a user after five wrong
+#: The pause after another region refused the user or the password, in seconds. CouchDB locks a user after five wrong
 #: passwords in a short time.
-_RETRY_SECONDS, _DENIED_SECONDS = 3.0, 120.0
+_DENIED_SECONDS = 120.0
 
 #: The documents that are processed together.
 _TURN_DOCS = 100
@@ -95,7 +95,8 @@ class RegionLeader(Duty):
     def _start(self, kind: type[Link | Decisions], other: str, name: str) -> None:
         duty = partial(_duty, kind, self._app, self._lead, other)
         failed = f'tasks and results of region {other} wait'
-        led = Led(self._app.connection_for_write(), duty, failed, setup='regions setup')
+        again = f'tasks and results of region {other} are processed again'
+        led = Led(self._app.connection_for_write(), duty, failed, again, setup='regions setup')
         led.start(name)
         self._links.append(led)
 
@@ -155,7 +156,12 @@ class Link(Duty):
         )
         #: When results are read again that this region has refused, as monotonic times, by id.
         self._again: dict[str, float] = {}
-        self._retry_at = -inf
+        self._refusals = Outage(
+            logger, f'results of region {other} wait: %s', f'the results of region {other} are stored again'
+        )
+        self._outage = Outage(
+            logger, f'region {other} cannot be read just now: %s', f'region {other} can be read again'
+        )
 
     def begin(self) -> None:
         """Forget what a former term knew."""
@@ -197,9 +203,8 @@ class Link(Duty):
 
     def _work_there(self) -> float:
         """Do what is due in the other region's database; return the monotonic time at which to call this again."""
-        if time.monotonic() < self._retry_at:
-            return self._retry_at
-        begun = time.monotonic()
+        if time.monotonic() < self._outage.until:
+            return self._outage.until
         try:
             self._arriving.put_back([*self._taker.due(), *self._due_again()])
             # Not more at a time: a steady stream must not keep waiting what else is due.
@@ -210,11 +215,16 @@ class Link(Duty):
             self._taker.reset()
             self._lender.set_wants(None)
             self._own.sequence()  # it raises if it is this region that does not respond
-            pause = _DENIED_SECONDS if isinstance(exc, AccessDenied) else _RETRY_SECONDS
-            self._retry_at = max(time.monotonic(), begun + pause)
-            self._note(records.without_remedy(exc))
-            return self._retry_at
-        self._note(self._results.problem if self._again else '')
+            self._errors[self._other] = records.without_remedy(exc)
+            least = _DENIED_SECONDS if isinstance(exc, AccessDenied) else 0.0
+            self._outage.failed(exc, self._errors[self._other], least=least)
+            return self._outage.until
+        self._outage.recovered()
+        self._errors.pop(self._other, None)
+        if self._again:
+            self._errors[self._other] = f'this region refuses its results: {self._results.problem}'
+        else:
+            self._refusals.recovered()
         return min(self._arriving.next_at, self._taker.next_at, *self._again.values())
 
     def _process(self, changed: dict[str, Document | None]) -> None:
@@ -225,19 +235,13 @@ class Link(Duty):
             delete_current(self._there, taken)
             at = time.monotonic() + DELAY_SECONDS
             self._again |= {doc['_id']: at for doc in results if doc not in taken}
+            if self._results.problem and len(taken) < len(results):
+                self._refusals.failed(self._results.problem)
         tasks = [doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))]
         self._taker.take(tasks)
         self._lent[self._other] += sum('lent' in doc and region.state_of(doc) == 'sent' for doc in tasks)
         if (name := region.region_id(self._other)) in changed:
             self._lender.set_wants(changed[name])
-
-    def _note(self, error: str) -> None:
-        if error and self._errors.get(self._other) != error:
-            logger.warning('region %s cannot be read just now: %s', self._other, error)
-            self._errors[self._other] = error
-        elif not error and self._other in self._errors:
-            del self._errors[self._other]
-            logger.info('region %s can be read again', self._other)
 
 
 class Decisions(Duty):
@@ -291,9 +295,11 @@ def _duty(
 
 def loop(app: Any, concurrency: int) -> Led:
     """Return the loop of a worker that leads a region, if no other worker does; it runs up to `concurrency` tasks."""
+    own = app.conf.broker_transport_options['region']
     return Led(
         app.connection_for_write(),
         lambda connection, wake: RegionLeader(app, connection.connection, wake, concurrency),
-        f'region {app.conf.broker_transport_options["region"]} has no leader',
+        f'region {own} has no leader',
+        f'region {own} can have a leader again',
         setup='regions setup',
     )

@@ -49,8 +49,8 @@ class ResultsAtHome:
     def __init__(self, app: Any, own: Client, other: str) -> None:
         """`own` is a client for the database of regions of this region."""
         self._own, self._other, self._backend = own, other, couchdb_backend_of(app)
-        #: Why this region's database has refused a result; '' if it has not.
-        self.problem = ''
+        #: Why this region's database has refused a result for now, the last time that it has.
+        self.problem: CouchDBError | None = None
 
     def take(self, docs: Sequence[Document]) -> list[Document]:
         """Store results that have returned, and delete the records of the tasks that have ended.
@@ -72,7 +72,7 @@ class ResultsAtHome:
                 record_of[record] = result['_id']
         refused = self.store(list(best.values()))
         for error in refused.values():
-            self.problem = f'this region refuses its results: {error}'
+            self.problem = error
         kept = {source for doc_id, source in source_of if doc_id in refused}
         left = [record for record, doc_id in record_of.items() if doc_id not in refused]
         for _ in range(2):  # the other region may say `there` meanwhile; `step` finds what is left

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from kombu_couchdb import outage
 from kombu_couchdb.errors import ServerUnavailable, Unstorable
 from kombu_couchdb.transport import transient
 from kombu_couchdb.transport.transient import TransientMessages, is_transient
@@ -34,7 +35,8 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    for name, seconds in (('_RETRY_SECONDS', 0.01), ('_CLOSE_SECONDS', 0.2), ('_ROOM_SECONDS', 0.2)):
+    monkeypatch.setattr(outage, 'LONGEST_PAUSE_SECONDS', 0.01)
+    for name, seconds in (('_CLOSE_SECONDS', 0.2), ('_ROOM_SECONDS', 0.2)):
         monkeypatch.setattr(transient, name, seconds)
     return Server()
 
