@@ -87,7 +87,7 @@ class Peer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(('127.0.0.1', 0), Handler)
-        self.responses: list[bytes | None] = []
+        self.responses: list[bytes | Callable[[], bytes] | None] = []
         self.seen: list[Request] = []
 
 

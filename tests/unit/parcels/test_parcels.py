@@ -166,7 +166,7 @@ def test_body_that_leaves_a_part_to_the_headers_is_refused(missing: str) -> None
             checked({'message': message(body=json.dumps([[1], {}, spoilt]))}, None, ACCEPT, ['json'])
 
 
-@pytest.mark.parametrize('name', ['rate_key', 'job_key', 'task', 'chain', 'headers'])
+@pytest.mark.parametrize('name', ['rate_key', 'job_key', 'task', 'chain', 'headers', 'x-region'])
 def test_headers_of_a_signature_are_those_of_applications(name: str) -> None:
     """The headers of a signature replace those that Celery writes, and choose limits that all tasks share."""
     allowed = {'traceparent': '00-0', 'customer': 5}
@@ -252,6 +252,13 @@ def test_stamps_do_not_become_options_of_a_retry(name: str) -> None:
             checked({'message': message(headers=headers)}, None, ACCEPT, ['json'])
     options = {**stamps, 'stamped_headers': list(stamps)}
     assert f"the stamp '{name}' is" in str(ACCEPT.refusal('add', {'chain': [signature('add', options=options)]}))
+
+
+@pytest.mark.parametrize('name', ['date', 'expires'])
+@pytest.mark.parametrize('value', [True, '2030-01-01', 1e300, [5]])
+def test_call_with_a_date_that_is_none_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ParcelRefused, match=f'{name} must be a number of seconds since 1970'):
+        call_in({'_id': 'a', 'task': 'add', name: value}, ACCEPT, 'b')
 
 
 #: The parameters of all methods of signatures that pass options on, with this Celery; and two names that none has.
