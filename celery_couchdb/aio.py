@@ -328,18 +328,15 @@ async def _in_thread(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
     def run() -> Any:
         _set_current_app(app)
+        if task is None:
+            return call(*args, **kwargs)
+        push_current_task(task)
+        task.request_stack.push(request)
         try:
-            if task is None:
-                return call(*args, **kwargs)
-            push_current_task(task)
-            task.request_stack.push(request)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                task.request_stack.pop()
-                pop_current_task()
+            return call(*args, **kwargs)
         finally:
-            _set_current_app(None)  # the thread must not keep the app
+            task.request_stack.pop()
+            pop_current_task()
 
     return await asyncio.get_running_loop().run_in_executor(_process.threads, partial(copy_context().run, run))
 

@@ -320,6 +320,15 @@ class CouchDBBackend(ChordMixin, PushMixin):
         meta: dict[str, Any] = self.decode_result(payload) if payload else {'status': states.PENDING, 'result': None}
         return meta
 
+    def encode_result(self, result: Any, state: str) -> Any:
+        """Return a result, or the exception of a task, as it is stored.
+
+        Celery before 5.7 encodes an `Exception` only, and a `BaseException`, such as `asyncio.CancelledError`, cannot
+        be stored as JSON.
+        """
+        is_error = state in self.EXCEPTION_STATES and isinstance(result, BaseException)
+        return self.prepare_exception(result) if is_error else super().encode_result(result, state)
+
     def exception_to_python(self, exc: Any) -> Any:
         """Return the exception object for the stored exception of a failed result.
 

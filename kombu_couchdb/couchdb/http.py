@@ -280,7 +280,7 @@ class Node:
         if response.status_code == 503:
             # All threads pause as long as the server asks, but not longer than the time limit for a response.
             pause = _retry_after_seconds(response.headers.get('Retry-After'), self._clock.now())
-            self._not_before = time.monotonic() + min(pause, self.timeouts[1])
+            self._not_before = max(self._not_before, time.monotonic() + min(pause, self.timeouts[1]))
         return response
 
     def _connected(self) -> tuple[HTTPAdapter, dict[str, Any]]:

@@ -172,6 +172,45 @@ def test_two_apps_in_one_database(beat: Beat, app: Celery, client: Client) -> No
     assert client.get('beat:entry:a').get('removed') is None
 
 
+def test_edited_entry_is_not_sent_before_its_edit_is_taken_over(
+    beat: Beat, schedules: Schedules, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If thousands are edited at once, that takes several rounds."""
+    schedules.add('a', 'add', 1)
+    scheduler = beat()
+    until(scheduler, lambda: items(client))
+    assert scheduler._led is not None
+    duty: Any = scheduler._led.duty
+    with monkeypatch.context() as patched:
+        patched.setattr(duty, '_plan', lambda: None)
+        schedules.disable('a')
+        until(scheduler, lambda: 'a' in duty._unread, 'the edit to be reported')
+        [state], count = states(client), len(items(client))
+        until(scheduler, lambda: client.clock.now() > state['due'] + 1, 'the due date')
+        assert len(items(client)) == count
+    until(scheduler, lambda: states(client)[0]['due'] is None)
+    assert len(items(client)) == count
+
+
+def test_entry_that_another_process_adds_at_the_same_time(
+    schedules: Schedules, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them is refused, so that nobody believes that an entry is stored that is not."""
+    write = schedules.client.write_anew
+
+    def write_late(doc: Any, tombstone: Any) -> str:
+        rev = write(doc, tombstone)
+        other = {**doc, 'task': 'other', '_rev': '1-' + 32 * 'f', '_revisions': {'start': 1, 'ids': [32 * 'f']}}
+        client.request('POST', '/_bulk_docs', body={'docs': [other], 'new_edits': False})
+        return rev
+
+    monkeypatch.setattr(schedules.client, 'write_anew', write_late)
+    with pytest.raises(Conflict, match="there is a schedule entry 'a' already"):
+        schedules.add('a', 'add', 5)
+    assert [item.entry.task for item in schedules.list()] == ['other']
+    assert '_conflicts' not in client.request('GET', '/beat:entry:a', {'conflicts': True})
+
+
 def test_functions(schedules: Schedules, app: Celery, client: Client) -> None:
     schedules.add('a', 'add', crontab(minute='5', app=app), args=(1,), options={'queue': 'q'})
     with pytest.raises(Conflict, match="there is a schedule entry 'a' already"):

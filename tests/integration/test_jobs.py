@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 from kombu.pidbox import Mailbox
 
@@ -192,6 +194,14 @@ def test_job_claimed_during_its_removal_is_not_removed(
     assert (removal.removed, len(removal.claimed)) == ([], 1)
 
 
+def test_expired_result_has_no_state(app: Celery) -> None:
+    results = app.backend.client
+    for task_id in ('kept', 'expired'):
+        app.backend.store_result(task_id, 1, 'SUCCESS')
+    results.put({**results.get('celery-task-meta-expired'), 'expires': results.clock.now() - 60})
+    assert Jobs(app).result_states(['kept', 'expired', 'missing']) == {'kept': 'SUCCESS'}
+
+
 # -- unique jobs
 
 
@@ -218,6 +228,27 @@ def test_job_key_of_a_signature(app: Celery, report: Any, client: Client) -> Non
     assert item['_id'] == JOB
     assert report.apply_async((1,)).id != workitem.task_id(item)
     assert len(items(client)) == 2
+
+
+def test_task_of_a_unique_job_asks_whether_its_worker_holds_it(
+    app: Celery, report: Any, connect: Connect, client: Client
+) -> None:
+    """Publishers change the document while the task runs: the claim counts, and that nobody has removed the job."""
+    report.apply_async((1,), job_key='k')
+    inbox, known = Inbox(connect(), 'celery', ack=False), Jobs(app)
+    inbox.wait(1)
+    request = Context(properties=inbox.messages[0].properties, called_directly=False)
+    task = SimpleNamespace(name='report', acks_late=True, request=request)
+    assert known.held(task)
+    assert report.apply_async((2,), job_key='k').outcome == 'again'
+    assert known.held(task)
+    claimed = client.get(JOB)
+    client.put({**claimed, 'claimed': {**claimed['claimed'], 'date': claimed['claimed']['date'] + 1}})
+    assert not known.held(task)
+    client.put({**client.get(JOB), 'claimed': claimed['claimed']})
+    assert known.held(task)
+    assert known.remove(JOB).claimed
+    assert not known.held(task)
 
 
 def test_removing_a_waiting_unique_job_keeps_the_running_one(

@@ -102,6 +102,14 @@ def test_replay(run: Run, docs: None) -> None:
     assert listed(run)['refused-2'] == 'waiting'
 
 
+def test_parcel_that_has_lost_its_call_is_not_replayed(run: Run, parcels: Client) -> None:
+    """With the reason it was too large for CouchDB."""
+    parcels.put(parcel.shortened(parcel.refused({'_id': 'large', 'task': 'add'}, 'mistake', 5.0)))
+    done = run('parcels', 'replay', 'large', '--yes')
+    assert (done.exit_code, done.stderr) == (1, 'large: it cannot be read\n')
+    assert listed(run) == {'large': 'refused'}
+
+
 def test_drop(run: Run, docs: None, parcels: Client) -> None:
     assert run('parcels', 'drop', '--all', answer='n').exit_code == 1
     assert len(listed(run)) == 4

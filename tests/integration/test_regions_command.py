@@ -345,6 +345,8 @@ def test_cancel_marks_what_has_not_ended(eu: Region) -> None:
     succeed(eu, 'cancel', running, '--terminate', '--yes')
     assert eu.regions.get(doc_id) == {**doc, '_rev': eu.regions.get(doc_id)['_rev'], 'terminate': True}
     assert 'has refused it' in fail(eu, 'cancel', refused, '--yes')
+    give(eu, withdrawn := str(uuid.uuid4()), state='withdrawn', run_in='asia')
+    assert 'does not run in region us any more, but in asia' in fail(eu, 'cancel', withdrawn, '--yes')
     assert records.cancel(eu.regions, str(uuid.uuid4())) == (0, {})
 
 

@@ -95,7 +95,10 @@ def test_arguments_are_masked(app: Celery, open_page: Open, server: Server) -> N
     task_id = app.send_task('pay', ('4111',), queue='pay').id
     browser = open_page(mask_args=True)
     browser.log_in(server.user, server.password)
-    for path in ('/jobs?format=json', '/jobs?args=4111', '/jobs'):
+    for path in (
+        *('/jobs?format=json', '/jobs?args=4111', '/jobs'),
+        *(f'/tasks/{task_id}?format=json', f'/tasks/{task_id}'),
+    ):
         browser.get(path)
         assert '4111' not in browser.page.text.replace('args=4111', '')
         assert (task_id in browser.page.text) is ('args' not in path)

@@ -78,6 +78,13 @@ _LINKS = ('chain', 'chord', 'link', 'link_error')
 #: Members of stored results. With `result_extended`, a stamp of the same name replaces them.
 _OF_RESULTS = ('status', 'result', 'traceback', 'children', 'date_done', 'worker')
 
+#: Parameters of what sends a chain, a group or a chord in Celery 5.4 to 5.7, and of `LimitedTask`, which get stamps as
+#: options. With a stamp of such a name, most of them cannot be sent: the next tasks, or the retry, would be lost.
+_OF_SENDERS = (
+    *('app', 'body', 'eager', 'header', 'header_delay', 'immutable', 'p', 'partial_args', 'rate', 'subtask_type'),
+    *('tasks', 'type'),
+)
+
 #: What stamps may not be called. A retry gives each stamp to Celery's `apply_async`, as an option of that name: a stamp
 #: `stamped_headers` would replace the list of stamps, and those called `chain` or `task_id`, for example, would act.
 _NOT_STAMPS = {
@@ -85,6 +92,7 @@ _NOT_STAMPS = {
     *parameters_of(Celery.send_task).parameters,
     *parameters_of(AMQP.as_task_v2).parameters,
     *(*Context().as_execution_options(), *HEADERS, *OPTIONS, *_LINKS, *RESERVED, *_FORBIDDEN, *_OF_RESULTS),
+    *_OF_SENDERS,
 }
 
 #: What a publisher may choose as a name or an id.

@@ -132,6 +132,12 @@ def test_duration_that_is_none_is_a_usage_error(text: str) -> None:
         Duration()(text)
 
 
+def test_duration_that_is_too_short_is_a_usage_error() -> None:
+    assert Duration(least=0.1)('0.1') == 0.1
+    with pytest.raises(click.BadParameter, match=r'0\.05s is less than 0\.1 s'):
+        Duration(least=0.1)('0.05s')
+
+
 @pytest.mark.parametrize(('kind', 'text'), [(list, '{}'), (dict, '[]'), (list, '[1'), (dict, '[' * 9999)])
 def test_option_must_be_a_list_or_an_object(kind: type[object], text: str) -> None:
     assert Json(list)('[1, "two"]') == [1, 'two']

@@ -71,6 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         text = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         self.server.seen.append(Request(self.command, self.path, self.headers, text, self.client_address[1]))
         response = self.server.responses.pop(0) if self.server.responses else respond(DOC)
+        if callable(response):
+            response = response()
         if response is not CUT:
             self.wfile.write(response)
             self.wfile.flush()
@@ -85,7 +87,7 @@ class Peer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(('127.0.0.1', 0), Handler)
-        self.responses: list[bytes | None] = []
+        self.responses: list[bytes | Callable[[], bytes] | None] = []
         self.seen: list[Request] = []
 
 
@@ -247,6 +249,7 @@ def test_response_without_complete_json(
         (503, 'inf', 100),
         (503, 'soon', 0),
         (503, '-5', 0),
+        (503, 'nan', 0),
         (500, '60', 0),
     ],
 )
@@ -267,6 +270,31 @@ def test_retry_after_delays_the_next_request(
     for _ in range(3):
         client.get('x')
     assert seconds / 2 <= sum(slept) <= seconds
+    client.close()
+
+
+@pytest.mark.parametrize('retry_after', ['nan', '0', 'soon', '1'])
+def test_a_response_on_its_way_does_not_end_the_pause(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, retry_after: str
+) -> None:
+    """Another thread of the process has been told to pause for longer meanwhile."""
+    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
+    slept: list[float] = []
+    clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append)
+    monkeypatch.setattr(http, 'time', clocks)
+
+    def respond_last() -> bytes:
+        peer.responses = [respond({'error': 'busy'}, 503, Retry_After='60')]
+        with pytest.raises(errors.ServerUnavailable):
+            client.get('y')
+        return respond({'error': 'busy'}, 503, Retry_After=retry_after)
+
+    peer.responses = [respond_last]
+    with pytest.raises(errors.ServerUnavailable):
+        client.get('x')
+    assert slept == []
+    client.get('x')
+    assert 30 <= sum(slept) <= 60
     client.close()
 
 
@@ -352,6 +380,17 @@ def test_refused_request_waits_no_longer_than_the_time_limit_of_a_response(peer:
     peer.responses = [respond({'error': 'too_many_requests'}, 429, Retry_After='3600'), respond(DOC)]
     with time_limit(60):
         assert paced.get('x')['_id'] == 'x'
+
+
+@pytest.mark.parametrize('retry_after', ['nan', '-inf', '0', 'soon'])
+def test_refusal_that_names_no_pause_is_followed_by_one(
+    peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch, retry_after: str
+) -> None:
+    monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 60.0)
+    peer.responses = [respond({'error': 'too_many_requests'}, 429, Retry_After=retry_after)]
+    with time_limit(0.2), pytest.raises(errors.ServerUnavailable, match='429'):
+        paced.get('x')
+    assert len(peer.seen) == 1
 
 
 def test_time_limit_of_the_caller_ends_the_wait(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,13 @@ class World:
         self.docs: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         self.held: set[str] = set()
+        self.shown: dict[str, dict[str, Any]] = {}  # what the view shows in place of documents
+        self.living: set[str] = set()  # the consumers with a heartbeat
         self.lease = SimpleNamespace(id='me')
         clock = SimpleNamespace(now=lambda: self.now)
         client = SimpleNamespace(bulk=self._bulk, find=self._find, id_range=self._id_range, clock=clock, replicas=1)
-        store: Any = SimpleNamespace(client=client)
+        client.view, client.fetch = self._view, self._find
+        store: Any = SimpleNamespace(client=client, alive=self.living.intersection)
         peers: Any = SimpleNamespace(of=lambda queue, own: ['me'])
         topology: Any = SimpleNamespace(paused=frozenset())
         lease: Any = self.lease
@@ -37,6 +40,10 @@ class World:
 
     def _id_range(self, prefix: str) -> list[dict[str, Any]]:
         return [{'id': doc_id} for doc_id in self.docs if doc_id.startswith(prefix)]
+
+    def _view(self, *names: Any, startkey: list[str], **keys: Any) -> list[dict[str, Any]]:
+        docs = {**self.docs, **self.shown}
+        return [{'id': doc_id} for doc_id, doc in docs.items() if doc.get('by') == startkey[1]]
 
     def _bulk(self, docs: list[dict[str, Any]]) -> list[WriteResult]:
         self.requests.append('bulk')
@@ -104,6 +111,35 @@ def test_message_that_was_read_before_its_claim_keeps_its_slot(world: World) -> 
 def test_unproven_slot_is_not_used(world: World) -> None:
     world.statuses = [WriteStatus.UNPROVEN]
     assert world.limited('a') == ([], ['a', 'slot:k:0'])
+
+
+def test_unproven_slot_is_not_used_by_the_next_message(world: World) -> None:
+    world.statuses = [WriteStatus.UNPROVEN]
+    world.gate.begin(set)
+    for name, limit, expected in (('a', 1, []), ('b', 2, ['b'])):
+        headers = {'concurrency_key': 'k', 'concurrency_limit': limit}
+        doc = {'_id': name, '_rev': '1-a', 'queue': 'q', 'message': {'headers': headers}}
+        assert [doc['_id'] for doc in world.gate.admit({'q': [doc]}, [])['q']] == expected
+    assert {*world.docs} == {'slot:k:0', 'slot:k:1'}
+
+
+def test_slot_that_another_consumer_has_taken_since_is_kept(world: World) -> None:
+    slot = {'_id': 'slot:k:0', '_rev': '1-a', 'type': 'Slot'}
+    world.docs['slot:k:0'], world.shown['slot:k:0'] = {**slot, 'by': 'third'}, {**slot, 'by': 'other'}
+    leases: Any = {'slot': {'other': {'count': 1}}, 'consumer': {}, 'parked': {}}
+    world.gate.sweep(leases, 'me', ['other'])
+    assert '_deleted' not in world.docs['slot:k:0']
+
+
+def test_slot_of_a_living_consumer_is_kept_although_the_view_does_not_show_its_lease_yet(world: World) -> None:
+    world.docs['slot:k:0'] = {'_id': 'slot:k:0', '_rev': '1-a', 'type': 'Slot', 'by': 'other'}
+    leases: Any = {'slot': {'other': {'count': 1}}, 'consumer': {}, 'parked': {}}
+    world.living.add('other')
+    world.gate.sweep(leases, 'me', ())
+    assert '_deleted' not in world.docs['slot:k:0']
+    world.living.clear()
+    world.gate.sweep(leases, 'me', ())
+    assert '_deleted' in world.docs['slot:k:0']
 
 
 # -- starts

@@ -7,11 +7,15 @@ import json
 import zlib
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from inspect import isfunction
+from inspect import signature as parameters_of
 from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
+from celery.canvas import Signature
+from celery.canvas import _chain as chain_class
 from celery.exceptions import Reject, Retry
 from kombu import Producer, serialization
 from kombu.utils.json import dumps
@@ -162,7 +166,7 @@ def test_body_that_leaves_a_part_to_the_headers_is_refused(missing: str) -> None
             checked({'message': message(body=json.dumps([[1], {}, spoilt]))}, None, ACCEPT, ['json'])
 
 
-@pytest.mark.parametrize('name', ['rate_key', 'job_key', 'task', 'chain', 'headers'])
+@pytest.mark.parametrize('name', ['rate_key', 'job_key', 'task', 'chain', 'headers', 'x-region'])
 def test_headers_of_a_signature_are_those_of_applications(name: str) -> None:
     """The headers of a signature replace those that Celery writes, and choose limits that all tasks share."""
     allowed = {'traceparent': '00-0', 'customer': 5}
@@ -233,7 +237,7 @@ def test_what_celery_writes_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None
     'name',
     [
         *('stamped_headers', 'stamps', 'chain', 'chord', 'link', 'link_error', 'callbacks', 'errbacks', 'task_id'),
-        *('headers', 'route_name', 'name', 'producer', 'time_limit', 'now', 'status', 'result', 'region'),
+        *('headers', 'route_name', 'name', 'producer', 'time_limit', 'now', 'status', 'result', 'region', 'rate'),
     ],
 )
 def test_stamps_do_not_become_options_of_a_retry(name: str) -> None:
@@ -248,6 +252,39 @@ def test_stamps_do_not_become_options_of_a_retry(name: str) -> None:
             checked({'message': message(headers=headers)}, None, ACCEPT, ['json'])
     options = {**stamps, 'stamped_headers': list(stamps)}
     assert f"the stamp '{name}' is" in str(ACCEPT.refusal('add', {'chain': [signature('add', options=options)]}))
+
+
+@pytest.mark.parametrize('name', ['date', 'expires'])
+@pytest.mark.parametrize('value', [True, '2030-01-01', 1e300, [5]])
+def test_call_with_a_date_that_is_none_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ParcelRefused, match=f'{name} must be a number of seconds since 1970'):
+        call_in({'_id': 'a', 'task': 'add', name: value}, ACCEPT, 'b')
+
+
+#: The parameters of all methods of signatures that pass options on, with this Celery; and two names that none has.
+PARAMETERS = {'declare', 'extra_options'} | {
+    name
+    for kind in (Signature, chain_class, group, chord)
+    for method in vars(kind).values()
+    if isfunction(method) and any(each.kind is each.VAR_KEYWORD for each in parameters_of(method).parameters.values())
+    for name in parameters_of(method).parameters
+}
+
+
+@pytest.mark.parametrize('name', sorted(PARAMETERS))
+def test_stamp_that_is_accepted_loses_no_next_task(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Celery('worker', set_as_current=False, broker='memory://', backend='cache+memory://')
+    monkeypatch.setattr('celery._state._tls.current_app', app)
+    sent = list[dict[str, Any]]()
+    monkeypatch.setattr(Producer, 'publish', lambda self, body, **options: sent.append(options['headers']['stamps']))
+    add = app.signature('add', (1,))
+    for canvas, count in ((add, 1), (chain(add, add), 1), (group(add, add), 2), (chord([add, add], add), 2)):
+        next_task: dict[str, Any] = json.loads(dumps(canvas))
+        next_task['options'].update({'stamped_headers': [name], name: 'x'})
+        if ACCEPT.refusal('add', {'chain': [next_task]}) is None:
+            sent.clear()
+            Signature.from_dict(next_task, app=app).apply_async((0,), parent_id='a', root_id='a')
+            assert sent == [{name: 'x'}] * count
 
 
 @pytest.mark.parametrize('value', [{'__type__': 'datetime', '__value__': 'x'}, {'__type__': 'uuid', '__value__': 5}])

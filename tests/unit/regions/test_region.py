@@ -41,6 +41,26 @@ def test_wrong_options_are_named_without_passwords(given: dict[str, Any], text: 
     assert 'secret' not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ('name', 'given', 'text'),
+    [
+        (None, {'fallback': 'eu'}, 'fallback needs the name of a region in region'),
+        ('any', {'fallback': 'eu'}, 'fallback needs the name of a region in region'),
+        ('eu', {'fallback': 'eu'}, 'fallback must be another one of the regions'),
+        ('eu', {'fallback': 'asia'}, 'fallback must be another one of the regions'),
+        ('eu', {'fallback_after': 5}, 'fallback must be another one of the regions'),
+        *(
+            ('eu', {'fallback': 'us', 'fallback_after': value}, 'a number of seconds above 0')
+            for value in (0, 1e10, '5')
+        ),
+    ],
+)
+def test_wrong_fallback_is_an_error_when_the_task_is_sent(name: str | None, given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        region.fallback(given, name, URLS)
+    assert region.fallback({'fallback': 'us', 'fallback_after': 5}, 'eu', URLS) == ('us', 5.0)
+
+
 def test_route_is_taken_from_the_property_or_the_header() -> None:
     assert region.route(message(region='eu')) == ('eu', message({}))
     assert region.route(message({'x-region': 'eu', 'a': 1})) == ('eu', message({'a': 1}))
