@@ -38,7 +38,7 @@ test-all: $(VENV)/installed-dev  ## Run all tests, also the slow ones, and measu
 	@$(PYTEST) -m slow
 	@$(RUN) -m coverage combine -q && printf 'Coverage in percent: ' && $(RUN) -m coverage report --format=total
 
-versions: $(VENV)/installed-dev  ## Run tests with other Pythons and Celerys, those that are there; TOX_ARGS="-e py310-oldest -- -x"
+versions: $(VENV)/installed-dev  ## Run tests with other Pythons, if they are there, and other Celerys; TOX_ARGS="-e oldest -- -x"
 	@$(RUN) -m tox run $(TOX_ARGS)
 
 model: $(VENV)/installed-dev  ## Explore the protocol of claims and leases for longer: twenty times as many runs, and faults put in
