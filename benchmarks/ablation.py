@@ -11,12 +11,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
+from uuid import uuid4
 
 import click
 from celery import Celery, chain, chord, group
@@ -125,6 +127,30 @@ def _programs(number: int, tasks: int) -> Callable[[System], Figures]:
     return measure
 
 
+def _among_others(system: System) -> Figures:
+    """Ten programs that wait for tasks of two seconds, while others store 200 results a second."""
+    found: Figures = {}
+    with system.place() as place:
+        app, ended = app_of(place), threading.Event()
+
+        def store() -> None:
+            client = app.backend.store.client
+            while not ended.wait(0.05):
+                client.bulk([{'_id': f'celery-task-meta-{uuid4()}', 'type': 'Result'} for _ in range(10)])
+
+        storing = threading.Thread(target=store)
+        with working(place, app, 16, pool='threads'), peers.waiting(place, 10, 4, 2.0) as answer:
+            storing.start()
+            time.sleep(2.0)
+            with _cost(system, 'programs among others', 40, found):
+                waits, _ = answer()
+            ended.set()
+            storing.join()
+        app.close()
+    found['programs among others: p50 beyond the task'] = (percentile(waits, 0.5) - 2.0) * 1000
+    return found
+
+
 def _delays(system: System) -> Figures:
     """Messages that come one at a time, and among others: 50 in a second, each of which takes 5 ms."""
     found: Figures = {}
@@ -187,6 +213,7 @@ CASES: Mapping[str, Callable[[System], Figures]] = {
     'uneven tasks': _uneven,
     '10 programs': _programs(10, 15),
     '40 programs': _programs(40, 8),
+    'programs among others': _among_others,
     'delays': _delays,
     'fleet of 10': _fleet(10),
     'fleet of 100': _fleet(100),

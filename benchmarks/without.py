@@ -46,6 +46,11 @@ def _no_traffic() -> None:
     _replace(Traffic, count=lambda self, sequence, now: None, is_due=lambda self, now: False)
 
 
+def _no_times() -> None:
+    _no_traffic()
+    _no_expectation()
+
+
 def _no_expectation() -> None:
     from celery_couchdb.waiting.timing import Expectation
 
@@ -77,7 +82,10 @@ def _no_second_speed() -> None:
 def _one_delay_of_acks() -> None:
     from kombu_couchdb.consumer import pace
 
-    _replace(pace.Pace, ack_delay=lambda self, *, is_low, more_to_claim: pace._IDLE_DELAY_SECONDS)
+    def ack_delay(self: Any, *, is_low: bool, more_to_claim: bool) -> float:
+        return 0.0 if is_low and more_to_claim else max(pace._IDLE_DELAY_SECONDS, float(self.seconds_to_next))
+
+    _replace(pace.Pace, ack_delay=ack_delay)
 
 
 def _no_feed_interval() -> None:
@@ -171,7 +179,7 @@ def _no_growing_read_ahead() -> None:
 
 
 _TASKS, _UNEVEN, _DELAYS = 'tasks', 'uneven tasks', 'delays'
-_WAITING, _MANY = '10 programs', '40 programs'
+_WAITING, _MANY, _CROWD = '10 programs', '40 programs', 'programs among others'
 _FLEET, _LARGE_FLEET = 'fleet of 10', 'fleet of 100'
 _FLEETS = (_FLEET, _LARGE_FLEET)
 
@@ -183,7 +191,8 @@ MECHANISMS: Mapping[str, Mechanism] = {
     'gather': Mechanism('the second speed of gathering results', (_TASKS, _WAITING), _no_second_speed),
     'read-ahead': Mechanism('reading and watching results ahead', (_TASKS, _WAITING), _no_read_ahead),
     'read-ahead-size': Mechanism('the size of that, which grows', (_TASKS,), _no_growing_read_ahead),
-    'traffic': Mechanism('asking instead of the feed in a busy database', (_WAITING, _MANY), _no_traffic),
+    'traffic': Mechanism('asking instead of the feed in a busy database', (_WAITING, _MANY, _CROWD), _no_traffic),
+    'times': Mechanism('that and the expected time of a result', (_WAITING, _MANY, _CROWD), _no_times),
     'expectation': Mechanism('the expected time of a result', (_WAITING, _MANY), _no_expectation),
     'collecting': Mechanism('a pause that collects results', (_TASKS,), _no_collecting),
     'polling': Mechanism('polling while new waits begin', (_TASKS, _WAITING, _MANY), _no_polling),
