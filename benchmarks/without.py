@@ -40,21 +40,10 @@ def _no_read_ahead() -> None:
     _replace(read_ahead.ReadAhead, to_watch=lambda self, doc_id: [])
 
 
-def _no_traffic() -> None:
-    from celery_couchdb.waiting.timing import Traffic
-
-    _replace(Traffic, count=lambda self, sequence, now: None, is_due=lambda self, now: False)
-
-
-def _no_times() -> None:
-    _no_traffic()
-    _no_expectation()
-
-
 def _no_expectation() -> None:
     from celery_couchdb.waiting.timing import Expectation
 
-    _replace(Expectation, learn=lambda self, least, most: None)
+    _replace(Expectation, learn=lambda self, seconds: None)
 
 
 def _no_collecting() -> None:
@@ -191,9 +180,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     'gather': Mechanism('the second speed of gathering results', (_TASKS, _WAITING), _no_second_speed),
     'read-ahead': Mechanism('reading and watching results ahead', (_TASKS, _WAITING), _no_read_ahead),
     'read-ahead-size': Mechanism('the size of that, which grows', (_TASKS,), _no_growing_read_ahead),
-    'traffic': Mechanism('asking instead of the feed in a busy database', (_WAITING, _MANY, _CROWD), _no_traffic),
-    'times': Mechanism('that and the expected time of a result', (_WAITING, _MANY, _CROWD), _no_times),
-    'expectation': Mechanism('the expected time of a result', (_WAITING, _MANY), _no_expectation),
+    'expectation': Mechanism('the expected time of a result', (_WAITING, _MANY, _CROWD), _no_expectation),
     'collecting': Mechanism('a pause that collects results', (_TASKS,), _no_collecting),
     'polling': Mechanism('polling while new waits begin', (_TASKS, _WAITING, _MANY), _no_polling),
     'docs': Mechanism('the number of documents in a read, which grows', (_TASKS,), _no_growing_reads),
