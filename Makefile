@@ -20,7 +20,7 @@ unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = help
 .NOTPARALLEL:
-.PHONY: help demo demo-managed test test-all versions model lint docs pictures bench chaos clean
+.PHONY: help demo demo-managed test test-all versions model lint docs pictures bench ablation chaos clean
 
 demo: $(VENV)/installed  ## See real workers at work, on $COUCHDB_URL or else on an embedded server
 	@$(RUN) -m examples.demo
@@ -61,6 +61,9 @@ pictures: $(VENV)/installed-dev  ## Make pictures of the operators' page into do
 
 bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/production/; BENCH_ARGS="--quick"
 	@$(RUN) -m tests.benchmarks $(BENCH_ARGS)
+
+ablation: $(VENV)/installed-bench  ## Measure what each adaptive mechanism gains, on $COUCHDB_URL; ABLATION_ARGS="--rounds 1"
+	@$(RUN) -m tests.benchmarks.ablation $(ABLATION_ARGS)
 
 chaos: $(VENV)/installed-dev  ## Prove the promises while things fail, on $COUCHDB_URL or else on an embedded server; CHAOS_ARGS="--seed 1"
 	@$(RUN) -m tests.chaos $(CHAOS_ARGS)

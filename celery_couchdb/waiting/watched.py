@@ -13,10 +13,6 @@ from ..results.documents import Document, is_final
 from .read_ahead import Cache, is_success
 from .timing import Expectation
 
-#: The pause between two requests that ask for documents, at least, in seconds for each document. For 1,000 documents
-#: that do not exist, such a request costs the server 12 ms, measured on CouchDB 3.5.
-_PAUSE_PER_DOC_SECONDS = 0.0005
-
 #: The most documents that are watched although nothing waits for them yet.
 _MAX_AHEAD = 1000
 
@@ -142,46 +138,28 @@ class Watched:
             unread, self.unread = self.unread, set()
             return unread
 
-    def deliver(self, docs: Iterable[tuple[str, Document | None]], asked: float | None = None) -> int:
-        """Deliver documents to their mailboxes, or keep those that are watched ahead; return the number of results.
+    def deliver(self, docs: Iterable[tuple[str, Document | None]]) -> None:
+        """Deliver documents to their mailboxes, or keep those that are watched ahead.
 
-        They are given with their ids; None was deleted. `asked` is the monotonic time at which they were asked for
-        before. Without it, they come from the feed.
+        They are given with their ids; None was deleted.
         """
-        number = 0
         with self.changed:
             for doc_id, doc in docs:
                 if doc_id in self.ahead:
-                    number += self._keep(doc_id, doc)
+                    self._keep(doc_id, doc)
                 elif doc is not None:
                     for mailbox in tuple(self.mailboxes.get(doc_id, ())):
                         mailbox.deliver(doc)
                     if is_final(doc) and (began := self._began.pop(doc_id, None)) is not None:
-                        number += 1
-                        most = time.monotonic() - began
-                        self.expectation.learn(most if asked is None else max(0.0, asked - began), most)
-        return number
+                        self.expectation.learn(time.monotonic() - began)
 
-    def _keep(self, doc_id: str, doc: Document | None) -> bool:
-        """Keep the state of a document; tell whether it is a success, which is watched no longer."""
+    def _keep(self, doc_id: str, doc: Document | None) -> None:
+        """Keep the state of a document; a success is watched no longer."""
         if doc is None or not is_success(doc):
             self.ahead[doc_id] = doc
-            return False
+            return
         self._cache.add([doc])
         del self.ahead[doc_id]
-        return True
-
-    def due(self, asked: float) -> float:
-        """Return the monotonic time at which to ask for the documents, if they were asked for last at the time `asked`.
-
-        It is the time for the first of the awaited results, and later if there are many documents.
-        """
-        with self.changed:
-            first = min(
-                (began + self.expectation.next(max(0.0, asked - began)) for began in self._began.values()),
-                default=time.monotonic() + 1.0,  # everything was delivered
-            )
-            return max(first, asked + len(self.ids) * _PAUSE_PER_DOC_SECONDS)
 
     def fail(self, errors: Mapping[str, CouchDBError]) -> None:
         """Deliver errors, by document id, in the place of documents, which are not watched any more."""

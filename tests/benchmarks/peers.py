@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from . import loops
+from . import loops, without  # noqa: F401 - `without` changes this process
 from .systems import Place
 from .worker import app_of
 
@@ -150,6 +150,7 @@ def waiting(
     gate, answers = context.Barrier(processes + 1), context.Queue()
     calls = [(_wait, (place, tasks, seconds, gate, answers))] * processes
     with running(gate, calls) as programs:
+        gate.wait(PATIENCE)
 
         def result() -> tuple[list[float], float]:
             gate.wait(PATIENCE)
@@ -165,6 +166,7 @@ def _wait(place: Place, tasks: int, seconds: float, gate: Any, answers: Any) -> 
     nap = app.signature('nap', (seconds,))
     for number in range(tasks + _FIRST):
         if number == _FIRST:
+            gate.wait(PATIENCE)  # all are ready
             gate.wait(PATIENCE)
         started = time.monotonic()
         nap.apply_async().get(timeout=PATIENCE)

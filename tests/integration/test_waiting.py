@@ -558,21 +558,13 @@ def test_many_results_in_turn_take_few_requests(app: Celery, worker: CouchDBBack
     assert len(sent) < 100
 
 
-# -- a database that is busy with the results of others
+# -- a feed that cannot be read
 
 
 @pytest.fixture
-def busy(app: Celery, worker: CouchDBBackend, client: Client) -> None:
-    """Others have stored many results while this process waited for two."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('celery_couchdb.waiting.timing._MIN_SECONDS', 0.0)
-        for name in ids(2):
-            [waiting] = get(app, name)
-            wait_for(partial(is_watched, app, name), 'the wait')
-            client.bulk([{'_id': other} for other in ids(200)])
-            worker.mark_as_done(name, 1)
-            assert waiting.value() == 1
-    assert app.backend.subscriber._traffic.is_busy
+def unreadable(app: Celery) -> None:
+    """A response of the feed could not be read."""
+    app.backend.subscriber._stop_following()
 
 
 def is_watched(app: Celery, name: str) -> bool:
@@ -585,24 +577,8 @@ def is_asked_for(sent: list[Request], name: str) -> bool:
     return sum(request.path == path and request.method == 'GET' for request in list(sent)) >= 2
 
 
-def test_results_are_asked_for_if_the_database_is_busy(
-    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
-) -> None:
-    sent.clear()
-    for name in ids(3):
-        app.backend.on_task_call(None, name)
-        [waiting] = get(app, name)
-        wait_for(partial(is_asked_for, sent, name), 'the request')
-        worker.mark_as_done(name, name)
-        assert waiting.value() == name
-        # The pause grows with the time that has passed.
-        own = [request.at for request in sent if request.path == f'/celery-task-meta-{name}']
-        assert len(own) <= 12 + 2 * (own[-1] - own[0])
-    assert not [request for request in sent if request.path == '/_changes']
-
-
 def test_many_results_are_asked_for_together(
-    app: Celery, worker: CouchDBBackend, sent: list[Request], busy: None
+    app: Celery, worker: CouchDBBackend, sent: list[Request], unreadable: None
 ) -> None:
     names = ids(20)
     sent.clear()
@@ -614,7 +590,7 @@ def test_many_results_are_asked_for_together(
     assert not [request for request in sent if request.path == '/_changes']
 
 
-def test_callbacks_are_called_if_the_database_is_busy(app: Celery, worker: CouchDBBackend, busy: None) -> None:
+def test_callbacks_are_called_if_the_feed_cannot_be_read(app: Celery, worker: CouchDBBackend, unreadable: None) -> None:
     [name] = ids(1)
     called: list[Any] = []
     app.AsyncResult(name).then(lambda result: called.append(result.get()))
@@ -623,13 +599,13 @@ def test_callbacks_are_called_if_the_database_is_busy(app: Celery, worker: Couch
     wait_for(lambda: called == [3], 'the callback')
 
 
-def test_timeout_while_results_are_asked_for(app: Celery, busy: None) -> None:
+def test_timeout_while_results_are_asked_for(app: Celery, unreadable: None) -> None:
     with pytest.raises(TimeoutError):
         app.AsyncResult(*ids(1)).get(timeout=0.3)
 
 
 def test_outage_while_results_are_asked_for(
-    app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch, busy: None
+    app: Celery, worker: CouchDBBackend, monkeypatch: pytest.MonkeyPatch, unreadable: None
 ) -> None:
     [name] = ids(1)
     store, failures = app.backend.subscriber.store, list[int]()
@@ -644,18 +620,5 @@ def test_outage_while_results_are_asked_for(
     [waiting] = get(app, name)
     wait_for(lambda: is_watched(app, name), 'the wait')
     monkeypatch.setattr(store, 'read_many', fail_twice)
-    worker.mark_as_done(name, 1)
-    assert waiting.value() == 1
-
-
-def test_changes_are_followed_again_when_the_database_is_quiet(
-    app: Celery, worker: CouchDBBackend, sent: list[Request], monkeypatch: pytest.MonkeyPatch, busy: None
-) -> None:
-    monkeypatch.setattr('celery_couchdb.waiting.timing._MIN_SECONDS', 0.0)
-    monkeypatch.setattr('celery_couchdb.waiting.timing._COUNT_SECONDS', 0.0)
-    [name] = ids(1)
-    sent.clear()
-    [waiting] = get(app, name)
-    wait_for(lambda: is_listening(sent, name), 'the longpoll')
     worker.mark_as_done(name, 1)
     assert waiting.value() == 1

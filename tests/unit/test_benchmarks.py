@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import ablation, without
 from tests.benchmarks.cases import Case, Figure, NotMeasured, Results, Row
 from tests.benchmarks.report import Run, write
 from tests.benchmarks.run import run
@@ -73,3 +77,20 @@ def test_a_failure_of_one_system_does_not_affect_the_others() -> None:
     }
     assert len(told) == 2
     assert 'secret' not in ''.join(told)
+
+
+# -- the ablation
+
+
+def test_each_mechanism_can_be_switched_off() -> None:
+    module = without.__name__
+    code = f'from {module} import MECHANISMS\nfor each in MECHANISMS.values(): each.switch_off()'
+    subprocess.run([sys.executable, '-c', code], check=True, cwd=Path(__file__).parents[2])
+    assert all({*mechanism.cases} <= ablation.CASES.keys() for mechanism in without.MECHANISMS.values())
+
+
+def test_table_of_the_ablation_shows_what_changes_by_a_tenth(tmp_path: Path) -> None:
+    file = tmp_path / 'ablation.jsonl'
+    lines = [('', 1.0), ('', 3.0), ('', 2.0), ('bell', 4.0), ('order', 2.1)]
+    file.write_text('\n'.join(json.dumps({'without': name, 'figures': {'ms': value}}) for name, value in lines))
+    assert ablation.table(file).split() == ['ms', '2.00', 'bell', '+100%']

@@ -1,4 +1,4 @@
-"""When to ask for results, and when to follow the changes (`waiting.timing`)."""
+"""When a result may be expected, and how long results are collected (`waiting.timing`)."""
 
 from __future__ import annotations
 
@@ -9,31 +9,14 @@ from celery_couchdb.waiting.timing import Expectation, Pacing
 # -- Expectation
 
 
-def requests(expectation: Expectation, ready: float) -> list[float]:
-    """Return when a result is asked for that is ready after so many seconds, and learn from it."""
-    asked = [0.0]
-    while asked[-1] < ready:
-        asked.append(expectation.next(asked[-1]))
-    expectation.learn(asked[-2], asked[-1])
-    return asked[1:]
-
-
-def test_unknown_tasks_are_asked_for_at_growing_intervals() -> None:
-    found = requests(Expectation(), 0.2)
-    assert found[0] == 0.015
-    assert found[-1] < 0.25
-    assert len(found) < 15
-    found = requests(Expectation(), 600.0)
-    assert found[-1] - 600.0 < 1.0
-    assert len(found) < 640
-
-
-@pytest.mark.parametrize(('seconds', 'most'), [(0.2, 3), (5.0, 8)])
-def test_tasks_of_the_same_duration_need_few_requests(seconds: float, most: int) -> None:
+def test_expected_time_is_a_little_less_than_that_of_the_last_waits() -> None:
     expectation = Expectation()
-    found = [requests(expectation, seconds) for _ in range(50)][20:]
-    assert sum(map(len, found)) / len(found) < most
-    assert max(times[-1] for times in found) < seconds * 1.16
+    assert expectation.seconds == 0.0
+    for _ in range(50):
+        expectation.learn(5.0)
+    assert 4.5 < expectation.seconds <= 5.0
+    expectation.learn(0.1)
+    assert expectation.seconds < 4.0
 
 
 # -- Pacing
