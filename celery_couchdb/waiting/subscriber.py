@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 
 from kombu_couchdb.couchdb import changes
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.bounds import time_limit
+from kombu_couchdb.couchdb.call import time_limit
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared, reset_in_child

@@ -14,7 +14,7 @@ import time
 from math import inf
 from typing import Any
 
-from ..couchdb.bounds import time_limit
+from ..couchdb.call import time_limit
 from ..errors import RETRIED, CouchDBError
 from ..log import get_logger
 
