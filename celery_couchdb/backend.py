@@ -23,7 +23,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.couchdb.address import Address, redacted
-from kombu_couchdb.couchdb.bounds import seconds_left
+from kombu_couchdb.couchdb.call import seconds_left
 from kombu_couchdb.couchdb.conflicts import ConflictResolver
 from kombu_couchdb.couchdb.fork_safety import reset_in_child
 from kombu_couchdb.design import conflicted

@@ -27,8 +27,5 @@ class PatientConnection(Connection):
         """Return the transport, with the longer time limits."""
         transport = super().create_transport()
         if not {'request_timeout', 'connect_timeout'} & self.transport_options.keys():
-            client = transport.couchdb
-            client.timeouts = (PATIENCE, PATIENCE)
-            for node in client.http.nodes:
-                node.timeouts = client.timeouts
+            transport.couchdb.timeouts = (PATIENCE, PATIENCE)
         return transport

@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import pytest
 from celery import Celery
@@ -25,8 +26,9 @@ from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 
 from celery_couchdb.cli import couchdb
+from kombu_couchdb.couchdb.call import Call
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.http import Http
+from kombu_couchdb.couchdb.server import Server
 
 from .conftest import PATIENCE, wait_for
 
@@ -183,16 +185,15 @@ def replace_in_clients(monkeypatch: pytest.MonkeyPatch, database: str, name: str
 def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
     """Return a list to which every further request to a database is appended."""
     log: list[Request] = []
-    send = Http.send
+    send = Server.send
 
-    def recorded(
-        self: Http, method: str, path: str | None, params: Any = None, body: Any = None, **settings: Any
-    ) -> Any:
-        if self.current.address.database == database:
-            log.append(Request(method, path, json.loads(body) if isinstance(body, bytes) else body, time.monotonic()))
-        return send(self, method, path, params, body, **settings)
+    def recorded(self: Server, call: Call, connections: Any) -> Any:
+        if unquote(connections[self.current].url).endswith(f'/{database}'):
+            body = None if call.body is None else json.loads(call.body)
+            log.append(Request(call.method, call.path, body, time.monotonic()))
+        return send(self, call, connections)
 
-    monkeypatch.setattr(Http, 'send', recorded)
+    monkeypatch.setattr(Server, 'send', recorded)
     return log
 
 

@@ -18,7 +18,7 @@ from celery import states
 from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import TimeoutError
 
-from kombu_couchdb.couchdb.bounds import time_limit
+from kombu_couchdb.couchdb.call import time_limit
 from kombu_couchdb.errors import RETRIED
 
 from ..results.documents import Document, is_final

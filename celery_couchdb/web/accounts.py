@@ -15,9 +15,9 @@ from math import inf
 from typing import Any
 
 from kombu_couchdb.couchdb.address import BEARER, SECRETS
-from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import finalize
+from kombu_couchdb.couchdb.server import Server
 from kombu_couchdb.couchdb.tokens import described
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, ServerUnavailable
 from kombu_couchdb.log import get_logger
@@ -238,5 +238,4 @@ def _end(live: Live, broker: Client, results: Client | None) -> None:
 
 
 def _forget(client: Client) -> None:
-    for address in (client.address, *client.address.others):
-        Auth.forget(address)
+    Server.forget(client.address)

@@ -14,9 +14,9 @@ from typing import Any
 
 from celery.worker.control import Panel, inspect_command
 
-from kombu_couchdb.couchdb.bounds import time_limit
+from kombu_couchdb.couchdb.call import time_limit
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.http import LATENCY
+from kombu_couchdb.couchdb.server import LATENCY
 from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger

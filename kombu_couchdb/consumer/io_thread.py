@@ -16,9 +16,9 @@ from functools import cache
 
 from kombu.utils.compat import detect_environment
 
+from ..couchdb.call import urgent
 from ..couchdb.client import Client
 from ..couchdb.fork_safety import at_exit
-from ..couchdb.pacing import urgent
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
 from ..leases.lease import GRACE_SECONDS
 from ..log import get_logger

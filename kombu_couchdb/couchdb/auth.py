@@ -26,9 +26,8 @@ import re
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from math import inf
 
 import requests
@@ -38,7 +37,7 @@ from ..log import get_logger
 from . import credentials, failures
 from .address import BEARER, SECRETS, TOKENS, Address
 from .credentials import ANONYMOUS, Credentials
-from .fork_safety import Shared, reset_in_child
+from .http import Headers
 from .tokens import TokenServer, described
 
 logger = get_logger(__name__)
@@ -103,24 +102,6 @@ _MAX_AGE = re.compile(r'\bMax-Age=(\d{1,9})', re.IGNORECASE | re.ASCII)
 Post = Callable[[bytes], 'requests.Response | errors.CouchDBError']
 
 
-class Headers:
-    """The authentication headers of a request. `repr` does not show them, so that recorded tracebacks do not either."""
-
-    __slots__ = ('_fields',)
-
-    def __init__(self, fields: dict[str, str] | None = None) -> None:
-        self._fields = fields or {}
-
-    @property
-    def is_session(self) -> bool:
-        """Whether the headers contain a session cookie and not a password."""
-        return 'Cookie' in self._fields
-
-    def add_to(self, headers: MutableMapping[str, str]) -> None:
-        """Add the headers to the headers of a request."""
-        headers.update(self._fields)
-
-
 def _headers_of(login: Credentials, address: Address) -> Headers:
     """Return the headers that contain credentials."""
     if login == ANONYMOUS:
@@ -136,11 +117,11 @@ def _headers_of(login: Credentials, address: Address) -> Headers:
 
 
 class Auth:
-    """Authentication of one user at one server, shared by all threads of a process."""
+    """Authentication of one user at one node. Thread-safe; `couchdb.server` shares it between clients."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._tokens = TokenServer.of(address) if address.auth == 'iam' else None
+        self._tokens = TokenServer(address) if address.auth == 'iam' else None
         self._user = address.user
         #: Whether the name of the user may still be unknown.
         self._is_unread = bool(address.credentials) or address.auth in BEARER
@@ -157,22 +138,12 @@ class Auth:
         #: The monotonic times from which on the headers are not used, and from which on others are asked for.
         self._ends = self._renewed_at = inf
         self.reset()
-        reset_in_child(self)
-
-    @classmethod
-    def of(cls, address: Address) -> Auth:
-        """Return this process's object for an address: clients of a server share sessions and refused passwords."""
-        return _shared.of(_key(address), lambda: cls(address))
-
-    @classmethod
-    def forget(cls, address: Address) -> None:
-        """Do not keep the object for an address: no client uses its password any more."""
-        _shared.discard(_key(address))
-        TokenServer.forget(address)
 
     def reset(self) -> None:
         """Create a new lock in a forked child. The child uses the session or token of its parent."""
         self._lock = threading.Lock()
+        if self._tokens:
+            self._tokens.reset()
 
     @property
     def user(self) -> str | None:
@@ -414,11 +385,3 @@ def _refuses_token(response: requests.Response, reason: str) -> bool | None:
     asks = 'bearer' in response.headers.get('WWW-Authenticate', '').lower()
     is_about = _IGNORED.search(reason) or _ABOUT_TOKENS.search(reason) or not failures.body_of(response)
     return True if asks or is_about else None
-
-
-def _key(address: Address) -> object:
-    """Return what clients with the same authentication have in common: all but the database."""
-    return replace(address.root, database='all', others=())
-
-
-_shared: Shared[object, Auth] = Shared({})

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from http.client import HTTPResponse
-from math import inf
 from ssl import SSLError
 from typing import Any
 
+import requests
 from requests.adapters import HTTPAdapter
 
 from ..errors import AnswerTooLarge
+from .call import Call
 from .failures import NO_HANDSHAKE
 from .fork_safety import close_in_child
 
@@ -32,51 +30,8 @@ MIN_BYTES_PER_SECOND = 100_000
 MAX_RESPONSE_BYTES = 256_000_000
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The limits of one response."""
-
-    #: Whether the response is a longpoll, which may pause between two reads.
-    longpoll: bool = False
-    #: The bytes that the response may have in addition to `MAX_RESPONSE_BYTES`.
-    extra_bytes: int = 0
-
-
-#: The limits of most responses.
-ORDINARY = Bounds()
-
-_bounds: ContextVar[Bounds] = ContextVar('bounds', default=ORDINARY)
-
-
-@contextmanager
-def response_bounds(bounds: Bounds) -> Iterator[None]:
-    """Apply the bounds to the responses to all requests that the current thread sends inside the `with` block."""
-    token = _bounds.set(bounds)
-    try:
-        yield
-    finally:
-        _bounds.reset(token)
-
-
-_until: ContextVar[float] = ContextVar('until', default=inf)
-
-
-@contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Let all requests that the current thread sends inside the `with` block end within `seconds`; None: no limit.
-
-    They have the time limits of their clients as well, and an outer limit.
-    """
-    token = _until.set(min(_until.get(), inf if seconds is None else time.monotonic() + seconds))
-    try:
-        yield
-    finally:
-        _until.reset(token)
-
-
-def seconds_left() -> float:
-    """Return the seconds that `time_limit` leaves for requests of the current thread; infinity without a limit."""
-    return _until.get() - time.monotonic()
+#: The request that the current thread sends: urllib3 makes the response without any argument of ours.
+_sent: ContextVar[Call] = ContextVar('sent')
 
 
 class Upload(io.BytesIO):
@@ -100,8 +55,8 @@ class _BoundedReader(io.RawIOBase):
     the time that the head did not use, plus one second for each 100 kB received, but never more than that timeout.
     """
 
-    def __init__(self, raw: Any, sock: Any, bounds: Bounds) -> None:
-        self._raw, self._sock, self._bounds = raw, sock, bounds
+    def __init__(self, raw: Any, sock: Any, call: Call) -> None:
+        self._raw, self._sock, self._call = raw, sock, call
         self._timeout = self._seconds_left = sock.gettimeout()
         self._last_read = time.monotonic()
         self._size = 0
@@ -122,7 +77,7 @@ class _BoundedReader(io.RawIOBase):
         self._sock.settimeout(self._seconds_left)
         count: int | None = self._raw.readinto(buffer)
         self._size += count or 0
-        if self._size > MAX_RESPONSE_BYTES + self._bounds.extra_bytes:
+        if self._size > MAX_RESPONSE_BYTES + self._call.extra_bytes:
             raise AnswerTooLarge
         if self._seconds_left is not None:
             self._seconds_left = min(self._timeout, self._seconds_left + (count or 0) * seconds_per_byte)
@@ -144,18 +99,18 @@ class _BoundedReader(io.RawIOBase):
 
 
 class _BoundedResponse(HTTPResponse):
-    """A response with the bounds that `response_bounds` sets in the thread that sent the request."""
+    """The response to the request that the current thread sends, with its bounds."""
 
     def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
-        self._reader = _BoundedReader(self.fp.detach(), sock, _bounds.get())
+        self._reader = _BoundedReader(self.fp.detach(), sock, _sent.get())
         self.fp = io.BufferedReader(self._reader)
 
     def begin(self, *args: Any, **kwargs: Any) -> None:
         """Read the head of the response."""
         super().begin(*args, **kwargs)
         self._reader.in_body = True
-        self._reader.may_pause = _bounds.get().longpoll and self.status < 400
+        self._reader.may_pause = _sent.get().longpoll and self.status < 400
 
 
 def _bounded_pool_class(pool: Any) -> Any:
@@ -183,7 +138,15 @@ class _BoundedConnection:
 
 
 class BoundedAdapter(HTTPAdapter):
-    """Connection pools of a client whose responses are bounded, see `response_bounds`."""
+    """Connection pools of a client whose responses are bounded."""
+
+    def send_call(self, call: Call, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
+        """Send a request and return the response. The body of a longpoll is not read."""
+        token = _sent.set(call)
+        try:
+            return self.send(request, stream=call.longpoll, **settings)
+        finally:
+            _sent.reset(token)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         """Create the pool manager."""

@@ -36,6 +36,9 @@ _REFUSALS: dict[type[errors.CouchDBError], str] = {
     errors.Conflict: MISSING_STUB,
 }
 
+#: The shape of the response to a write of revisions.
+_REFUSED = items(members(id=text, error=text))
+
 _Found = TypeVar('_Found')
 
 
@@ -44,6 +47,7 @@ class _Client(Protocol):
 
     address: Address
     replicas: int
+    request_size: RequestSize
 
     @property
     def pace(self) -> Pace:
@@ -87,46 +91,32 @@ class RequestSize:
 
 
 class BulkWrite:
-    """One write of many documents: `update` or `create`."""
+    """One write of many documents: changes, or with `once` revisions as they are, as replication writes them."""
 
-    def __init__(self, client: _Client, size: RequestSize) -> None:
-        self._client, self._size = client, size
-        self._write = self._update
+    def __init__(self, client: _Client, *, once: bool = False) -> None:
+        self._client, self._once = client, once
 
-    def update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
+    def write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
         """Write documents, see `Client.bulk`."""
         if texts is not None:
-            return self._in_parts(docs, texts)
+            return self.in_parts(docs, texts)
         texts, unstorable = _encode(docs)
         if not unstorable:
-            return self._in_parts(docs, texts)
+            return self.in_parts(docs, texts)
         kept = [index for index in range(len(docs)) if index not in unstorable]
-        found = iter(self._in_parts([docs[index] for index in kept], [texts[index] for index in kept]))
+        found = iter(self.in_parts([docs[index] for index in kept], [texts[index] for index in kept]))
         return [unstorable.get(index) or next(found) for index in range(len(docs))]
 
-    def create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
-        """Write documents whose ids were never used, see `Client.create_once`."""
-        self._write = self._create
-        docs = [{**doc, '_rev': first_revision(doc['_id'])} for doc in docs]
-        if texts is not None:
-            texts = [b'{"_rev":"%b",' % doc['_rev'].encode() + text[1:] for doc, text in zip(docs, texts, strict=True)]
-        return self.update(docs, texts)
-
-    def copy(self, revisions: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
-        """Write revisions with their histories as they are, see `Client.write_anew`."""
-        self._write = self._create
-        return self._in_parts(revisions, [encoded(doc) for doc in revisions])
-
-    def _in_parts(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
+    def in_parts(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         """Write documents in requests of bounded size."""
         results: list[WriteResult] = []
         while (start := len(results)) < len(docs):
             end, size = start + 1, len(texts[start])
             most = min(len(docs), start + self._client.pace.most(Kind.WRITE))
-            while end < most and size + len(texts[end]) <= self._size.bytes:
+            while end < most and size + len(texts[end]) <= self._client.request_size.bytes:
                 size, end = size + len(texts[end]), end + 1
             try:
-                results += self._write_part(docs[start:end], texts[start:end])
+                results += self._write_part(docs[start:end], texts[start:end], size)
             except TooManyUnits:
                 pass  # the next part is smaller
             except errors.CouchDBError as exc:
@@ -134,38 +124,30 @@ class BulkWrite:
                 raise
         return results
 
-    def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
-        size = sum(map(len, texts))
+    def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], size: int) -> list[WriteResult]:
+        """Write documents in one request of `size` bytes, or in several if CouchDB refuses it because of one."""
+        body = b'{%b"docs":[%b]}' % (b'"new_edits":false,' * self._once, b','.join(texts))
+        shape = _REFUSED if self._once else exactly(*(_shape_of_result(doc['_id']) for doc in docs))
         try:
-            results = self._write(docs, texts)
+            # A second copy of a request for revisions changes nothing, so it may be repeated as a read is.
+            answer = self._client.request(
+                'POST', '/_bulk_docs', body=body, repeat=self._once, size=len(docs), shape=shape
+            )
         except errors.ServerUnavailable:
-            self._size.learn(size, answered=False)
+            self._client.request_size.learn(size, answered=False)
             raise
         except tuple(_REFUSALS) as exc:
             return self._separate(docs, texts, exc)
-        self._size.learn(size, answered=True)
+        self._client.request_size.learn(size, answered=True)
+        results = [WriteResult.of(element) for element in answer]
         for result in results:
             # The server has a problem, instead of a reason to refuse this document.
             if result.is_refused and isinstance(error := result.exception(self._client.address.url), errors.RETRIED):
                 raise error
-        return results
-
-    def _update(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
-        body = b'{"docs":[' + b','.join(texts) + b']}'
-        shape = exactly(*(_shape_of_result(doc['_id']) for doc in docs))
-        return [
-            WriteResult.of(element)
-            for element in self._client.request('POST', '/_bulk_docs', body=body, size=len(docs), shape=shape)
-        ]
-
-    def _create(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
-        body = b'{"new_edits":false,"docs":[' + b','.join(texts) + b']}'
-        shape = items(members(id=text, error=text))
-        # A second copy of the request changes nothing, so it may be repeated as a read is.
-        refused = self._client.request('POST', '/_bulk_docs', body=body, repeat=True, size=len(docs), shape=shape)
-        # CouchDB does not list stored documents in this response.
-        results = {element['id']: WriteResult.of(element) for element in refused}
-        return [results.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
+        if not self._once:
+            return results
+        refused = {result.id: result for result in results}  # CouchDB does not list stored revisions in this response
+        return [refused.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
 
     def _separate(
         self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], exc: errors.CouchDBError
@@ -175,8 +157,8 @@ class BulkWrite:
             error = next(name for kind, name in _REFUSALS.items() if isinstance(exc, kind))
             return [WriteResult.refused(docs[0]['_id'], error, str(exc).removeprefix(f'{self._client.address.url}: '))]
         half = len(docs) // 2
-        results = self._in_parts(docs[:half], texts[:half])
-        results += self._in_parts(docs[half:], texts[half:])
+        results = self.in_parts(docs[:half], texts[:half])
+        results += self.in_parts(docs[half:], texts[half:])
         if not isinstance(exc, errors.Conflict):
             return results
         # One shard, or a lagging node, does not have the attachment that a stub refers to. Other shards have stored

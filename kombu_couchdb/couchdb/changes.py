@@ -21,7 +21,6 @@ import requests
 from ..errors import BrokenAnswer, CouchDBError, ServerUnavailable
 from ..log import get_logger
 from ..outage import Outage
-from .bounds import Bounds
 from .client import Client, Document, Row
 from .failures import from_transport
 from .shapes import CHANGES
@@ -57,14 +56,8 @@ def open_feed(
     `{'doc_ids': […]}`, both native in the server and cheap, or empty for any change. It contains at most `limit`
     changes, with their documents if `docs` is true. CouchDB sends an empty line every `heartbeat` seconds.
     """
-    return client.http.send(
-        'POST',
-        '/_changes',
-        {'feed': 'longpoll', 'heartbeat': int(heartbeat * 1000), **_params(since, body, limit, docs)},
-        body,
-        read_timeout=heartbeat * 2 + 2,
-        bounds=Bounds(longpoll=True),
-    )
+    params = {'feed': 'longpoll', 'heartbeat': int(heartbeat * 1000), **_params(since, body, limit, docs)}
+    return client.open_longpoll('/_changes', params, body, heartbeat * 2 + 2)
 
 
 def _params(since: Any, body: Document, limit: int, docs: bool) -> dict[str, Any]:

@@ -8,16 +8,19 @@ from contextlib import closing, suppress
 from hashlib import md5
 from typing import Any, TypeVar, cast
 
+import requests
+
 from .. import errors
 from ..values import chunks, revision_parts
 from . import shapes
 from .address import Address
-from .bounds import Bounds
-from .bulk import BulkWrite, RequestSize, Unusable, read_in_parts
+from .bulk import BulkWrite, RequestSize, Unusable, first_revision, read_in_parts
+from .call import Call
 from .clock import ServerClock
 from .failures import from_answer, not_offered
-from .http import Http, decoded, encoded, path_of
+from .http import Connections, decoded, encoded, path_of, query_of
 from .pacing import Pace
+from .server import Server
 from .shapes import Document, Row, Shape, anything, document, items, maybe, members
 from .write_result import WriteResult
 
@@ -48,8 +51,10 @@ class Client:
         self.address = address
         #: Seconds to connect, and seconds to wait for a response.
         self.timeouts = (connect_timeout, request_timeout)
-        self._clock = ServerClock.of(node.server for node in (address, *address.others))
-        self.http = Http(address, self._clock, self.timeouts)
+        #: What this process knows of the server.
+        self.server = Server.of(address)
+        self._nodes = (address, *address.others)
+        self._connections = [Connections(node.server, node.url, node.verify, node.cert) for node in self._nodes]
         #: Documents that cannot be written.
         self.unusable = Unusable()
         #: The size of the requests that write many documents.
@@ -66,11 +71,12 @@ class Client:
     @property
     def clock(self) -> ServerClock:
         """The server's time. Before its first use in a process, the server is asked for it, once."""
-        if not self._clock.was_asked:
+        clock = self.server.clock
+        if not clock.was_asked:
             with suppress(errors.CouchDBError):  # the local time counts until the server responds
-                self.http.send('HEAD', None)
-            self._clock.was_asked = True
-        return self._clock
+                self._send('HEAD', None)
+            clock.was_asked = True
+        return clock
 
     @property
     def url(self) -> str:
@@ -80,35 +86,36 @@ class Client:
     @property
     def node(self) -> Address:
         """The address of the current node."""
-        return self.http.current.address
+        return self._nodes[self.server.current]
 
     @property
     def user(self) -> str | None:
         """The name of the user that sends the requests; None if it is not known, or if there is none."""
-        return self.http.current.auth.user
+        return self.server.node.auth.user
 
     @property
     def who(self) -> str | None:
         """The words for the user that sends the requests; None if they are anonymous."""
-        return self.http.current.auth.who
+        return self.server.node.auth.who
 
     @property
     def pace(self) -> Pace:
-        """The pace of this process's requests to the current node."""
-        return self.http.current.pace
+        """The pace of this process's requests to the server."""
+        return self.server.pace
 
     @property
     def has_other_nodes(self) -> bool:
         """Whether the address names several nodes, so that the request after a failed one goes to another node."""
-        return len(self.http.nodes) > 1
+        return len(self._nodes) > 1
 
     def switch_node(self) -> None:
         """Send later requests to another node, if there is one. For callers that find the current node partitioned."""
-        self.http.switch_from(self.http.current)
+        self.server.switch_from(self.server.current)
 
     def close(self) -> None:
         """Close idle connections. Later requests open new ones."""
-        self.http.close()
+        for connections in self._connections:
+            connections.close()
 
     def beside(self, database: str) -> Client:
         """Return a client for another database on the same server, with the same user and time limits."""
@@ -142,33 +149,51 @@ class Client:
         *,
         repeat: bool = False,
         size: int = 1,
+        timeout: float | None = None,
         shape: Shape = anything,
     ) -> Any:
         """Send a request and return the JSON of the response.
 
-        `path` is relative to the URL of the database; None means the root of the server. With `repeat`, for reads, the
-        request is sent again if the connection was cut before the response, see `Http.send`. `size` is the number of
-        documents in the body.
+        `path` is relative to the URL of the database; None means the root of the server. `body` is JSON or an object.
+        With `repeat`, for reads, the request is sent again if the connection was cut before the response. `size` is the
+        number of documents in the body, and `timeout` replaces the time limit for the response, in seconds.
 
         *Raises* `BrokenAnswer` if the response does not have the `shape`, and `NotOffered` if `path` is an endpoint for
         administrators that the service does not offer.
         """
         try:
-            text, status = self.http.exchange(method, path, params, body, repeat=repeat, size=size)
+            response = self._send(method, path, params, body, timeout, repeat=repeat, size=size)
         except errors.CouchDBError as exc:
-            if error := not_offered(exc, path, self):
+            if error := not_offered(exc, path, self.address, self.session):
                 raise error from exc
             raise
+        text, status = response.content, response.status_code
+        del response  # it may contain a session cookie, and recorded tracebacks show the variables of their frames
         return self.decode(text, status, f'{method} {path or "/"}', shape)
 
-    def get_within(self, path: str, timeout: float, *, shape: Shape) -> Any:
-        """Return the JSON of the response to a `GET`, with a time limit of `timeout` seconds."""
-        text, status = self.http.exchange('GET', path, read_timeout=timeout)
-        return self.decode(text, status, f'GET {path}', shape)
+    def open_longpoll(self, path: str, params: Mapping[str, Any], body: Any, timeout: float) -> requests.Response:
+        """Send a longpoll and return its response without reading the body. It may be silent for `timeout` seconds."""
+        return self._send('POST', path, params, body, timeout, longpoll=True)
+
+    def _send(
+        self,
+        method: str,
+        path: str | None,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> requests.Response:
+        """Send a request with these further `fields` of `Call`, and return the response."""
+        if isinstance(body, dict) and 'queries' in body:
+            fields['size'] = len(body['queries'])
+        fields['body'] = body if body is None or isinstance(body, bytes) else encoded(body)
+        fields['timeouts'] = self.timeouts if timeout is None else (self.timeouts[0], timeout)
+        return self.server.send(Call(method, path, query_of(params), **fields), self._connections)
 
     def content(self, path: str, params: Mapping[str, Any], size: int) -> bytes:
         """Return the bytes of an attachment, which has `size` bytes; *raises* `BrokenAnswer` for another size."""
-        text, _ = self.http.exchange('GET', path, params, repeat=True, bounds=Bounds(extra_bytes=size))
+        text = self._send('GET', path, params, repeat=True, extra_bytes=size).content
         if len(text) != size:
             raise errors.BrokenAnswer(f'{self.address.url}: unexpected response to GET {path:.100}')
         return text
@@ -195,7 +220,7 @@ class Client:
 
     def raw(self, doc_id: str) -> bytes:
         """Return a document as CouchDB's JSON text; *raises* `NotFound`."""
-        return self.http.exchange('GET', path_of(doc_id), repeat=True)[0].strip()
+        return self._send('GET', path_of(doc_id), repeat=True).content.strip()
 
     def get(self, doc_id: str, **params: Any) -> Document:
         """Return a document; *raises* `NotFound`. `params` are CouchDB's query parameters."""
@@ -418,9 +443,10 @@ class Client:
     def pending_changes(self, design: str, *, if_running: bool = False) -> int:
         """Return how many changes an index lacks; with `if_running`, 0 if CouchDB does not work on it just now."""
         try:
-            info = self.get_within(f'/_design/{design}/_info', _INFO_SECONDS, shape=shapes.INDEX)['view_index']
+            found = self.request('GET', f'/_design/{design}/_info', timeout=_INFO_SECONDS, shape=shapes.INDEX)
         except errors.CouchDBError:
             return 0
+        info = found['view_index']
         return int(info['updates_pending']['total']) if info['updater_running'] or not if_running else 0
 
     # -- writes
@@ -458,7 +484,7 @@ class Client:
         *Raises* `ServerUnavailable` if CouchDB did not decide about each document; the attribute `answered` of the
         error contains the results of earlier requests.
         """
-        return BulkWrite(self, self.request_size).update(docs, texts)
+        return BulkWrite(self).write(docs, texts)
 
     def create_once(
         self, docs: Sequence[Mapping[str, Any]], *, texts: Sequence[bytes] | None = None
@@ -471,7 +497,10 @@ class Client:
         the document is purged (measured on CouchDB 3.5 and PouchDB 9). The result is "stored" in either case. So the
         request is sent again if the connection was cut, and a caller may repeat it after any error.
         """
-        return BulkWrite(self, self.request_size).create(docs, texts)
+        docs = [{**doc, '_rev': first_revision(doc['_id'])} for doc in docs]
+        if texts is not None:
+            texts = [b'{"_rev":"%b",' % doc['_rev'].encode() + text[1:] for doc, text in zip(docs, texts, strict=True)]
+        return BulkWrite(self, once=True).write(docs, texts)
 
     def write_anew(self, doc: Mapping[str, Any], tombstone: Document | None) -> str:
         """Write a document under an id that is free, and return its revision. A late copy of the request does nothing.
@@ -486,7 +515,7 @@ class Client:
         text = md5(encoded([parent, doc]), usedforsecurity=False).hexdigest()
         history = {'start': generation + 1, 'ids': [text, parent] if parent else [text]}
         revision = {**doc, '_rev': f'{generation + 1}-{text}', '_revisions': history}
-        [result] = BulkWrite(self, self.request_size).copy([revision])
+        [result] = BulkWrite(self, once=True).in_parts([revision], [encoded(revision)])
         if result.is_refused:
             raise result.exception(self.address.url)
         return result.rev

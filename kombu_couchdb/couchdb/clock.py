@@ -8,11 +8,9 @@ right, and has a higher resolution: then it is used for that moment. A later ste
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 
 from ..log import get_logger
-from .fork_safety import Shared
 
 logger = get_logger(__name__)
 
@@ -45,11 +43,6 @@ class ServerClock:
         self._local_error = 0.0
         #: Whether the server was asked for its time, or has told it with another response.
         self.was_asked = False
-
-    @classmethod
-    def of(cls, servers: Iterable[str]) -> ServerClock:
-        """Return this process's clock for a server, or for the nodes of a cluster. All their clients share it."""
-        return _shared.of(frozenset(servers), cls)
 
     @property
     def agrees(self) -> bool:
@@ -89,6 +82,3 @@ class ServerClock:
             self.gained += max(0.0, earliest - self._ahead)
         if self._ahead is None or not earliest <= self._ahead <= latest:
             self._ahead = ahead
-
-
-_shared: Shared[frozenset[str], ServerClock] = Shared({})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import requests
 from requests import exceptions as http
@@ -197,25 +198,19 @@ def _from_status(response: requests.Response, where: str, who: str | None, size:
     return RequestRefused(f'{where} responded with status {status}: {reason}')
 
 
-class _Client(Protocol):
-    """What `not_offered` needs of a client."""
-
-    address: Address
-
-    def session(self) -> dict[str, Any]:
-        """Return what CouchDB knows of the user: its `name` and its `roles`."""
-
-
-def not_offered(error: CouchDBError, path: str | None, client: _Client) -> NotOffered | None:
+def not_offered(
+    error: CouchDBError, path: str | None, address: Address, session: Callable[[], dict[str, Any]]
+) -> NotOffered | None:
     """Return the error if a request failed because the service does not offer the endpoint at `path`, or else None.
 
-    CouchDB refuses no endpoint to a server administrator. So after a refusal the service is asked who the user is.
+    CouchDB refuses no endpoint to a server administrator. So after a refusal the service is asked who the user is:
+    `session` is `Client.session`.
     """
-    endpoint, address = (path or '').removeprefix('/').partition('/')[0], client.address
+    endpoint = (path or '').removeprefix('/').partition('/')[0]
     if endpoint not in _ENDPOINTS:
         return None
     if error.status == 403:
-        is_missing = endpoint == '_session' or _is_administrator(client)
+        is_missing = endpoint == '_session' or _is_administrator(session)
     else:
         # An endpoint of the server that does not exist may look like a missing database.
         is_of_server = address.url == address.server
@@ -223,10 +218,10 @@ def not_offered(error: CouchDBError, path: str | None, client: _Client) -> NotOf
     return NotOffered(f'{address.server} does not offer {endpoint}: {_ENDPOINTS[endpoint]}') if is_missing else None
 
 
-def _is_administrator(client: _Client) -> bool:
+def _is_administrator(session: Callable[[], dict[str, Any]]) -> bool:
     """Tell whether the user is a server administrator; True, too, if the service does not say."""
     try:
-        return '_admin' in client.session()['roles']
+        return '_admin' in session()['roles']
     except NotOffered:
         return True
 

@@ -87,7 +87,7 @@ class GroupCommit:
         # Encoded in this thread, so that it alone gets the error if a document cannot be encoded.
         texts = [encoded(doc) for doc in docs] if texts is None else texts
         if len(docs) > _MAX_DOCS:
-            return self._request(docs, texts)
+            return self._write(docs, texts)
         entry = _Entry(docs, texts)
         # A task's time limit may raise an exception between any two of these lines. Other threads must be able to write
         # after that.
@@ -123,8 +123,9 @@ class GroupCommit:
         return batch
 
     def _send(self, batch: list[_Entry]) -> None:
+        docs = [doc for entry in batch for doc in entry.docs]
         try:
-            self._write(batch)
+            results = self._write(docs, [text for entry in batch for text in entry.texts])
         except RETRIED as exc:
             for entry in batch:
                 entry.error = copy.copy(exc)  # a copy for each thread, which adds its own traceback
@@ -136,15 +137,11 @@ class GroupCommit:
             # CouchDB refuses a whole request because of one document: send each entry alone.
             for entry in batch:
                 self._send([entry])
+        else:
+            for entry in batch:
+                entry.results, results = results[: len(entry.docs)], results[len(entry.docs) :]
 
-    def _write(self, batch: list[_Entry]) -> None:
-        docs = [doc for entry in batch for doc in entry.docs]
-        texts = [text for entry in batch for text in entry.texts]
-        results = self._request(docs, texts)
-        for entry in batch:
-            entry.results, results = results[: len(entry.docs)], results[len(entry.docs) :]
-
-    def _request(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
+    def _write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         return (self._client.create_once if self._once else self._client.bulk)(docs, texts=texts)
 
     def _finish(self, entry: _Entry) -> None:

@@ -16,16 +16,13 @@ import threading
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from enum import Enum
 from math import inf
 from random import random
 
 from ..errors import CouchDBError
 from ..log import get_logger
-from .fork_safety import Shared, reset_in_child
+from .call import Call
 
 logger = get_logger(__name__)
 
@@ -130,35 +127,24 @@ class TooManyUnits(CouchDBError):
     """The service refused a request of more units than the pace allows in one: it must be cut."""
 
 
-#: For how long the urgent requests of the current thread wait at most, in seconds; None: they are not urgent.
-_urgent: ContextVar[float | None] = ContextVar('urgent', default=None)
-
-
-@contextmanager
-def urgent(seconds: float = _MAX_WAIT_SECONDS) -> Iterator[None]:
-    """Send requests of the current thread before those of others that wait: a lease or a message depends on them.
-
-    They wait for `seconds` at most, and *raise* `ServerUnavailable` after that.
-    """
-    token = _urgent.set(seconds)
-    try:
-        yield
-    finally:
-        _urgent.reset(token)
-
-
 class Turn:
     """One request: it waits, is sent, and, if the service refuses it, waits and is sent again."""
 
     _numbers = itertools.count()
 
-    def __init__(self, kind: Kind, units: int = 1) -> None:
+    def __init__(self, kind: Kind, units: int = 1, patience: float | None = None) -> None:
+        """`patience` are the seconds that an urgent request waits at most; None: it is not urgent."""
         self.kind, self.units, self.was_refused = kind, units, False
-        self.is_urgent, self._patience = _urgent.get() is not None, _urgent.get() or _MAX_WAIT_SECONDS
+        self.is_urgent, self._patience = patience is not None, min(patience or inf, _MAX_WAIT_SECONDS)
         self._began = time.monotonic()
         self._number = next(self._numbers)
         #: Whether it had to wait before it was sent last, or another one, and when that was by the monotonic clock.
         self.has_waited, self.sent = False, -inf
+
+    @classmethod
+    def of(cls, call: Call) -> Turn:
+        """Return the turn of a request."""
+        return cls(*units_of(call.method, call.path, call.size), call.limits.patience)
 
     @property
     def until(self) -> float:
@@ -305,17 +291,12 @@ class Pace:
     """The pace of this process's requests to one server. Thread-safe; a forked child keeps the rates."""
 
     def __init__(self, server: str, has_limits: bool = False) -> None:
+        """`server` is its URL. With `has_limits`, large requests are cut before the first refusal, too."""
         self._server, self._lanes = server, {kind: Lane() for kind in Kind}
         self._first_units = _FIRST_UNITS if has_limits else inf
         #: Whether requests have to `wait`: the server is known to have limits, or has refused a request for them.
         self.has_limits = has_limits
         self.reset()
-        reset_in_child(self)
-
-    @classmethod
-    def of(cls, server: str, *, has_limits: bool = False) -> Pace:
-        """Return this process's pace for a server, given by its URL; with `has_limits`, large requests are cut."""
-        return _shared.of((server, has_limits), lambda: cls(server, has_limits))
 
     def reset(self) -> None:
         """Forget what waits: in a forked child, it belongs to threads of the parent."""
@@ -404,7 +385,3 @@ class Pace:
             )
         if turn.units > lane.most:
             raise TooManyUnits(f'{self._server} refused {turn.units} units in one {turn.kind.value} request')
-
-
-#: By the URL of a server, and whether it is known to have limits.
-_shared: Shared[tuple[str, bool], Pace] = Shared({})

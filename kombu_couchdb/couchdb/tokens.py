@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from base64 import urlsafe_b64decode
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeGuard
 from urllib.parse import urlencode
@@ -17,14 +16,16 @@ from .. import errors
 from ..values import is_number
 from . import credentials, failures
 from .address import MASK, Address
-from .bounds import BoundedAdapter, seconds_left
+from .call import Call
 from .credentials import Credentials
-from .fork_safety import Shared, reset_in_child
+from .http import Connections, Headers
 
 #: The token server of IBM Cloud.
 TOKEN_URL = 'https://iam.cloud.ibm.com/identity/token'
 
 _GRANT_TYPE = 'urn:ibm:params:oauth:grant-type:apikey'
+
+_FORM = Headers({'Content-Type': 'application/x-www-form-urlencoded'})
 
 #: Seconds to connect to a token server, and seconds to wait for its response.
 _TIMEOUTS = 4.0, 8.0
@@ -65,10 +66,7 @@ def _is_time(value: Any) -> TypeGuard[float]:
 
 
 class TokenServer:
-    """Exchanges an API key for tokens. All clients of a process with the same key share an object, and its token.
-
-    Thread-safe.
-    """
+    """Exchanges an API key for tokens. Thread-safe."""
 
     def __init__(self, address: Address) -> None:
         #: The source of the key.
@@ -81,17 +79,6 @@ class TokenServer:
         self._refused: Credentials | None = None
         self._refused_reason, self._refused_until = '', 0.0
         self.reset()
-        reset_in_child(self)
-
-    @classmethod
-    def of(cls, address: Address) -> TokenServer:
-        """Return this process's object for the key of an address."""
-        return _shared.of(_key(address), lambda: cls(address))
-
-    @classmethod
-    def forget(cls, address: Address) -> None:
-        """Do not keep the object for the key of an address."""
-        _shared.discard(_key(address))
 
     def reset(self) -> None:
         """Create a new lock in a forked child. The child uses the token of its parent."""
@@ -122,7 +109,10 @@ class TokenServer:
 
     def _ask(self, key: Credentials) -> Credentials | errors.CouchDBError:
         """Return a token for a key, or the error. The frames of this method and those below have key and token."""
-        response = _post(self._url, key.password)
+        form = urlencode({'grant_type': _GRANT_TYPE, 'apikey': key.password}).encode()
+        connections = Connections(self._url)
+        response = connections.exchange(Call('POST', '', body=form, timeouts=_TIMEOUTS), _FORM)
+        connections.close()
         if isinstance(response, errors.CouchDBError):
             return response
         if response.status_code in (400, 401, 403):
@@ -151,35 +141,8 @@ class TokenServer:
         return errors.AccessDenied(f'{text}; check the key in the place of the password')
 
 
-def _post(url: str, key: str) -> requests.Response | errors.CouchDBError:
-    """Send a key to a token server and return its response, or the error."""
-    form = urlencode({'grant_type': _GRANT_TYPE, 'apikey': key}).encode()
-    headers = {'Accept': 'application/json', 'Content-Type': 'application/x-www-form-urlencoded'}
-    if (left := seconds_left()) <= 0:
-        return errors.ServerUnavailable(f'{url}: no response within the time limit of the caller')
-    try:
-        with requests.Session() as session:
-            settings: Any = session.merge_environment_settings(url, {}, False, None, None)
-            prepared = requests.Request('POST', url, headers, data=form).prepare()
-        with closing(BoundedAdapter()) as adapter:
-            timeout = (min(left, _TIMEOUTS[0]), min(left, _TIMEOUTS[1]))
-            response = adapter.send(prepared, timeout=timeout, **settings)
-            response.content  # noqa: B018 - read the body
-    except (OSError, ValueError) as exc:
-        return failures.from_transport(exc, url)
-    response.request = None  # type: ignore[assignment]  # it contains the key
-    return response
-
-
 def _reason(response: requests.Response, key: Credentials) -> str:
     """Return why a token server refuses a key, without the key."""
     found = failures.body_of(response)
     reason = next((found[name] for name in _REASONS if found.get(name)), response.reason or 'no reason given')
     return failures.one_line(reason)[:300].replace(key.password, MASK).rstrip('.')
-
-
-def _key(address: Address) -> object:
-    return address.token_url, address.user, address.password, address.credentials
-
-
-_shared: Shared[object, TokenServer] = Shared({})

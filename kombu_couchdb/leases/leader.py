@@ -26,9 +26,9 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, ClassVar
 
+from ..couchdb.call import urgent
 from ..couchdb.client import Client
 from ..couchdb.clock import uptime
-from ..couchdb.pacing import urgent
 from ..documents import shared_documents
 from ..documents.ids import LEADER
 from ..errors import CouchDBError, DatabaseMissing, NotFound

@@ -17,9 +17,9 @@ from typing import Any
 
 from .. import design
 from ..couchdb.bulk import deletion
+from ..couchdb.call import urgent
 from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC, ConflictResolver
-from ..couchdb.pacing import urgent
 from ..documents import concurrency, conflict_rules, rates
 from ..errors import ServerUnavailable
 from ..log import get_logger

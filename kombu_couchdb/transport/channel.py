@@ -23,7 +23,7 @@ from kombu.utils.uuid import uuid
 from ..consumer.delivery import Credit, Delivery, Subscription
 from ..consumer.io_thread import IOThread
 from ..consumer.unacked import Unacked
-from ..couchdb.bounds import time_limit
+from ..couchdb.call import time_limit
 from ..couchdb.client import Document
 from ..documents import workitem
 from ..documents.body import check_unpacked, decoded, encoded

@@ -12,7 +12,7 @@ import logging
 import os
 from typing import Any
 
-from ..couchdb.bounds import time_limit
+from ..couchdb.call import time_limit
 from ..errors import CouchDBError
 from ..log import get_logger
 from ..outage import Outage

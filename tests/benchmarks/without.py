@@ -1,4 +1,4 @@
-"""Switches adaptive mechanisms of the two packages off, for `tests.benchmarks.ablation`; the product has no options for that.
+"""Switches adaptive mechanisms of the packages off, for `tests.benchmarks.ablation`; the product has no options for it.
 
 `BENCHMARK_WITHOUT` names a mechanism. Each process of a benchmark imports this module: programs, workers and what they
 fork. A mechanism that is removed from the packages is removed here, too.

@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import requests
 from urllib3 import HTTPResponse
 
-from kombu_couchdb.couchdb.http import Node
+from kombu_couchdb.couchdb.call import Call
+from kombu_couchdb.couchdb.http import Connections
 
 from .documents import BROKER, NOW, RESULTS
 
@@ -146,7 +147,7 @@ class _Body(io.BytesIO):
 #: The host that is simulated.
 HOST = 'fake'
 
-_connected = Node._connected
+_connected = Connections._connected
 
 
 class Fake:
@@ -159,13 +160,13 @@ class Fake:
         self.spoil = spoil
         self.requests: list[str] = []
 
-    def connected_to(self) -> Callable[[Node], tuple[Any, dict[str, Any]]]:
-        """Return a replacement for `Node._connected`, which affects only clients of the simulated host."""
+    def connected_to(self) -> Callable[[Connections], tuple[Any, dict[str, Any]]]:
+        """Return a replacement for `Connections._connected`, which affects only clients of the simulated host."""
 
-        def connected(node: Node) -> tuple[Any, dict[str, Any]]:
-            if node.address.host != HOST:
-                return _connected(node)
-            self.node = node
+        def connected(connections: Connections) -> tuple[Any, dict[str, Any]]:
+            if urlsplit(connections.url).hostname != HOST:
+                return _connected(connections)
+            self.url = connections.url
             return self, {}
 
         return connected
@@ -173,10 +174,10 @@ class Fake:
     def close(self) -> None:
         """Do nothing."""
 
-    def send(self, request: requests.PreparedRequest, stream: bool = False, **settings: Any) -> requests.Response:
+    def send_call(self, call: Call, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
         """Return the response to one request."""
         parts = urlsplit(str(request.url))
-        path = parts.path.removeprefix(urlsplit(self.node.address.url).path)
+        path = parts.path.removeprefix(urlsplit(self.url).path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         self.requests.append(f'{request.method} {path}')
         if parts.path == '/':

@@ -11,7 +11,7 @@ from celery_couchdb.cli import clients
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.http import Node
+from kombu_couchdb.couchdb.http import Connections
 from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.queues import waiting
 from kombu_couchdb.transport.channel import Declared
@@ -36,15 +36,15 @@ def fake(monkeypatch: pytest.MonkeyPatch, pending: list[int], *, running: bool =
 
     is_lazy = False
     server = Fake(respond)
-    send = server.send
+    send = server.send_call
 
-    def note_lazy(request: Any, **settings: Any) -> Any:
+    def note_lazy(call: Any, request: Any, **settings: Any) -> Any:
         nonlocal is_lazy
         is_lazy = 'update=lazy' in request.url
-        return send(request, **settings)
+        return send(call, request, **settings)
 
-    monkeypatch.setattr(server, 'send', note_lazy)
-    monkeypatch.setattr(Node, '_connected', server.connected_to())
+    monkeypatch.setattr(server, 'send_call', note_lazy)
+    monkeypatch.setattr(Connections, '_connected', server.connected_to())
     return lambda kind=Client: kind(Address(host=HOST, database='db', user='me', password='unguessable-77'))
 
 

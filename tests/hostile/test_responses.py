@@ -23,7 +23,7 @@ from kombu_couchdb.consumer.claims import CandidateReader
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.changes import Longpoll, read
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.http import Node
+from kombu_couchdb.couchdb.http import Connections
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.fleet.candidates import QueueCandidates
 from kombu_couchdb.leases.housekeeping import Janitor
@@ -180,7 +180,7 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
 
         def once(told: Callable[[Any], Any]) -> None:
             fake = Fake(lambda path, answer: told(answer))
-            monkeypatch.setattr(Node, '_connected', fake.connected_to())
+            monkeypatch.setattr(Connections, '_connected', fake.connected_to())
             # A new database for each example, because a process caches facts about databases.
             client = Client(Address(host=HOST, database=f'db{next(numbers)}', user='me', password='unguessable-77'))
             try:

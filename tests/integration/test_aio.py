@@ -26,7 +26,7 @@ from celery_couchdb import aio
 from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.http import Http
+from kombu_couchdb.couchdb.server import Server as CouchServer
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, ServerUnavailable
 from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, PATIENT, wait_for
@@ -57,14 +57,14 @@ def nothing_left(app: Celery) -> Iterator[None]:
 def no_request_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check that no request is sent, and so no connection is opened, in the thread of an event loop."""
     found: list[str] = []
-    send = Http.send
+    send = CouchServer.send
 
-    def checked(self: Http, *args: Any, **settings: Any) -> Any:
+    def checked(self: CouchServer, *args: Any) -> Any:
         if asyncio._get_running_loop() is not None:
             found.append(''.join(traceback.format_stack()))
-        return send(self, *args, **settings)
+        return send(self, *args)
 
-    monkeypatch.setattr(Http, 'send', checked)
+    monkeypatch.setattr(CouchServer, 'send', checked)
     yield
     assert not found, found[0]
 

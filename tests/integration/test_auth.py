@@ -11,12 +11,13 @@ from celery import Celery
 from kombu import Connection
 
 from celery_couchdb.testing import Server
-from kombu_couchdb.couchdb import auth
+from kombu_couchdb.couchdb import server as servers
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import Call
 from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
-from kombu_couchdb.couchdb.http import Node
+from kombu_couchdb.couchdb.http import Connections, Headers
 from tests.conftest import PATIENCE, Users, wait_for
 from tests.support import Inbox, publish
 
@@ -25,23 +26,23 @@ from tests.support import Inbox, publish
 def logins(monkeypatch: pytest.MonkeyPatch, database: str) -> list[str]:
     """The authentication header of each request, in order: `Authorization`, `Cookie`, or '' if there is none."""
     seen: list[str] = []
-    exchange = Node._exchange
+    exchange = Connections.exchange
 
-    def noted(self: Node, method: str, url: str, who: Any, *args: Any, **kwargs: Any) -> Any:
-        if database in url or url.endswith('/_session'):
+    def noted(self: Connections, call: Call, headers: Headers) -> Any:
+        if database in self.url or call.path == '/_session':
             fields: dict[str, str] = {}
-            who.add_to(fields)
+            headers.add_to(fields)
             seen.append(next(iter(fields), ''))
-        return exchange(self, method, url, who, *args, **kwargs)
+        return exchange(self, call, headers)
 
-    monkeypatch.setattr(Node, '_exchange', noted)
+    monkeypatch.setattr(Connections, 'exchange', noted)
     as_another_process(monkeypatch)
     return seen
 
 
 def as_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delete the sessions and passwords that this process has cached, as in a new process."""
-    monkeypatch.setattr(auth, '_shared', Shared({}))
+    monkeypatch.setattr(servers, '_servers', Shared({}))
 
 
 def test_broker_and_results_share_one_session(
@@ -113,7 +114,7 @@ def test_many_processes_switch_to_a_new_password_without_locking_the_user(
     current[1] = f'changed-{uuid.uuid4().hex}'
     users(*current)
     old: dict[str, str] = {}
-    clients[0].http.current.auth.headers(lambda data: pytest.fail('there is a session')).add_to(old)
+    clients[0].server.node.auth.headers(lambda data: pytest.fail('there is a session')).add_to(old)
     wait_for(
         lambda: requests.get(client.address.url, headers=old, timeout=PATIENCE).status_code == 401,
         'the sessions to expire',

@@ -502,7 +502,7 @@ def test_added_entry_begins_now_by_the_server_s_clock(
     """In a process whose machine has a wrong clock, and that has not sent a request yet."""
     now = client.clock.now()
     true = time.time
-    monkeypatch.setattr('kombu_couchdb.couchdb.clock._shared', Shared({}))
+    monkeypatch.setattr('kombu_couchdb.couchdb.server._servers', Shared({}))
     monkeypatch.setattr(time, 'time', lambda: true() + DAY)
     schedules = Schedules(app)
     assert abs(schedules.add('a', 'add', 60).entry.doc['start'] - now) < 60

@@ -74,9 +74,9 @@ def test_connection_is_garbage_collected_during_an_outage(
     inbox = Inbox(Connection(url, transport_options={'request_timeout': 1.0, 'connect_timeout': 1.0}))
     wait_for(lambda: client.id_range(CONSUMER), 'the heartbeat')
     transport = inbox.connection.transport
-    for node in transport.couchdb.http.nodes:
-        monkeypatch.setattr(node, 'address', node.address.__class__(host='127.0.0.1', port=1))
-    del inbox, transport, node
+    for connections in transport.couchdb._connections:
+        monkeypatch.setattr(connections, 'url', 'http://127.0.0.1:1')
+    del inbox, transport, connections
     wait_for(lambda: gc.collect() is not None and set(threading.enumerate()) <= before, 'the threads to end')
 
 

@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection, Queue
 
 from celery_couchdb.worker import control
-from kombu_couchdb.couchdb.bounds import seconds_left
+from kombu_couchdb.couchdb.call import seconds_left
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT_BROKER
 from tests.support import Request, eta, publish

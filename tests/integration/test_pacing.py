@@ -31,9 +31,9 @@ from tests.support import Inbox, eta, items, publish, publish_many
 def slowed(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A client that knows that queries are limited, to many a second."""
     monkeypatch.setattr(pacing, '_MIN_RATE', 1000.0)
-    for node in client.http.nodes:
-        node.pace = Pace(node.address.server)
-        node.pace.refused(Turn(Kind.QUERY), 0.0)
+    pace = Pace(client.address.server)
+    pace.refused(Turn(Kind.QUERY), 0.0)
+    monkeypatch.setattr(client.server, 'pace', pace)
     return client
 
 
@@ -55,9 +55,9 @@ def test_queue_is_read_the_same_way_with_few_queries(connection: Connection, slo
     for limit in (1, 3, 4, 5, 6, 20):
         asks = [waiting.Ask('q', limit), waiting.Ask('other', limit)]
         for _ in range(9):
-            slowed.http.nodes[0].pace = free
+            slowed.server.pace = free
             expected = waiting.read(slowed, asks, until)
-            slowed.http.nodes[0].pace = slow
+            slowed.server.pace = slow
             assert waiting.read(slowed, asks, until) == expected
             if (last := expected[0].last) is None:
                 break

@@ -117,7 +117,7 @@ def test_no_object_of_these_packages_shows_the_password(
         inbox.wait(1)
         app.backend.store_result(sent.id, 3, 'SUCCESS')
         assert sent.get(timeout=PATIENCE) == 3
-        secrets = secrets_of(connection.transport.couchdb.http.current.auth)
+        secrets = secrets_of(connection.transport.couchdb.server.node.auth)
         assert len(secrets) == 2
         ours = [
             thing

@@ -16,8 +16,9 @@ from celery import Celery, states
 from kombu import Connection
 
 from celery_couchdb.backend import CouchDBBackend
+from kombu_couchdb.couchdb.call import Call
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.http import Http
+from kombu_couchdb.couchdb.server import Server
 from kombu_couchdb.errors import Conflict, ServerUnavailable
 from tests.support import Inbox, items, publish
 
@@ -32,41 +33,39 @@ class SilentNode:
         self.unanswered: list[tuple[str, str | None]] = []
         #: Returns whether the response to a write of a document is lost; called until it returns true once.
         self.lose: Callable[[Document], bool] | None = None
-        send = Http.send
+        send = Server.send
 
-        def altered(
-            http: Http, method: str, path: str | None, params: Any = None, body: Any = None, **settings: Any
-        ) -> Any:
-            if http.current.address.database != database:
-                return send(http, method, path, params, body, **settings)
+        def altered(server: Server, call: Call, connections: Any) -> Any:
+            if not connections[0].url.endswith(f'/{database}'):
+                return send(server, call, connections)
             try:
-                response = send(http, method, path, params, body, **settings)
+                response = send(server, call, connections)
             except Conflict as exc:
-                raise self._no_answer(method, path) if self.silent else exc from exc
-            if self.lose is not None and any(self.lose(doc) for doc in _written(method, path, body)):
+                raise self._no_answer(call) if self.silent else exc from exc
+            if self.lose is not None and any(self.lose(doc) for doc in _written(call)):
                 self.lose = None
                 self.silent = True
                 raise ServerUnavailable('no answer within the time limit')
-            if self.silent and _waits_for_all(method, path, response):
-                raise self._no_answer(method, path)
+            if self.silent and _waits_for_all(call.path, response):
+                raise self._no_answer(call)
             return response
 
-        monkeypatch.setattr(Http, 'send', altered)
+        monkeypatch.setattr(Server, 'send', altered)
 
-    def _no_answer(self, method: str, path: str | None) -> ServerUnavailable:
-        self.unanswered.append((method, path))
+    def _no_answer(self, call: Call) -> ServerUnavailable:
+        self.unanswered.append((call.method, call.path))
         return ServerUnavailable('no answer within the time limit')
 
 
-def _written(method: str, path: str | None, body: Any) -> list[Document]:
-    if method == 'GET' or path == '/_bulk_get' or body is None:
+def _written(call: Call) -> list[Document]:
+    if call.method == 'GET' or call.path == '/_bulk_get' or call.body is None:
         return []
-    sent = json.loads(body) if isinstance(body, bytes) else body
+    sent = json.loads(call.body)
     docs: list[Document] = sent.get('docs', [sent])
     return docs
 
 
-def _waits_for_all(method: str, path: str | None, response: Any) -> bool:
+def _waits_for_all(path: str | None, response: Any) -> bool:
     if path == '/_bulk_docs':
         return any(answer.get('error') == 'conflict' for answer in response.json())
     return path == '/_bulk_get' and any(

@@ -22,8 +22,8 @@ from examples.managed.service import TOKENS, Service
 from kombu_couchdb.contrib.regions.region import addresses
 from kombu_couchdb.couchdb import auth
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.server import Server as CouchServer
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
 from kombu_couchdb.options import Options
 from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
@@ -392,7 +392,7 @@ def test_regions(gateway: Gateway) -> None:
         'eu': ('jwt', own, None),
         'pt': ('basic', 'secret', None),
     }
-    assert [Auth.of(found[name]).user for name in urls] == ['bob', 'ann', 'me']
+    assert [CouchServer.of(found[name]).node.auth.user for name in urls] == ['bob', 'ann', 'me']
     assert own not in repr(Options.of(given)) + repr(found)
 
 

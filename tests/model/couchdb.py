@@ -372,6 +372,7 @@ class ModelClient(Client):
         *,
         repeat: bool = False,
         size: int = 1,
+        timeout: float | None = None,
         shape: Shape = anything,
     ) -> Any:
         body = json.loads(body) if isinstance(body, bytes) else body

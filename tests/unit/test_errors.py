@@ -163,15 +163,15 @@ NO_DATABASE = {'error': 'not_found', 'reason': 'Database does not exist.'}
     ],
 )
 def test_endpoints_that_are_not_offered(status: int, body: Any, path: str, roles: list[str], is_offered: bool) -> None:
-    found = failures.not_offered(refused(status, body), path, client_of(path, *roles))
+    client = client_of(path, *roles)
+    found = failures.not_offered(refused(status, body), path, client.address, client.session)
     assert (found is None) is is_offered
     assert found is None or f'http://db.example:5984 does not offer {path.split("/")[1]}: ' in str(found)
 
 
 def test_user_of_a_service_without_sessions_may_be_an_administrator() -> None:
-    client = client_of('/_purge')
-    client.session = Mock(side_effect=errors.NotOffered('_session'))
-    assert failures.not_offered(refused(403), '/_purge', client)
+    session = Mock(side_effect=errors.NotOffered('_session'))
+    assert failures.not_offered(refused(403), '/_purge', client_of('/_purge').address, session)
 
 
 # -- missing rights

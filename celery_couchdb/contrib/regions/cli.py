@@ -18,8 +18,8 @@ from kombu_couchdb.contrib.parcels.device_setup import used_otherwise
 from kombu_couchdb.contrib.parcels.stored_parcels import moving
 from kombu_couchdb.contrib.regions.records import Direction, Records, Tally, direction, outgoing, unreadable
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.couchdb.server import Server
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
 
@@ -125,7 +125,7 @@ def setup(ctx: click.Context, members: tuple[str, ...], dry_run: bool, admin: Ad
             f'{own.client.address.url} {use}: name a database of its own for region {own.name!r} in the transport '
             'option regions'
         )
-    broker, peer = broker_of(app), Auth.of(own.addresses[own.name]).user
+    broker, peer = broker_of(app), Server.of(own.addresses[own.name]).node.auth.user
     peers = (*members, *([peer] if peer and peer not in (broker.user, admin and admin.user) else []))
     steps = plan(wanted_beside(own.client, broker, peers, admin, [], None))
     notes = [Step(way['unreadable'], notice=True) for way in own.incoming() if 'unreadable' in way]

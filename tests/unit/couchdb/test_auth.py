@@ -18,8 +18,10 @@ import requests
 
 from kombu_couchdb.couchdb import auth as module
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.auth import Auth, Headers
+from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.credentials import Credentials, environment
+from kombu_couchdb.couchdb.http import Headers
+from kombu_couchdb.couchdb.server import Server
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 
@@ -156,7 +158,7 @@ def test_sessions_are_not_shared_between_different_tls_settings() -> None:
     given: list[dict[str, Any]] = [{}, {'verify': False}, {'verify': 'ca.pem'}, {'cert': 'me.pem'}]
     addresses = [Address(user='me', password=SECRET, host='shared', tls=True, auth='cookie', **tls) for tls in given]
     sessions = Sessions()
-    cookies = [shown(Auth.of(address).headers(sessions))['Cookie'] for address in addresses]
+    cookies = [shown(Server.of(address).node.auth.headers(sessions))['Cookie'] for address in addresses]
     assert cookies == [f'AuthSession=s{number}' for number in range(1, len(given) + 1)]
 
 
@@ -227,7 +229,8 @@ def failure(auth: Auth, post: Any) -> Exception:
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
 def test_a_forked_child_uses_the_session_of_its_parent_though_the_lock_was_held() -> None:
-    auth = session()
+    server = Server(Address(user='me', password=SECRET, auth='cookie'))
+    auth = server.node.auth
     auth.headers(Sessions())
     with auth._lock:
         child = os.fork()

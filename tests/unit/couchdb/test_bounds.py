@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.couchdb import bounds
-from kombu_couchdb.couchdb.bounds import MIN_BYTES_PER_SECOND, Bounds, Upload
+from kombu_couchdb.couchdb.bounds import MIN_BYTES_PER_SECOND, Upload
+from kombu_couchdb.couchdb.call import Call
 
 #: The timeout of the socket in seconds.
 TIMEOUT = 8.0
+
+ORDINARY = Call('GET', None)
 
 
 class Line:
@@ -39,7 +42,7 @@ class Line:
     def close(self) -> None:
         pass
 
-    def read(self, count: int, of: Bounds = bounds.ORDINARY, *, in_body: bool = True) -> float:
+    def read(self, count: int, of: Call = ORDINARY, *, in_body: bool = True) -> float:
         """Read `count` pieces, and return the seconds that it took."""
         began, reader = self.now, bounds._BoundedReader(self, self, of)
         reader.in_body, reader.may_pause = in_body, in_body and of.longpoll
@@ -65,11 +68,11 @@ def test_fast_bytes_do_not_give_slow_bytes_more_time_than_the_timeout(monkeypatc
 
 
 def test_a_longpoll_may_pause_between_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Line(monkeypatch, endless(7.9, 1)).read(100, Bounds(longpoll=True)) == pytest.approx(790.0)
+    assert Line(monkeypatch, endless(7.9, 1)).read(100, Call('GET', None, longpoll=True)) == pytest.approx(790.0)
     with pytest.raises(TimeoutError):
-        Line(monkeypatch, endless(8.1, 1)).read(1, Bounds(longpoll=True))
+        Line(monkeypatch, endless(8.1, 1)).read(1, Call('GET', None, longpoll=True))
     with pytest.raises(TimeoutError):
-        Line(monkeypatch, endless(7.9, 1)).read(2, Bounds(longpoll=True), in_body=False)
+        Line(monkeypatch, endless(7.9, 1)).read(2, Call('GET', None, longpoll=True), in_body=False)
 
 
 def test_an_upload_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

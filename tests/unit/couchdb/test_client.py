@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from kombu_couchdb import errors
-from kombu_couchdb.couchdb import auth, clock, http, pacing
+from kombu_couchdb.couchdb import http, pacing, server
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.bounds import time_limit
+from kombu_couchdb.couchdb.call import time_limit, urgent
 from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
@@ -104,8 +104,7 @@ def peer(running: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
     for name in ('no_proxy', 'NO_PROXY'):
         monkeypatch.setenv(name, '*')
     running.responses, running.seen = [], []
-    for module in (clock, auth):
-        monkeypatch.setattr(module, '_shared', Shared({}))  # tests do not share clocks and sessions
+    monkeypatch.setattr(server, '_servers', Shared({}))  # tests do not share clocks and sessions
     return running
 
 
@@ -261,7 +260,7 @@ def test_retry_after_delays_the_next_request(
     slept: list[float] = []
     # Not time.sleep itself, which other threads use as well.
     clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append)
-    monkeypatch.setattr(http, 'time', clocks)
+    monkeypatch.setattr(server, 'time', clocks)
     date = format_datetime(datetime.fromtimestamp(time.time() + 60, timezone.utc), usegmt=True)
     peer.responses = [respond({'error': 'busy'}, status, Retry_After=retry_after.format(in_60_s=date))]
     with pytest.raises(errors.ServerUnavailable):
@@ -361,8 +360,7 @@ def paced(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
         '_MIN_RATE': 100.0,
     }.items():
         monkeypatch.setattr(pacing, name, number)
-    for node in client.http.nodes:
-        node.pace = pacing.Pace(node.address.server)
+    client.server.pace = pacing.Pace(client.address.server)
     return client
 
 
@@ -376,7 +374,7 @@ def test_refused_request_is_sent_again_by_the_same_call(peer: Peer, paced: Clien
 
 
 def test_refused_request_waits_no_longer_than_the_time_limit_of_a_response(peer: Peer, paced: Client) -> None:
-    paced.http.nodes[0].timeouts = (2.0, 2.0)
+    paced.timeouts = (2.0, 2.0)
     peer.responses = [respond({'error': 'too_many_requests'}, 429, Retry_After='3600'), respond(DOC)]
     with time_limit(60):
         assert paced.get('x')['_id'] == 'x'
@@ -406,7 +404,7 @@ def test_time_limit_of_the_caller_ends_the_wait(peer: Peer, paced: Client, monke
 def test_urgent_request_waits_for_a_limited_time(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 60.0)
     peer.responses = [REFUSAL]
-    with pacing.urgent(0.1), pytest.raises(errors.ServerUnavailable, match='429'):
+    with urgent(0.1), pytest.raises(errors.ServerUnavailable, match='429'):
         paced.get('x')
 
 

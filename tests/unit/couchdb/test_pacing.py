@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from kombu_couchdb.couchdb import pacing
-from kombu_couchdb.couchdb.pacing import Kind, Lane, Pace, TooManyUnits, Turn, units_of, urgent
+from kombu_couchdb.couchdb.pacing import Kind, Lane, Pace, TooManyUnits, Turn, units_of
 from tests.conftest import PATIENCE, wait_for
 
 
@@ -176,8 +176,7 @@ def test_urgent_requests_go_first_then_refused_ones_then_the_oldest() -> None:
     lane = slowed()
     first, second, refused = (Turn(Kind.WRITE) for _ in range(3))
     refused.was_refused = True
-    with urgent():
-        heartbeat = Turn(Kind.WRITE)
+    heartbeat = Turn(Kind.WRITE, patience=60.0)
     waiting = [second, first, refused, heartbeat]
     for turn in waiting:
         lane.take(turn, 108.0)

@@ -19,6 +19,7 @@ from kombu_couchdb.couchdb import auth as module
 from kombu_couchdb.couchdb import tokens
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import Auth
+from kombu_couchdb.couchdb.server import Server
 from kombu_couchdb.couchdb.tokens import described
 from kombu_couchdb.errors import AccessDenied, BrokenAnswer, ConfigurationError, CouchDBError, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
@@ -348,11 +349,11 @@ def server() -> Iterator[TokenServer]:
 
 
 def iam(server: TokenServer, password: Any = KEY, **more: Any) -> Auth:
-    return Auth.of(Address(password=password, auth='iam', token_url=server.url, **more))
+    return Server.of(Address(password=password, auth='iam', token_url=server.url, **more)).node.auth
 
 
 def test_api_key_is_exchanged_once_for_all_clients(server: TokenServer) -> None:
-    auths = [iam(server, database=name, host=host) for name in ('a', 'b') for host in ('one', 'two')]
+    auths = [iam(server, database=name) for name in ('a', 'b')]
     threads = [threading.Thread(target=sent, args=(auth,)) for auth in auths * 5]
     for thread in threads:
         thread.start()
@@ -365,10 +366,11 @@ def test_api_key_is_exchanged_once_for_all_clients(server: TokenServer) -> None:
 
 def test_revoked_token_is_replaced_once(server: TokenServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, '_LOCKED_SECONDS', 0.0)
-    one, two = iam(server, host='one'), iam(server, host='two')
+    one, two = iam(server, database='one'), iam(server, database='two')
     assert sent(one) == sent(two)
+    used = two.headers(never)
     assert refuse(one, 'revoked')
-    assert refuse(two, 'revoked')
+    assert two.renew(used, respond(401, 'revoked'))
     assert sent(one) == sent(two) == server.given[1]
     assert len(server.requests) == 2
 
