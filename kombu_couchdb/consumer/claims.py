@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 from ..couchdb.client import Client, Document
 from ..couchdb.pacing import Kind
@@ -87,8 +88,8 @@ class CandidateReader:
         for _ in range(2):
             if not candidates:
                 return
-            if not self._client.pace.spare(Kind.QUERY):
-                self._client.pace.want(Kind.QUERY)
+            if (pace := self._client.pace) and not pace.spare(Kind.QUERY):
+                pace.want(Kind.QUERY)
                 return
             candidates = self._read_pages(candidates)
 
@@ -189,8 +190,8 @@ class Claims:
         """
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         pace = self._store.client.pace
-        most = pace.spare(Kind.WRITE) - len(writes) - pending
-        if most <= 0:
+        most = pace.spare(Kind.WRITE) - len(writes) - pending if pace else inf
+        if pace and most <= 0:
             if any(candidates[queue].has_claimable for queue in served):
                 pace.want(Kind.WRITE)
             return 0

@@ -116,7 +116,9 @@ class Cycle:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
         if self.unacked.awaiting_bodies() or self._wanted_by_others():
             return -inf
-        readable_at = self._client.pace.next_at(Kind.QUERY)
+        readable_at = writable_at = -inf
+        if pace := self._client.pace:
+            readable_at, writable_at = pace.next_at(Kind.QUERY), pace.next_at(Kind.WRITE)
         times = [max(self._poll_at, readable_at), self.notifier.attention.bell.due_at, self.unacked.overdue_at]
         if self.lease.written:
             times += [self._heartbeat.due_at, self.sweeper.due, self.notifier.due_at()]
@@ -133,7 +135,7 @@ class Cycle:
                 if candidates.is_stale and at is None:
                     at = -inf
                 at = at if at is None or queue in low else max(at, self.unacked.pace.next_at)
-                times += [] if at is None else [max(at, readable_at, self._client.pace.next_at(Kind.WRITE))]
+                times += [] if at is None else [max(at, readable_at, writable_at)]
         return min(times)
 
     def on_outage(self) -> None:
@@ -272,7 +274,8 @@ class Cycle:
 
     def _read_candidates(self, credit: dict[str, int]) -> None:
         """Add what the changes feed reported and what became due; start, stop or change the feed as needed."""
-        poll = time.monotonic() >= self._poll_at and self._client.pace.spare(Kind.QUERY) > 0
+        pace = self._client.pace
+        poll = time.monotonic() >= self._poll_at and (pace is None or pace.spare(Kind.QUERY) > 0)
         if poll:
             self._polled = time.monotonic()
         with_credit = {queue for queue in self._candidates if credit.get(queue, 0) > 0}

@@ -50,7 +50,7 @@ class _Client(Protocol):
     request_size: RequestSize
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> Pace | None:
         """The pace of this process's requests."""
 
     def request(
@@ -112,7 +112,8 @@ class BulkWrite:
         results: list[WriteResult] = []
         while (start := len(results)) < len(docs):
             end, size = start + 1, len(texts[start])
-            most = min(len(docs), start + self._client.pace.most(Kind.WRITE))
+            pace = self._client.pace
+            most = min(len(docs), start + pace.most(Kind.WRITE)) if pace else len(docs)
             while end < most and size + len(texts[end]) <= self._client.request_size.bytes:
                 size, end = size + len(texts[end]), end + 1
             try:

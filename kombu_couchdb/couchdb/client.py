@@ -99,8 +99,8 @@ class Client:
         return self.server.node.auth.who
 
     @property
-    def pace(self) -> Pace:
-        """The pace of this process's requests to the server."""
+    def pace(self) -> Pace | None:
+        """The pace of this process's requests to the server; None if it is not known to have limits."""
         return self.server.pace
 
     @property
@@ -241,7 +241,7 @@ class Client:
         return read_in_parts(lambda part: self._fetch(part, **params), ids)
 
     def _fetch(self, ids: Sequence[str], **params: Any) -> list[Document | None]:
-        if not params and len(ids) <= self.pace.reads_for_query:
+        if not params and len(ids) <= (self.pace.reads_for_query if self.pace else 1):
             return [self.get_or_none(doc_id) for doc_id in ids]
         by_id = dict(zip(ids, self._bulk_get(ids, **params), strict=True))
         found = {name: docs[0] if docs and not docs[0].get('_deleted') else None for name, docs in by_id.items()}

@@ -114,7 +114,8 @@ class GroupCommit:
     def _next_batch(self, own: _Entry) -> list[_Entry]:
         """Return the entries for one request. Two entries with the same document are written in different requests."""
         batch, ids, size, max_size = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_size.bytes
-        most = min(_MAX_DOCS, self._client.pace.most(Kind.WRITE))
+        pace = self._client.pace
+        most = min(_MAX_DOCS, pace.most(Kind.WRITE)) if pace else _MAX_DOCS
         for entry in self._pending:
             new = {doc['_id'] for doc in entry.docs}
             fits = len(ids) + len(new) <= most and size + entry.size <= max_size

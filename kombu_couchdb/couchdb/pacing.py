@@ -288,14 +288,15 @@ class Lane:
 
 
 class Pace:
-    """The pace of this process's requests to one server. Thread-safe; a forked child keeps the rates."""
+    """The pace of this process's requests to one server. Thread-safe; a forked child keeps the rates.
 
-    def __init__(self, server: str, has_limits: bool = False) -> None:
-        """`server` is its URL. With `has_limits`, large requests are cut before the first refusal, too."""
+    There is none for a server that is not known to have limits, and has not refused a request for them.
+    """
+
+    def __init__(self, server: str, *, is_careful: bool = False) -> None:
+        """`server` is its URL. With `is_careful`, large requests are cut before the first refusal, too."""
         self._server, self._lanes = server, {kind: Lane() for kind in Kind}
-        self._first_units = _FIRST_UNITS if has_limits else inf
-        #: Whether requests have to `wait`: the server is known to have limits, or has refused a request for them.
-        self.has_limits = has_limits
+        self._first_units = _FIRST_UNITS if is_careful else inf
         self.reset()
 
     def reset(self) -> None:
@@ -306,8 +307,6 @@ class Pace:
 
     def spare(self, kind: Kind) -> float:
         """Return the most units that a request of this kind may have now; 0 if it would have to wait."""
-        if not self.has_limits:
-            return inf
         with self._changed:
             return min(self._lanes[kind].spare(time.monotonic()), self.most(kind))
 
@@ -317,8 +316,6 @@ class Pace:
 
     def most(self, kind: Kind) -> float:
         """Return the most units that a request of this kind should have; infinite if no limit is known."""
-        if not self.has_limits:
-            return inf
         if self.is_limited(kind):
             return self._lanes[kind].most
         return _CAREFUL_UNITS if any(map(self.is_limited, Kind)) else self._first_units
@@ -332,7 +329,7 @@ class Pace:
 
     def is_limited(self, kind: Kind) -> bool:
         """Tell whether requests of this kind were refused not long ago: they should be few."""
-        return self.has_limits and self._lanes[kind].is_limited
+        return self._lanes[kind].is_limited
 
     @property
     def reads_for_query(self) -> float:
@@ -368,7 +365,6 @@ class Pace:
 
         The request can be sent again after a `wait`. *Raises* `TooManyUnits` if it has too many for that.
         """
-        self.has_limits = True
         with self._changed:
             lane = self._lanes[turn.kind]
             lane.refused(turn, time.monotonic(), pause)

@@ -113,8 +113,9 @@ class Server:
     def __init__(self, address: Address) -> None:
         self.nodes = [Node(node) for node in (address, *address.others)]
         self.clock = ServerClock()
-        #: The pace of requests: without limits until the server has refused one for its limits, see `couchdb.pacing`.
-        self.pace = Pace(address.server, has_limits=address.auth == 'iam')
+        #: The pace of requests; None until the server has refused one for its limits, see `couchdb.pacing`.
+        self.pace = Pace(address.server, is_careful=True) if address.auth == 'iam' else None
+        self._lock = threading.Lock()
         #: The index of the node that gets the next request.
         self.current = 0
         reset_in_child(self)
@@ -132,7 +133,9 @@ class Server:
 
     def reset(self) -> None:
         """Forget in a forked child what belongs to threads of the parent."""
-        self.pace.reset()
+        self._lock = threading.Lock()
+        if self.pace is not None:
+            self.pace.reset()
         for node in self.nodes:
             node.reset()
 
@@ -175,18 +178,18 @@ class Server:
         """
         found: requests.Response | errors.CouchDBError | None = None
         headers, is_last = Headers(), False
-        turn = Turn.of(call) if self.pace.has_limits else None
-        while turn is None or self.pace.wait(turn, call.seconds_left):
+        pace, turn = self.pace, None if self.pace is None else Turn.of(call)
+        while pace is None or turn is None or pace.wait(turn, call.seconds_left):
             headers = node.auth.headers(lambda data: self._exchange(_session(data, call), node, connections, Headers()))
             found = self._exchange(call, node, connections, headers)
             if isinstance(found, errors.CouchDBError):
                 break
             if found.status_code == 429:
-                turn = turn or Turn.of(call)
-                self.pace.refused(turn, self._pause_after(found, call))
+                pace, turn = pace or self._paced(), turn or Turn.of(call)
+                pace.refused(turn, self._pause_after(found, call))
                 continue
-            if turn is not None:
-                self.pace.accepted(turn)
+            if pace is not None and turn is not None:
+                pace.accepted(turn)
             is_refused = found.status_code in REFUSED and node.auth.renew(headers, found, is_last=is_last)
             if is_last or not is_refused:
                 break
@@ -200,6 +203,11 @@ class Server:
             del found  # it may contain a session cookie
             raise error
         return found
+
+    def _paced(self) -> Pace:
+        with self._lock:
+            self.pace = self.pace or Pace(self.nodes[0].address.server)
+            return self.pace
 
     def _error(self, response: requests.Response, call: Call, node: Node, url: str) -> errors.CouchDBError | None:
         """Return the error for a response, or None; `url` is that of the database."""

@@ -137,4 +137,5 @@ class Coordination:
             self._topology.limits.seen({'name': doc['_id'].removeprefix(QUEUE), 'arguments': doc.get('arguments')})
 
     def _pause(self, least: float, for_each: float) -> float:
-        return max(least, for_each * len(self.peers)) * self._client.pace.polling_factor
+        pace = self._client.pace
+        return max(least, for_each * len(self.peers)) * (pace.polling_factor if pace else 1.0)

@@ -292,7 +292,8 @@ class Notifier:
         # The messages of a paused queue wait in any case. A long one would keep the consumer from following the feed.
         queues = candidates.keys() - self._topology.paused
         quiet = set(filter(self._is_quiet, queues))
-        self.attention.pause_factor = self._client.pace.polling_factor
+        pace = self._client.pace
+        self.attention.pause_factor = pace.polling_factor if pace else 1.0
         unread = self.attention.update(own, queues, with_credit, quiet=quiet, may_rest=self.broadcasts.is_followed)
         if self.attention.listens:
             if unread:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, NamedTuple
 
 from .. import design
@@ -84,7 +85,7 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     check its document. *Raises* the errors of `Client`.
     """
     params = {'update': update} if update != 'true' else {}
-    if client.pace.is_limited(Kind.QUERY):
+    if client.pace and client.pace.is_limited(Kind.QUERY):
         return [_read_sparingly(client, ask, until, params) for ask in asks]
     queries = [query for ask in asks for query in _queries(ask, until)]
     results = iter(query(client, queries, is_row, params))
@@ -145,7 +146,8 @@ def query(
     """
     found, each = list[list[Document]](), [row] * len(queries) if callable(row) else row
     while (start := len(found)) < len(queries):
-        end = int(min(len(queries), start + client.pace.most(Kind.QUERY)))
+        most = client.pace.most(Kind.QUERY) if client.pace else inf
+        end = int(min(len(queries), start + most))
         with suppress(TooManyUnits):  # the next part is smaller
             found += _query(client, queries[start:end], each[start:end], params, view)
     return found

@@ -19,8 +19,13 @@ from .conftest import Connect
 
 PACKAGES = tuple(f'{ROOT / name}/' for name in ('kombu_couchdb', 'celery_couchdb'))
 
-#: The folders that an app without rooms and limits does not need.
-OPTIONAL = ('kombu_couchdb/contrib', 'celery_couchdb/contrib', 'kombu_couchdb/limits')
+#: What an app needs neither without rooms and limits, nor with a server that has none.
+OPTIONAL = (
+    'kombu_couchdb/contrib',
+    'celery_couchdb/contrib',
+    'kombu_couchdb/limits',
+    'kombu_couchdb/couchdb/pacing.py',
+)
 
 
 @contextmanager

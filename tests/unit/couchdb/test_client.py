@@ -280,7 +280,7 @@ def test_a_response_on_its_way_does_not_end_the_pause(
     client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
     slept: list[float] = []
     clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append)
-    monkeypatch.setattr(http, 'time', clocks)
+    monkeypatch.setattr(server, 'time', clocks)
 
     def respond_last() -> bytes:
         peer.responses = [respond({'error': 'busy'}, 503, Retry_After='60')]
@@ -352,7 +352,7 @@ def test_the_server_is_asked_for_its_time_before_the_first_use(peer: Peer, clien
 
 @pytest.fixture
 def paced(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """A client with short pauses, which has a pace of its own."""
+    """A client with short pauses after refusals."""
     for name, number in {
         '_PAUSE_SECONDS': 0.01,
         '_JITTER_SECONDS': 0.0,
@@ -360,7 +360,6 @@ def paced(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
         '_MIN_RATE': 100.0,
     }.items():
         monkeypatch.setattr(pacing, name, number)
-    client.server.pace = pacing.Pace(client.address.server)
     return client
 
 
@@ -410,7 +409,8 @@ def test_urgent_request_waits_for_a_limited_time(peer: Peer, paced: Client, monk
 
 def test_other_kinds_do_not_wait(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 600.0)
-    paced.pace.refused(pacing.Turn(pacing.Kind.WRITE), 0.0)
+    paced.server.pace = pacing.Pace(paced.address.server)
+    paced.server.pace.refused(pacing.Turn(pacing.Kind.WRITE), 0.0)
     peer.responses = [respond(DOC)]
     assert paced.get('x')
 

@@ -246,11 +246,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pace_says_what_is_spare(quick: None) -> None:
     pace, turn = Pace('http://127.0.0.1:1'), Turn(Kind.QUERY, 8)
     assert pace.spare(Kind.QUERY) == pace.most(Kind.QUERY) == inf
-    assert not pace.has_limits
     assert pace.wait(turn, 1.0)
     with pytest.raises(TooManyUnits):
         pace.refused(Turn(Kind.QUERY, 200), 0.0)
-    assert pace.has_limits
     assert pace.most(Kind.QUERY) < 200
     assert 1 < pace.most(Kind.WRITE) < 10  # it is probably limited, too
 
