@@ -11,6 +11,7 @@ from kombu_couchdb.couchdb import changes as changes_module
 from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.outage import FIRST_PAUSE_SECONDS
 from tests.conftest import PATIENCE
 
 
@@ -28,8 +29,8 @@ def test_outage_is_reported_and_attempts_become_rare(client: Client, monkeypatch
                 changes = follower.take(PATIENCE)
                 assert changes
                 assert (changes.ids, changes.last, follower.is_following) == ([], None, False)
-        assert wakes[1] - wakes[0] >= 0.4
-        assert wakes[2] - wakes[1] >= 0.9
+        assert wakes[1] - wakes[0] >= 0.9 * FIRST_PAUSE_SECONDS
+        assert wakes[2] - wakes[1] >= 1.8 * FIRST_PAUSE_SECONDS
         client.put({'_id': 'a'})
         follower.follow(since)
         changes = follower.take(PATIENCE)
