@@ -99,22 +99,6 @@ def test_results_stored_while_the_server_is_silent(
     assert waiting.values == {name: name for name in names}
 
 
-def test_the_server_falls_silent_while_updates_are_counted(
-    behind_proxy: Celery, worker: Any, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    name, proxy.delay = str(uuid.uuid4()), 0.5  # the second request, beside the longpoll, is on its way for a second
-    waiting = Waiting(behind_proxy, [name])
-    wait_for(lambda: waiting.waits() and proxy.accepted > 1, 'the request beside the longpoll')
-    proxy.hang()
-    worker.mark_as_done(name, name)
-    wait_for(lambda: COMPLAINT in caplog.text, 'the log line about the failure', PATIENCE / 2)
-    proxy.delay = 0.0
-    proxy.cut()
-    proxy.go_on()
-    waiting.join(2 * PATIENCE)
-    assert waiting.values == {name: name}
-
-
 def test_timeout_ends_the_wait_during_an_outage(behind_proxy: Celery, proxy: Proxy) -> None:
     result = behind_proxy.AsyncResult(str(uuid.uuid4()))
     assert not result.ready()

@@ -8,6 +8,7 @@ before or after any of its writes.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ServerUnavailable
+from kombu_couchdb.outage import Outage
 
 __all__ = ['LATE', 'NAMES', 'Killed', 'ModelFollower', 'ModelLink', 'ModelMessages', 'Place']
 
@@ -254,7 +256,8 @@ class ModelLink(Link):
         looks = Looks(SimpleNamespace(watch=lambda: None, is_enough=False))  # type: ignore[arg-type]
         broker: Any = place.broker
         self._lender = Lender(broker, own, place.name, other.name, 1.0, ['json'], looks)
-        self._retry_at, self._lent = 0.0, Counter[str]()
+        self._lent, self._again = Counter[str](), {}
+        self._outage, self._refusals = (Outage(logging.getLogger(), '%s') for _ in range(2))
         self.begin()
 
     def begin(self) -> None:
@@ -264,7 +267,7 @@ class ModelLink(Link):
 
     def work(self, *, stale: bool) -> float:
         """Do all that is due, as `Decisions` and `Link` do, whatever paused it."""
-        self._retry_at = 0.0
+        self._outage.recovered()
         if stale:
             self._home.reset()
         self._home.step()
