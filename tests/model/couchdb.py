@@ -382,8 +382,6 @@ class ModelClient(Client):
 
     def answer(self, method: str, path: str, params: dict[str, Any], body: Any) -> Any:
         """Return the response to a request; raise the error that `Client` raises."""
-        if path.endswith('/_info'):
-            return {'view_index': {'updater_running': False, 'updates_pending': {'total': 0}}}
         if path == '/_bulk_docs':
             return self.database.store(body['docs'], new_edits=body.get('new_edits', True))
         if method == 'PUT':
