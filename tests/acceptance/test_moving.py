@@ -63,7 +63,7 @@ def test_migrate_from_redis(site: Site, redis: str) -> None:
     assert found[ids[3]]['date'] > found[ids[3]]['published'] + 3000
     site.worker('-Q', 'celery,mails')
     assert [site.app.AsyncResult(task_id).get(timeout=PATIENCE) for task_id in ids[:3]] == [1, 2, 3]
-    assert [doc['message']['headers']['id'] for doc in items(site.client)] == [ids[3]]
+    wait_for(lambda: [doc['message']['headers']['id'] for doc in items(site.client)] == [ids[3]], 'the acks')
 
 
 def test_migrate_to_another_database(site: Site) -> None:
