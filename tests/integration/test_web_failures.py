@@ -15,6 +15,7 @@ from celery.app.task import Context
 pytest.importorskip('starlette')
 
 from celery_couchdb import audit
+from celery_couchdb.failures import Failures
 from celery_couchdb.testing import Server
 from celery_couchdb.web.pages import failure_actions
 from celery_couchdb.web.pages import failures as page_of_failures
@@ -126,6 +127,22 @@ def test_pages_and_new_failures(fail: Fail, admin: Browser, monkeypatch: pytest.
     fail('new')
     admin.get(html.unescape(again[1]), headers={'HX-Request': 'true'})
     assert shown(admin) == ids[:2:-1]
+    assert '1 new failure: show the list' in html.unescape(admin.page.text)
+
+
+def test_failure_is_new_although_the_page_is_ahead_of_its_time(
+    fail: Fail, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes do not know the server's time exactly: the page's may be ahead of the worker's."""
+    real = Failures.now
+    monkeypatch.setattr(Failures, 'now', lambda self: real(self) + 5.0)
+    before = fail('before')
+    admin.get('/failures')
+    again = re.search(r'<div id="live" hx-get="([^"]*)"', admin.page.text)
+    assert again
+    fail('new')
+    admin.get(html.unescape(again[1]), headers={'HX-Request': 'true'})
+    assert shown(admin) == [before]
     assert '1 new failure: show the list' in html.unescape(admin.page.text)
 
 

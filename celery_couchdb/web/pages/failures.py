@@ -58,6 +58,10 @@ class FailurePlace(NamedTuple):
         return f'{self.date!r},{self.skipped}'
 
 
+#: By how much a worker's idea of the server's time may be ahead of this process's, in seconds. Later dates are malformed.
+_MAX_SKEW_SECONDS = 60.0
+
+
 class FailureQuery(NamedTuple):
     """What the URL asks for."""
 
@@ -107,7 +111,7 @@ def show(view: View) -> Response:
     rows = list(resource.describe(found.failures))
     if view.wants_json:
         return _json(view, rows, found.following)
-    at = now if asked.at is None else asked.at
+    at = _newest(found, now) if asked.at is None else asked.at
     table = Table.of(
         'Failures',
         resource.columns,
@@ -135,7 +139,7 @@ def show(view: View) -> Response:
         first=view.link('/failures', **asked.query),
         following=view.link('/failures', **asked.query, after=found.following.text()) if found.following else '',
         is_later=asked.after is not None,
-        again=view.here if asked.at is not None or not rows else _url_again(view, asked, found, now),
+        again=view.here if asked.at is not None or not rows else _url_again(view, asked, found, at),
     )
 
 
@@ -196,6 +200,16 @@ def _page(failures: Failures, asked: FailureQuery) -> tuple[list[Failure], Failu
     return shown, FailurePlace(date, same + (after.skipped if date == after.date else 0))
 
 
+def _newest(found: Found, now: float) -> float:
+    """Return the date of the newest failure that is known; `now` if there is none.
+
+    A failure is new if it is later than this. Its date may be earlier than `now`, because this process and a worker do
+    not know the server's time exactly.
+    """
+    dates = [*(failure.date for failure in found.failures), *(group.last for group in found.groups)]
+    return max((date for date in dates if date and date < now + _MAX_SKEW_SECONDS), default=now)
+
+
 def _total(
     asked: FailureQuery, groups: Sequence[FailureGroup], found: Sequence[Failure], following: FailurePlace | None
 ) -> int | None:
@@ -206,10 +220,10 @@ def _total(
     return sum(group.count for group in groups) if is_counted else None
 
 
-def _url_again(view: View, asked: FailureQuery, found: Found, now: float) -> str:
+def _url_again(view: View, asked: FailureQuery, found: Found, at: float) -> str:
     """Return the URL with which the same failures are read again."""
     after = asked.after.text() if asked.after else None
-    return view.link('/failures', **asked.query, after=after, at=repr(now), oldest=repr(found.failures[-1].date))
+    return view.link('/failures', **asked.query, after=after, at=repr(at), oldest=repr(found.failures[-1].date))
 
 
 # -- what is shown
