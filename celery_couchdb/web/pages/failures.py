@@ -58,7 +58,7 @@ class FailurePlace(NamedTuple):
         return f'{self.date!r},{self.skipped}'
 
 
-#: By how much a worker's idea of the server's time may be ahead of this process's, in seconds. Later dates are malformed.
+#: By how much a worker's idea of the server's time may be ahead of this process's, in seconds. Later dates are wrong.
 _MAX_SKEW_SECONDS = 60.0
 
 
