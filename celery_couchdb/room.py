@@ -1,7 +1,8 @@
-"""What an optional room of results, workers and commands may do: the only thing that the house knows of it.
+"""Room: the base class of the optional parts of results, workers and commands, such as beat, with empty methods.
 
-`celery_couchdb.rooms` lists the rooms, and `kombu_couchdb.room` is the same for the broker. A room that an app does not
-use costs its tasks nothing: `on_result` is called only for a task with one of the room's `headers`.
+The rest of the package knows an optional part by this class alone. `celery_couchdb.rooms` lists the subclasses, and
+`kombu_couchdb.room` is the same for the broker. A room that an app does not use costs its tasks nothing: `on_result` is
+called only for a task with one of the room's `headers`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What an optional room of the broker may do: the only thing that the house knows of it.
+"""Room: the base class of the optional parts of the broker, such as parcels and regions, with empty methods.
 
-`kombu_couchdb.rooms` lists the rooms, and `celery_couchdb.room` is the same for results, workers and commands. A room
-that an app does not use costs its messages nothing.
+The rest of the package knows an optional part by this class alone. `kombu_couchdb.rooms` lists the subclasses, and
+`celery_couchdb.room` is the same for results, workers and commands. A room that an app does not use costs its messages
+nothing.
 """
 
 from __future__ import annotations

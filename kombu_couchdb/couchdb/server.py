@@ -1,4 +1,4 @@
-"""What a process knows of a CouchDB server: its nodes, login, time, pace, and which node gets the next request.
+"""Server: the nodes of a CouchDB server with one login, clock and pace, which all clients of a process share.
 
 Every node of a CouchDB cluster accepts all reads and writes of the cluster's databases. A request goes to the current
 node, and to the next one if that does not respond.

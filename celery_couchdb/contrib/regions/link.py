@@ -220,10 +220,10 @@ class Link(Duty):
             self._outage.failed(exc, self._errors[self._other], least=least)
             return self._outage.until
         self._outage.recovered()
-        self._errors.pop(self._other, None)
         if self._again:
             self._errors[self._other] = f'this region refuses its results: {self._results.problem}'
         else:
+            self._errors.pop(self._other, None)
             self._refusals.recovered()
         return min(self._arriving.next_at, self._taker.next_at, *self._again.values())
 
@@ -233,9 +233,9 @@ class Link(Duty):
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
             taken = self._results.take(results)
             delete_current(self._there, taken)
-            at = time.monotonic() + DELAY_SECONDS
-            self._again |= {doc['_id']: at for doc in results if doc not in taken}
-            if self._results.problem and len(taken) < len(results):
+            left = {doc['_id'] for doc in results} - {doc['_id'] for doc in taken}
+            self._again |= dict.fromkeys(left, time.monotonic() + DELAY_SECONDS)
+            if left and self._results.problem:
                 self._refusals.failed(self._results.problem)
         tasks = [doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))]
         self._taker.take(tasks)
