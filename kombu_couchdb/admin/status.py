@@ -15,12 +15,13 @@ from ..couchdb.client import Client, Document
 from ..couchdb.shapes import exactly, maybe, members, number
 from ..design.rows import QueueCount
 from ..documents.ids import CONSUMER, LEADER, PAUSE, QUEUE
+from ..documents.queue import is_internal
 from ..documents.shared_documents import ReportedTask
 from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
 from ..leases.lease import ends_at, queues_of
 from ..leases.worker_load import WorkerLoad, claims, reported
-from ..queues.backlog import EMPTY, Backlog, backlog, is_internal
+from ..queues.backlog import EMPTY, Backlog, backlog
 from ..queues.databases import broadcasts_of
 from .claimants import host_and_process, name_of
 from .queues import Paused, paused_in

@@ -289,7 +289,7 @@ class Claims:
         now = self._store.client.clock.now()
         if reason := validation.flaw(doc) or body.reason:
             return set_aside(reason)
-        limit = self._topology.limits.of(doc['queue'])
+        limit = self._topology.known.limit(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
         if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             logger.debug('dropped expired message %s of queue %s (not stored yet)', doc['_id'], doc['queue'])

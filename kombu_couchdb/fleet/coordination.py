@@ -13,9 +13,9 @@ import time
 from collections.abc import Collection, Iterable
 
 from ..couchdb.client import Client, Document
+from ..documents.bindings import exchange_id, exchange_prefix
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, PAUSE, QUEUE
 from ..queues.fanout import Listener
-from ..queues.routing import exchange_in, exchange_prefix
 from ..queues.topology import Topology
 from .attention import Peers
 
@@ -37,24 +37,21 @@ _SAMPLE = 10
 class Coordination:
     """The coordination documents as one connection knows them, for its I/O thread alone.
 
-    It keeps `peers`, and what `topology` knows of bindings, limits and pauses, up to date.
+    It keeps `peers` up to date, and the table `declarations` of this process.
     """
 
     def __init__(self, client: Client, topology: Topology, listener: Listener) -> None:
         self.peers = Peers()
-        self._client, self._topology, self._listener = client, topology, listener
-        #: The revisions of the documents that were read, but for those of consumers, by id.
-        self._revs: dict[str, str] = {}
-        #: The exchanges whose bindings are in `_revs`.
-        self._exchanges: set[str] = set()
+        self._client, self._topology, self._known, self._listener = client, topology, topology.known, listener
+        #: The revisions of the broadcasts in the broker's database that were read, by id.
+        self._broadcasts: dict[str, str] = {}
         self._read_at = self._read_all_at = -math.inf
         self._again_at = math.inf
 
     def forget(self) -> None:
         """Forget what was read: CouchDB did not respond, or the database may be a new one."""
-        self._topology.routes.follow(0.0)
-        self._revs.clear()
-        self._exchanges.clear()
+        self._known.follow(0.0)
+        self._broadcasts.clear()
         self._read_at = self._read_all_at = -math.inf
 
     def due_at(self, *, is_announced: bool, counts_peers: bool) -> float:
@@ -69,7 +66,7 @@ class Coordination:
         return min(everything, self._read_at + self._pause(*_PEERS_SECONDS)) if counts_peers else everything
 
     def read(self, queues: Iterable[str], *, is_announced: bool, everything: bool = False) -> list[Document]:
-        """Read and note what has changed; return the changed documents, deleted ones too.
+        """Read and note what has changed; return the new broadcasts in the broker's database.
 
         If changes are announced, this reads only the ids of other consumers, unless `everything` is true or due.
         """
@@ -80,61 +77,53 @@ class Coordination:
         docs = self._read_all(queues, is_announced) if everything else []
         ids = [row['id'] for row in self._client.id_range(CONSUMER)]
         # Listeners learn from the feed that the queues of a consumer have changed.
-        docs += self.know(ids, again=random.sample(ids, min(_SAMPLE, len(ids))) if everything else ())
-        for doc in docs:
-            self.note(doc)
+        self.know(ids, again=random.sample(ids, min(_SAMPLE, len(ids))) if everything else ())
         return docs
 
-    def know(self, living: Collection[str], again: Iterable[str] = ()) -> list[Document]:
+    def know(self, living: Collection[str], again: Iterable[str] = ()) -> None:
         """Forget all consumers but those with the ids `living`; read and note those of them that are unknown or new.
 
-        The ids `again` are read also if they are known. Return the documents that were read.
+        The ids `again` are read also if they are known.
         """
         self.peers.keep(living)
-        docs = [doc for doc in self._client.fetch(sorted({*self.peers.to_read(living), *again})) if doc]
-        for doc in docs:
-            self.peers.seen(doc)
-        return docs
+        for doc in self._client.fetch(sorted({*self.peers.to_read(living), *again})):
+            if doc:
+                self.peers.seen(doc)
 
     def _read_all(self, queues: Iterable[str], is_announced: bool) -> list[Document]:
         self._read_all_at = self._read_at
-        exchanges = sorted(self._topology.routes.wanted | self._listener.exchanges)
+        exchanges = sorted(self._known.wanted | self._listener.exchanges)
         rows = self._client.id_range(BROADCAST, to=PAUSE)
         if exchanges:
             rows += self._client.id_range(exchange_prefix(exchanges[0]), to=exchange_prefix(exchanges[-1]))
         revs = {row['id']: row['value']['rev'] for row in rows}
-        self._topology.read_paused(revs)
-        changed = [name for name, rev in revs.items() if self._revs.get(name) != rev]
-        docs = [doc for doc in self._client.fetch(changed) if doc]
-        for exchange in exchanges:
-            if exchange not in self._exchanges:
-                its = {doc['_id']: doc for doc in docs if doc['_id'].startswith(exchange_prefix(exchange))}
-                self._topology.routes.replace(its, self._read_at, exchange_prefix(exchange))
-                self._exchanges.add(exchange)
-        docs += [{'_id': name, '_deleted': True} for name in self._revs.keys() - revs.keys()]
-        self._revs = revs
+        broadcasts = {doc_id: revs.pop(doc_id) for doc_id in list(revs) if doc_id.startswith(BROADCAST)}
+        new = [doc_id for doc_id, rev in broadcasts.items() if self._broadcasts.get(doc_id) != rev]
+        docs = [doc for doc in self._client.fetch(new + self._known.unknown(revs)) if doc]
+        self._broadcasts = broadcasts
+        declared = [doc for doc in docs if doc['_id'] not in broadcasts]
+        self._known.replace((PAUSE, *map(exchange_prefix, exchanges)), declared, self._read_at, revs)
         names = [QUEUE + queue for queue in queues]
-        declared = zip(names, self._client.find(names), strict=True)
-        docs += [doc or {'_id': name, '_deleted': True} for name, doc in declared]
-        self._topology.routes.follow(math.inf if is_announced else _ALONE_SECONDS * 4, exchanges)
-        return docs
+        for name, doc in zip(names, self._client.find(names), strict=True):
+            self._known.update(doc or {'_id': name, '_deleted': True})
+        self._forget_deleted_exchanges()
+        self._known.follow(math.inf if is_announced else _ALONE_SECONDS * 4, exchanges)
+        return [doc for doc in docs if doc['_id'] in broadcasts]
 
     def note(self, doc: Document) -> None:
         """Take in a document that was written or deleted."""
-        if doc.get('_deleted'):
-            self._topology.was_deleted(doc['_id'])
-            exchange = exchange_in(doc['_id'])
-            # The exchange may have been declared and bound again meanwhile.
-            if exchange and exchange in self._listener.exchanges and not self._topology.has_fanout(exchange):
-                self._listener.forget(exchange)
-        if doc['_id'].startswith(BINDING):
-            self._topology.routes.update(doc)
-        elif doc['_id'].startswith(CONSUMER):
+        if doc['_id'].startswith(CONSUMER):
             self.peers.seen(doc)
-        elif doc['_id'].startswith(PAUSE):
-            self._topology.note_paused(doc)
-        elif doc['_id'].startswith(QUEUE):
-            self._topology.limits.seen({'name': doc['_id'].removeprefix(QUEUE), 'arguments': doc.get('arguments')})
+        elif doc['_id'].startswith((BINDING, PAUSE, QUEUE)):
+            self._known.update(doc)
+            if doc.get('_deleted'):
+                self._forget_deleted_exchanges()
+
+    def _forget_deleted_exchanges(self) -> None:
+        for exchange in self._listener.exchanges:
+            # The exchange may have been declared and bound again meanwhile.
+            if exchange_id(exchange) in self._known.deleted and not self._topology.has_fanout(exchange):
+                self._listener.forget(exchange)
 
     def _pause(self, least: float, for_each: float) -> float:
         pace = self._client.pace

@@ -193,7 +193,7 @@ class Notifier:
 
     def close(self) -> None:
         """End the feeds' threads."""
-        self._topology.routes.follow(0.0)
+        self._topology.known.follow(0.0)
         self._follower.close()
         self.broadcasts.close()
 
@@ -265,7 +265,7 @@ class Notifier:
         self.broadcasts.saw_elsewhere(docs)
         broadcasts += self.broadcasts.follow()  # last: in an outage the requests above end the cycle
         for doc in broadcasts:
-            self._topology.routes.note_reply(doc.get('reply'))
+            self._topology.known.note_reply(doc.get('reply'))
         items = [doc for doc in docs if doc.get('type') == 'WorkItem' and is_waiting(doc)]
         # CouchDB's filter also admits a document whose `queue` is a list with the name in it.
         return [
@@ -283,7 +283,7 @@ class Notifier:
             return []
         docs = self.broadcasts.stored()
         for doc in docs:
-            self._topology.routes.note_reply(doc.get('reply'))
+            self._topology.known.note_reply(doc.get('reply'))
         return self.listener.take(docs)
 
     def _attend(self, own: str, candidates: Mapping[str, QueueCandidates], with_credit: set[str]) -> None:
@@ -372,7 +372,7 @@ class Notifier:
 
     def _start_feed(self, since: Any, queues: frozenset[str]) -> None:
         self._since, self._followed = since, queues
-        self._topology.routes.follow(math.inf)
+        self._topology.known.follow(math.inf)
         self._follower.follow(since, _selector(queues), interval=self.feed_interval)
 
     def _stop_feed(self) -> None:

@@ -23,6 +23,7 @@ from ..couchdb.client import Client, Document, chunks
 from ..couchdb.shapes import number
 from ..documents import rates
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, QUEUE, RATE
+from ..documents.queue import lifetime_of
 from ..errors import CouchDBError, NotFound
 from ..log import get_logger
 from ..queues.databases import BroadcastsDatabase
@@ -75,7 +76,7 @@ class Lifetimes:
             return
         try:
             for doc in self._topology.queues([name]):
-                lifetime = _lifetime_of(doc)
+                lifetime = lifetime_of(doc)
                 self._next[key] = now + lifetime * _PROLONG_FRACTION if lifetime else float('inf')
                 if lifetime and not self._topology.prolong(doc, lifetime * (1 + _PROLONG_FRACTION)):
                     del self._next[key]  # another process changed the document: the next get reads it again
@@ -116,7 +117,7 @@ class UnusedQueues:
             expired = number(doc.get('expires')) and doc['expires'] + GRACE_SECONDS < now
             if name in used:
                 if expired:
-                    self._topology.prolong(doc, _lifetime_of(doc) + _IN_USE_SECONDS)
+                    self._topology.prolong(doc, lifetime_of(doc) + _IN_USE_SECONDS)
             elif name in self._topology.paused:
                 continue  # an operator wants to keep its messages; it expires after it is resumed
             elif (expired and name in overdue) or (name in abandoned and doc.get('auto_delete')):
@@ -220,11 +221,6 @@ class Janitor:
         )
         # A consumer that takes a start at this moment has written a later revision, which is not deleted.
         return _delete(self._client, list(islice(unused, limit)))
-
-
-def _lifetime_of(doc: Document) -> float:
-    """Return the lifetime of a queue in seconds; 0 if it has none or a malformed one."""
-    return float(doc['lifetime']) if number(doc.get('lifetime')) else 0.0
 
 
 def _in_use(client: Client) -> set[str]:

@@ -21,10 +21,10 @@ from ..couchdb.call import urgent
 from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import concurrency, conflict_rules, rates
+from ..documents.queue import limit_of
 from ..errors import ServerUnavailable
 from ..log import get_logger
 from ..options import HEARTBEATS_PER_LEASE
-from ..queues.routing import limit_in
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from ..rooms import rooms
@@ -243,7 +243,7 @@ class Sweeper:
             dropped += self._store.drop_expired(until)
         used = self._store.queues_in_use() if leases['limit'] else frozenset()
         for doc in self._topology.queues(sorted(leases['limit'].keys() & used)):
-            limit = limit_in(doc)
+            limit = limit_of(doc)
             if limit.ttl is not None:
                 dropped += self._store.drop_older(doc['name'], limit.ttl, until)
             if limit.length is not None:

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict
 
 from .. import design
-from ..couchdb.client import Client, Document
+from ..couchdb.client import Client
 from ..couchdb.shapes import exactly, members, number, text
 from ..design.rows import QueueCount
 from ..documents.ids import QUEUE
+from ..documents.queue import is_internal
 from . import waiting
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
@@ -78,15 +79,6 @@ def _dates(client: Client, ranks: Mapping[str, Sequence[int]], now: float) -> tu
         for row in rows:
             oldest[name] = max(round(now - row['key'][2], 3), oldest.get(name, 0.0))
     return scheduled, oldest
-
-
-def is_internal(doc: Document) -> bool:
-    """Tell whether a Queue document is that of a queue for replies, events or remote control.
-
-    Celery declares these with `auto_delete` and a lifetime.
-    """
-    arguments = doc.get('arguments')
-    return bool(doc.get('auto_delete') and isinstance(arguments, dict) and 'x-expires' in arguments)
 
 
 def internal(client: Client, queues: Collection[str]) -> set[str]:

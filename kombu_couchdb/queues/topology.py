@@ -5,8 +5,7 @@ queue}`, an Exchange `{type, name, kind}`. Their ids are made of their names, so
 write one document. Only fanout exchanges are stored: a publisher that has not declared one must know that it
 broadcasts.
 
-A connection knows without a request what it has declared, what existed when it connected, and, with the other
-connections of its process, the bindings and the limits of queues (`routing`).
+A connection remembers what it has declared. What is stored, as far as this process knows, is in `declarations`.
 """
 
 from __future__ import annotations
@@ -16,30 +15,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..couchdb.bulk import deletion
-from ..couchdb.client import Client, Document, Row
-from ..documents.ids import BINDING, PAUSE, QUEUE
+from ..couchdb.client import Client, Document
+from ..documents import queue
+from ..documents.bindings import binding_id, exchange_id, exchange_prefix, fanout, is_binding
+from ..documents.ids import BINDING, QUEUE
+from ..documents.queue import LIMITS, Limit, limit_of
 from ..documents.shared_documents import Binding, FanoutExchange, Queue
-from ..values import is_number
-from . import routing
 from .databases import BroadcastsDatabase
-from .routing import (
-    LIMITS,
-    Destinations,
-    Limit,
-    binding_id,
-    check_limits,
-    exchange_prefix,
-    fanout,
-    is_binding,
-    limit_in,
-)
-
-#: The lifetime of a queue that is deleted with its last consumer: it applies if that consumer could not delete it.
-_TEMPORARY_SECONDS = 3600.0
-
-#: Documents that were seen when the connection was established are not read again before they are declared, for this
-#: many seconds.
-_FRESH_SECONDS = 1.0
+from .declarations import Declarations, Destinations, declarations_of
 
 #: After so many single reads, a connection that declares more reads the ids of what is declared in one request, up to
 #: the second number. Those of 300 queues and their bindings take CouchDB about as long as three single reads.
@@ -49,45 +32,22 @@ _SINGLE_READS, _MAX_ROWS = 8, 2000
 class Topology:
     """Reads and writes what is declared in one database. kombu's thread and the I/O thread use it at the same time."""
 
-    def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
-        """`broadcasts` is where consumers learn of changes at once; without it they find them when they look."""
-        self.client, self.broadcasts = client, broadcasts
-        self.routes = routing.routes_of(client.address.url)
-        self.limits = self.routes.limits
-        self._declared: dict[str, Mapping[str, Any]] = {}  # what was declared here, by id
-        self._deleted = set[str]()  # queues that were, or had bindings, declared here and deleted by other processes
-        # The ids of what existed when the connection was established, whether they are all, and how long that counts.
-        self._seen, self._seen_all, self._seen_until = set[str](), False, float('-inf')
-        self._single_reads = 0
-        #: The paused queues. The consumer of the connection keeps the set up to date, see `fleet.notifier`; without
-        #: a consumer it is empty.
-        self.paused: frozenset[str] = frozenset()
+    def __init__(
+        self, client: Client, broadcasts: BroadcastsDatabase | None = None, known: Declarations | None = None
+    ) -> None:
+        """`broadcasts` is where consumers learn of changes at once; without it they find them when they look.
 
-    def saw(self, rows: Collection[Row], at: float, limit: int) -> None:
-        """Take in up to `limit` rows of `_all_docs` that were read from the monotonic time `at` on."""
-        # A binding is stored once: a later revision replaces one that was deleted or malformed, and is read again.
-        is_first = {row['id']: row['value']['rev'].startswith('1-') for row in rows}
-        self._seen = {doc_id for doc_id, first in is_first.items() if first or not doc_id.startswith(BINDING)}
-        self._seen_all, self._seen_until = len(rows) < limit, at + _FRESH_SECONDS
-        for exchange in filter(None, map(routing.exchange_in, is_first)):
-            self.routes.update(fanout(exchange))
+        `known` is the table of this process for the database.
+        """
+        self.client, self.broadcasts = client, broadcasts
+        self.known = known or declarations_of(client.address.url)
+        self._declared: dict[str, Mapping[str, Any]] = {}  # what was declared here, by id
+        self._single_reads = 0
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether what existed when the connection was established is still trusted."""
-        return time.monotonic() < self._seen_until
-
-    def _is_seen(self, doc_id: str) -> bool:
-        """Tell whether a document need not be read before it is declared: it was seen just now.
-
-        A worker with many queues declares them one after the other.
-        """
-        if not self.is_fresh:
-            self._single_reads += 1
-            if self._single_reads > _SINGLE_READS:
-                began, self._single_reads = time.monotonic(), 0
-                self.saw(self.client.id_range(BINDING, to=QUEUE, limit=_MAX_ROWS), began, _MAX_ROWS)
-        return self.is_fresh and doc_id in self._seen
+    def paused(self) -> frozenset[str]:
+        """The paused queues, as far as this process knows."""
+        return self.known.paused
 
     # -- what this connection has declared
 
@@ -99,11 +59,6 @@ class Topology:
         """Tell whether a queue was declared here and has a lifetime."""
         return bool(self.declared_queue(queue).get('lifetime'))
 
-    def was_deleted(self, doc_id: str) -> None:
-        """Note that another process deleted a document. Only temporary queues and their bindings are restored."""
-        self._deleted.add(_queue_of(self._declared.get(doc_id, {})))
-        self._seen.discard(doc_id)
-
     def redeclare(self) -> None:
         """Store again what was declared through this object: the database was deleted and created again."""
         self._store_missing(list(self._declared.values()))
@@ -111,26 +66,27 @@ class Topology:
     def restore(self, queues: Collection[str], *, check: bool = False) -> None:
         """Store deleted temporary queues again: those among `queues` that were declared here, with their bindings.
 
-        Without `check` this makes no request unless `was_deleted` was called; with it the database is always read.
+        Without `check` this makes no request unless a deletion is known; with it the database is always read.
         """
-        names = {name for name in (queues if check else self._deleted.intersection(queues)) if self.is_temporary(name)}
+        deleted = {_queue_of(self._declared.get(each, {})) for each in self._declared.keys() & self.known.deleted}
+        names = {name for name in (queues if check else deleted.intersection(queues)) if self.is_temporary(name)}
         if names:
             self._store_missing(self._declared_for(names))
-            self._deleted -= names
 
     def _declared_for(self, queues: Collection[str]) -> list[Mapping[str, Any]]:
         return [doc for doc in list(self._declared.values()) if _queue_of(doc) in queues]
 
     def _declare(self, doc: Mapping[str, Any]) -> None:
         self._declared[doc['_id']] = {name: value for name, value in doc.items() if name != '_rev'}
+        self.known.update(doc)
 
     def _take_back(self, docs: Iterable[Mapping[str, Any]]) -> None:
         for doc in docs:
             self._declared.pop(doc['_id'], None)
 
     def _store_missing(self, docs: Sequence[Mapping[str, Any]]) -> None:
+        now, began = self.client.clock.now(), time.monotonic()
         found = self.client.find([doc['_id'] for doc in docs])
-        now = self.client.clock.now()
         missing = [
             {**doc, 'expires': now + doc['lifetime']} if doc.get('lifetime') else doc
             for doc, there in zip(docs, found, strict=True)
@@ -139,20 +95,7 @@ class Topology:
         if missing:
             self.client.bulk(missing)
             self._changed(missing)
-        for doc in missing:
-            if doc['_id'].startswith(BINDING):
-                self.routes.update(doc)
-
-    # -- pauses
-
-    def read_paused(self, ids: Collection[str]) -> None:
-        """Replace the set of paused queues: `ids` has the ids of all their Pause documents, and may have others."""
-        self.paused = frozenset(name.removeprefix(PAUSE) for name in ids if name.startswith(PAUSE))
-
-    def note_paused(self, doc: Document) -> None:
-        """Take in a Pause document that was written or deleted."""
-        queue = {doc['_id'].removeprefix(PAUSE)}
-        self.paused = self.paused - queue if doc.get('_deleted') else self.paused | queue
+        self.known.replace((), (*missing, *filter(None, found)), began)
 
     # -- queues
 
@@ -163,14 +106,11 @@ class Topology:
         unused queue, in milliseconds as in AMQP. Return `auto_delete` as it is stored: whether the queue is deleted
         with its last consumer. *Raises* `ConfigurationError` for a limit or lifetime that is not a number from 0 on.
         """
-        check_limits(name, arguments)
-        doc = self._queue(name, dict(arguments), auto_delete)
-        limited = bool(arguments.keys() & set(LIMITS))
-        if limited or doc['lifetime'] or not self._is_seen(doc['_id']):
+        doc = queue.new(name, arguments, auto_delete, self.client.clock.now())
+        limited = not arguments.keys().isdisjoint(LIMITS)
+        if limited or doc['lifetime'] or not self._exists(doc['_id']):
             doc = self._store_queue(doc, limited)
         self._declare(doc)
-        if limited:
-            self.limits.seen(doc)
         return bool(doc['auto_delete'])
 
     def _store_queue(self, wanted: Queue, limited: bool) -> Queue:
@@ -184,35 +124,22 @@ class Topology:
                 if not doc['lifetime'] and doc['arguments'] == found.get('arguments'):
                     return doc
             if self.client.try_put(doc):
-                if limit_in(doc) != limit_in(found or {}):
+                if limit_of(doc) != limit_of(found or {}):
                     self._changed([doc], others_use=bool(found))
                 return doc
             found = self.client.find([doc['_id']])[0]
 
     def _merged(self, wanted: Queue, found: Document) -> Queue:
         """Return the stored Queue `found` with the arguments of `wanted`, and a lifetime that begins again."""
-        before = found['arguments'] if isinstance(found.get('arguments'), dict) else {}
-        merged = self._queue(wanted['name'], {**before, **wanted['arguments']}, bool(found.get('auto_delete')))
+        arguments = {**queue.arguments_of(found), **wanted['arguments']}
+        merged = queue.new(wanted['name'], arguments, bool(found.get('auto_delete')), self.client.clock.now())
         return {**merged, '_rev': found['_rev']}
-
-    def _queue(self, name: str, arguments: dict[str, Any], auto_delete: bool) -> Queue:
-        expires = arguments.get('x-expires')
-        lifetime = expires / 1000 if is_number(expires) and expires > 0 else _TEMPORARY_SECONDS if auto_delete else None
-        return {
-            '_id': QUEUE + name,
-            'type': 'Queue',
-            'name': name,
-            'arguments': arguments,
-            'auto_delete': auto_delete,
-            'lifetime': lifetime,
-            'expires': self.client.clock.now() + lifetime if lifetime else None,
-        }
 
     def limit(self, name: str) -> Limit:
         """Read the limits of a queue, in one request."""
         for doc in self.queues([name]):
-            self.limits.seen(doc)
-        return self.limits.of(name)
+            self.known.update(doc)
+        return self.known.limit(name)
 
     def prolong(self, doc: Document, seconds: float) -> bool:
         """Let a queue expire in `seconds` from now; return False if `doc` was changed since it was read."""
@@ -232,7 +159,6 @@ class Topology:
         """Delete a queue and its bindings, not its messages: for those see `Store.purge`."""
         self._take_back(self._declared_for({name}))
         self._delete(self._bindings_of(name) + self.queues([name]))
-        self.limits.seen({'name': name})
 
     def delete_unused(self, doc: Document) -> bool | None:
         """Delete a queue in the revision that was found unused, and its bindings.
@@ -244,9 +170,8 @@ class Topology:
         [result] = self.client.bulk([deletion(doc)])
         if not result.is_stored:
             return None
-        self.was_deleted(doc['_id'])
+        self.known.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
         self._delete(self._bindings_of(doc['name']))
-        self.limits.seen({'name': doc['name']})
         return result.is_proven
 
     def _bindings_of(self, queue: str) -> list[Document]:
@@ -257,28 +182,30 @@ class Topology:
     def declare_fanout(self, exchange: str) -> None:
         """Store a fanout exchange, unless it is known to be stored."""
         doc = fanout(exchange)
-        self._declare(doc)
-        if not self.routes.is_fanout(exchange):
+        if not self.known.is_fanout(exchange):
             self._store_once(doc)
+        self._declare(doc)
 
     def has_fanout(self, exchange: str) -> bool:
         """Tell whether a fanout exchange is stored, in one request."""
-        return self.client.find([routing.exchange_id(exchange)])[0] is not None
+        [found] = self.client.find([exchange_id(exchange)])
+        if found:
+            self.known.update(found)
+        return found is not None
 
     def has_exchange(self, exchange: str) -> bool:
         """Tell whether an exchange is a stored fanout exchange or has a binding, in one request."""
-        return bool(self.bindings(exchange)) or self.routes.is_fanout(exchange)
+        return bool(self.bindings(exchange)) or self.known.is_fanout(exchange)
 
     def delete_exchange(self, exchange: str) -> None:
         """Delete an exchange and its bindings; its queues are kept."""
-        docs = [row['doc'] for row in self.client.id_range(exchange_prefix(exchange), docs=True)]
-        self._take_back(
-            [doc for doc_id, doc in list(self._declared.items()) if doc_id.startswith(exchange_prefix(exchange))]
-        )
+        prefix = exchange_prefix(exchange)
+        docs = [row['doc'] for row in self.client.id_range(prefix, docs=True)]
+        self._take_back([doc for doc_id, doc in list(self._declared.items()) if doc_id.startswith(prefix)])
         self._delete(docs)
 
     def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
-        """Store a binding: of a topic exchange with a `pattern` (see `topic_pattern`), of a direct exchange without."""
+        """Store a binding: of a topic exchange with a `pattern` (see `topic_matches`), of a direct exchange without."""
         doc: Binding = {
             '_id': binding_id(exchange, routing_key, queue),
             'type': 'Binding',
@@ -288,28 +215,26 @@ class Topology:
             'queue': queue,
         }
         if self.is_temporary(queue):
-            doc['temporary'] = limit_in(self.declared_queue(queue)).ttl
-        self._declare(doc)
+            doc['temporary'] = limit_of(self.declared_queue(queue)).ttl
         self._store_once(doc, is_new=self.is_temporary(queue))
-        if exchange == queue == routing_key:  # see `is_broadcast`
-            known = (self._seen_all and self.is_fresh) or self.routes.known(exchange)
-            if not known and self.has_fanout(exchange):
-                self.routes.update(fanout(exchange))
+        self._declare(doc)
+        if exchange == queue == routing_key and self.known.exists(exchange_id(exchange)) is None:
+            self.has_exchange(exchange)  # see `is_broadcast`
 
     def _store_once(self, doc: Binding | FanoutExchange, *, is_new: bool = False) -> None:
         """Store a Binding or an Exchange, if it is not stored; such a document never changes."""
-        if not self._is_seen(doc['_id']):
-            found = self._declared_before(doc['_id'], is_new=is_new)
-            if not found and not self.client.try_put(doc):
-                found = self.client.find([doc['_id']])[0]
-            if found and doc != {name: value for name, value in found.items() if name in doc}:
-                # The stored document is malformed, or its queue was not temporary then. If this write is in conflict,
-                # another process has repaired the document.
-                self.client.bulk([{**doc, '_rev': found['_rev']}])
-                found = None
-            if not found:
-                self._changed([doc])
-        self.routes.update(doc)
+        if self._exists(doc['_id']):
+            return
+        found = self._declared_before(doc['_id'], is_new=is_new)
+        if not found and not self.client.try_put(doc):
+            found = self.client.find([doc['_id']])[0]
+        if found and doc != {name: value for name, value in found.items() if name in doc}:
+            # The stored document is malformed, or its queue was not temporary then. If this write is in conflict,
+            # another process has repaired the document.
+            self.client.bulk([{**doc, '_rev': found['_rev']}])
+            found = None
+        if not found:
+            self._changed([doc])
 
     def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
         """Delete a binding."""
@@ -323,7 +248,7 @@ class Topology:
         This is so if the queue was bound here to an exchange of its own name, as if that were a direct one: Celery does
         so for a queue that only `task_routes` names, and then publishes without an exchange.
         """
-        return self.routes.is_fanout(queue) and binding_id(queue, queue, queue) in self._declared
+        return self.known.is_fanout(queue) and binding_id(queue, queue, queue) in self._declared
 
     def lookup(self, exchange: str, routing_key: str, *, recheck: bool = True) -> Destinations | None:
         """Return the queues of a message for an exchange, or None for a fanout exchange.
@@ -331,24 +256,35 @@ class Topology:
         With `recheck` the bindings are read again if the known ones match no queue: a reply may arrive here before the
         changes feed reports the binding of its queue.
         """
-        if (reply_queue := self.routes.reply_queue(exchange, routing_key)) is not None:
+        if (reply_queue := self.known.reply_queue(exchange, routing_key)) is not None:
             return reply_queue
-        if self.routes.known(exchange):
-            if self.routes.is_fanout(exchange):
-                return None
-            queues = self.routes.match(exchange, routing_key)
-            if queues or not recheck:
+        if self.known.knows(exchange):
+            queues = self.known.match(exchange, routing_key)
+            if queues != {} or not recheck:
                 return queues
         self.bindings(exchange)
-        return None if self.routes.is_fanout(exchange) else self.routes.match(exchange, routing_key)
+        return self.known.match(exchange, routing_key)
 
     def bindings(self, exchange: str) -> list[Document]:
         """Read what is stored about an exchange, in one request, and return its bindings."""
-        prefix, before = exchange_prefix(exchange), time.monotonic()
-        docs = [row['doc'] for row in self.client.id_range(prefix, docs=True)]
-        self.routes.replace({doc['_id']: doc for doc in docs}, before, prefix)
-        self.routes.was_read(exchange, before)
+        began = time.monotonic()
+        docs = [row['doc'] for row in self.client.id_range(exchange_prefix(exchange), docs=True)]
+        self.known.read(exchange, docs, began)
         return [doc for doc in docs if is_binding(doc)]
+
+    def _exists(self, doc_id: str) -> bool | None:
+        """Tell whether a document need not be read before it is declared; None if this is unknown.
+
+        A worker with many queues declares them one after the other.
+        """
+        exists = self.known.exists(doc_id)
+        if exists is None:
+            self._single_reads += 1
+            if self._single_reads > _SINGLE_READS:
+                began, self._single_reads = time.monotonic(), 0
+                self.known.saw(self.client.id_range(BINDING, to=QUEUE, limit=_MAX_ROWS), began, _MAX_ROWS)
+                exists = self.known.exists(doc_id)
+        return exists
 
     def _declared_before(self, doc_id: str, *, is_new: bool) -> Document | None:
         """Read a document that another process has probably stored; return None if it is new (`is_new`) or not stored.
@@ -356,15 +292,14 @@ class Topology:
         A write without a read would do as well, but a cluster responds with a conflict only after each node has
         reported it or is known to be down: that may take a minute.
         """
-        return None if is_new else self.client.find([doc_id])[0]
+        return None if is_new or self.known.exists(doc_id) is False else self.client.find([doc_id])[0]
 
     def _delete(self, docs: list[Document]) -> None:
         if docs:
             self.client.bulk([deletion(doc) for doc in docs])
             self._changed(docs)
         for doc in docs:
-            self._seen.discard(doc['_id'])
-            self.routes.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
+            self.known.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
 
     def _changed(self, docs: Iterable[Mapping[str, Any]], *, others_use: bool = False) -> None:
         """Tell all consumers that these documents were stored or deleted, if other connections use one of them.

@@ -74,7 +74,7 @@ def taken_by(take: Callable[[Address, Sequence[WorkItem]], Sequence[WorkItem]] |
             doc['type'] == 'WorkItem'
             and 'key' not in doc
             and not doc['_id'].startswith(ONCE)
-            and connection.topology.limits.of(doc['queue']).length is None
+            and connection.topology.known.limit(doc['queue']).length is None
             for doc in docs
         )
         return take(connection.address, docs) if is_simple else docs

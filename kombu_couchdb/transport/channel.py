@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from math import inf
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import amqp
 from amqp.protocol import queue_declare_ok_t
@@ -35,7 +35,8 @@ from ..documents.validation import check_names, check_value
 from ..documents.workitem import KEEP_DONE, check_keep_done
 from ..errors import RETRIED, IndexNotReady, ServerUnavailable, Unstorable
 from ..log import get_logger
-from ..queues.routing import Destinations
+from ..queues.declarations import Destinations
+from ..values import is_number
 from .batches import PublishBatch, sink
 from .exchanges import EXCHANGE_TYPES, Direct, check_exchange_type
 from .qos import Message, QoS
@@ -181,7 +182,7 @@ class Channel(virtual.Channel):
     def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[WorkItem] | None:
         """Return the WorkItems of a message, one for each of its queues, or None if it is broadcast."""
         # With AMQP's default exchange, the routing key is the name of the queue.
-        named: Destinations = {routing_key or self.deadletter_queue: None}
+        named: Destinations = {routing_key or self.deadletter_queue: {}}
         queues = self._lookup(exchange, routing_key) if exchange else named
         return None if queues is None else self._items(queues, message)
 
@@ -194,7 +195,7 @@ class Channel(virtual.Channel):
         queues: Destinations | None = self.typeof(exchange).lookup(
             self.connection.topology, exchange, routing_key, default
         )
-        return {default: None} if default and queues is not None and not queues else queues
+        return {default: {}} if default and queues == {} else queues
 
     def _items(self, queues: Destinations, message: Document) -> list[WorkItem]:
         now, properties = self.connection.couchdb.clock.now(), message['properties']
@@ -203,10 +204,10 @@ class Channel(virtual.Channel):
         items = []
         for queue in sorted(filter(None, queues)):
             item = workitem.new(copy_id(tag, queue) if exchange else tag, queue, message, now)
-            if (temporary := queues[queue]) is not None:
+            if 'temporary' in queues[queue]:
                 item['temporary'] = True
-                if temporary.ttl is not None:
-                    item['expires'] = min(now + temporary.ttl, item.get('expires', inf))
+                if is_number(ttl := queues[queue]['temporary']):
+                    item['expires'] = min(now + ttl, item.get('expires', inf))
             items.append(item)
         return items
 
@@ -233,10 +234,11 @@ class Channel(virtual.Channel):
         """Return the binding of the queue for the replies to a command of remote control, if it wants replies."""
         try:
             reply_to = json.loads(message['body'])['reply_to']
-            binding = self.connection.topology.routes.reply_binding(reply_to['exchange'], reply_to['routing_key'])
+            bound = self.connection.topology.known.match(reply_to['exchange'], reply_to['routing_key'])
         except (ValueError, TypeError, LookupError):  # no replies, or not JSON: receivers read the binding
             return None
-        return cast('Mapping[str, Any] | None', binding)
+        binding: Mapping[str, Any] = next(iter((bound or {}).values()), {})
+        return {name: binding[name] for name in binding if name != '_rev'} if 'temporary' in binding else None
 
     # -- consume
 
@@ -378,8 +380,9 @@ class Channel(virtual.Channel):
                     'Channel.queue_declare',
                 )
         else:
-            temporary = self.connection.topology.declare_queue(queue, arguments or {}, auto_delete or exclusive)
-            self.connection.temporary_queues.declared(queue, temporary=temporary, exclusive=exclusive)
+            self.connection.topology.declare_queue(queue, arguments or {}, auto_delete or exclusive)
+            if exclusive:
+                self.connection.temporary_queues.exclusive.add(queue)
         return Declared(queue, partial(self.connection.store.size, queue))
 
     def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
@@ -416,7 +419,6 @@ class Channel(virtual.Channel):
             if_unused and self.connection.has_consumer(queue)
         ):
             return 0
-        self.connection.temporary_queues.forget(queue)
         self.connection.listener.unbind(queue)
         self.connection.topology.delete_queue(queue)
         return self._purge(queue)

@@ -122,7 +122,7 @@ class Transport(virtual.Transport):
         began = time.monotonic()
         channels = {room.database: room.channel for room in rooms() if room.database}
         rows, kind = ensure(self.couchdb, self.options.create_database, channels)
-        self.topology.saw(rows, began, MAX_SEEN_ROWS)
+        self.topology.known.saw(rows, began, MAX_SEEN_ROWS)
         self.name_node()
         self.Channel = channels[kind]() if kind else Channel
         super().establish_connection()
@@ -265,7 +265,7 @@ class Transport(virtual.Transport):
 
     def _trim(self, queues: set[str]) -> None:
         for queue in queues:
-            known = self.topology.limits.of(queue).length
+            known = self.topology.known.limit(queue).length
             # Another process may have declared another limit since, so read it again before messages are deleted.
             if known is not None and self.store.exceeds(queue, known):
                 length = self.topology.limit(queue).length

@@ -12,7 +12,7 @@ from typing import Any
 from kombu.transport.virtual import exchange as virtual
 
 from ..errors import ConfigurationError
-from ..queues.routing import Destinations
+from ..queues.declarations import Destinations
 from ..queues.topology import Topology
 
 

@@ -1,4 +1,4 @@
-"""Temporary queues of a connection: a queue that is deleted when its last subscription is cancelled.
+"""The end of a connection's queues with `auto_delete`: such a queue is deleted when its last subscription is cancelled.
 
 An exclusive queue is deleted when its connection is closed, also if nothing has subscribed to it.
 
@@ -24,12 +24,12 @@ _CANCEL_SECONDS, _AGAIN_SECONDS = 2.0, 0.5
 
 
 class TemporaryQueues:
-    """The temporary queues that one connection has declared."""
+    """The queues with `auto_delete` that one connection has declared."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        #: By name: whether no other connection may use it. Then it is deleted when this one is closed.
-        self._queues: dict[str, bool] = {}
+        #: Queues that no other connection may use: they are deleted when this one is closed.
+        self.exclusive: set[str] = set()
         self._pid = os.getpid()
         self._outage = Outage(
             logger, 'a temporary queue could not be deleted; it is deleted when it expires: %s', level=logging.WARNING
@@ -41,21 +41,11 @@ class TemporaryQueues:
         return self._outage.lasts
 
     def __contains__(self, queue: str) -> bool:
-        return queue in self._queues
-
-    def declared(self, queue: str, *, temporary: bool, exclusive: bool) -> None:
-        """Record whether a queue that this connection has declared is temporary, and exclusive."""
-        self.forget(queue)
-        if temporary:
-            self._queues[queue] = exclusive
-
-    def forget(self, queue: str) -> None:
-        """Record that a queue was deleted."""
-        self._queues.pop(queue, None)
+        return bool(self._connection.topology.declared_queue(queue).get('auto_delete'))
 
     def close(self) -> None:
         """Delete the exclusive queues that are left: nothing has subscribed to them."""
-        for queue in sorted(queue for queue, is_exclusive in self._queues.items() if is_exclusive):
+        for queue in sorted(self.exclusive):
             self.subscription_cancelled(queue)
 
     def subscription_added(self, queue: str) -> None:
@@ -63,7 +53,7 @@ class TemporaryQueues:
 
         This waits for at most `request_timeout` seconds: the I/O thread retries while the server does not respond.
         """
-        if queue in self._queues:
+        if queue in self:
             self._connection.consumer.announced.wait_for(queue, self._connection.options.request_timeout)
 
     def subscription_cancelled(self, queue: str) -> None:
@@ -72,7 +62,7 @@ class TemporaryQueues:
         A forked child deletes nothing: its parent may still be subscribed. A worker that stops calls this, so it waits
         for at most 2 seconds, and not at all during an outage: the queue is then deleted when it expires.
         """
-        if queue not in self._queues or self._pid != os.getpid():
+        if queue not in self or self._pid != os.getpid():
             return
         connection = self._connection
         try:
@@ -83,7 +73,6 @@ class TemporaryQueues:
                 if connection.has_consumer(queue):
                     connection.consumer.watch(queue)  # the other subscriptions may be cancelled at this moment, too
                 else:
-                    self.forget(queue)
                     connection.listener.unbind(queue)
                     connection.topology.delete_queue(queue)
                     connection.store.purge(queue)  # last: see `Store.delete_without_queue`

@@ -10,9 +10,9 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.bindings import topic_matches
 from kombu_couchdb.documents.validation import check_names
 from kombu_couchdb.errors import ConfigurationError
-from kombu_couchdb.queues.routing import topic_matches
 from tests.support import Inbox, items, publish
 
 from .strategies import ODD

@@ -210,4 +210,4 @@ def test_pauses_and_limits_are_known_without_the_feed_of_the_broker(
     [queue] = topology.queues(['work'])
     client.put({**queue, 'arguments': {'x-max-length': 7}})
     BroadcastsDatabase(client).notify()
-    inbox.drain_until(lambda: topology.limits.of('work').length == 7, 'the limit')
+    inbox.drain_until(lambda: topology.known.limit('work').length == 7, 'the limit')

@@ -144,7 +144,7 @@ Consumer(parent.channel(), [Queue('other')], on_message=lambda message: None).co
 producer = parent.Producer(exchange=direct, routing_key='k', serializer='json')
 topology = parent.transport.topology
 topology.lookup('direct', 'k')
-while not topology.routes.known('direct'):
+while not topology.known.knows('direct'):
     pass
 import time; time.sleep(0.5)
 child = os.fork()

@@ -44,7 +44,7 @@ def test_many_queues_that_exist_are_declared_without_a_request_for_each(
     others = connect().channel()
     for queue in queues[:-1]:
         queue(others).declare()
-    fresh = 'kombu_couchdb.queues.topology._FRESH_SECONDS'
+    fresh = 'kombu_couchdb.queues.declarations._FRESH_SECONDS'
     monkeypatch.setattr(fresh, 0.0)  # what was read when the connection was established is not trusted any more
     channel = connect().channel()
     monkeypatch.setattr(fresh, 10.0 * PATIENCE)

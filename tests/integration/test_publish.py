@@ -12,7 +12,7 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
-from kombu_couchdb.queues.routing import _tables
+from kombu_couchdb.queues.declarations import _tables
 from tests.support import Inbox, Request, eta, items, publish, replace_in_clients
 
 needs_batch = pytest.mark.skipif(not hasattr(Producer, 'batch'), reason='kombu has Producer.batch() since 5.7')

@@ -37,6 +37,7 @@ from kombu_couchdb.limits import permits
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues import quarantine
 from kombu_couchdb.queues.databases import BroadcastsDatabase
+from kombu_couchdb.queues.declarations import Declarations
 from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
 
@@ -245,7 +246,7 @@ class Member:
         self._mailbox = Mailbox()
         client = FleetClient(self)
         broadcasts = BroadcastsDatabase(client)
-        topology = Topology(client, broadcasts)
+        topology = Topology(client, broadcasts, Declarations())
         listener = Listener()
         listener.bind('news', 'news')
         options = Options(visibility_timeout=LEASE)

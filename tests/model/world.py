@@ -38,6 +38,7 @@ from kombu_couchdb.documents import workitem
 from kombu_couchdb.fleet.attention import Attention, Peers
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.options import Options
+from kombu_couchdb.queues.declarations import Declarations
 from kombu_couchdb.queues.fanout import Listener
 from kombu_couchdb.queues.topology import Topology
 
@@ -280,7 +281,7 @@ class Process(Actor):
         client = world.client(skew)
         self.clock: ModelClock = client.clock
         #: What the process knows of the queues; it learns of a pause in its next pass.
-        self.topology = client.topology = Topology(client)
+        self.topology = client.topology = Topology(client, known=Declarations())
         self.consumer = io_thread.IOThread(
             client,
             Options(visibility_timeout=LEASE, delivery_limit=DELIVERIES),
@@ -511,7 +512,7 @@ class _SilentNotifier:
     def take(self, own: str, candidates: Mapping[str, Any], with_credit: set[str]) -> tuple[list[Any], list[Any]]:
         for queue_candidates in candidates.values():
             queue_candidates.clear()
-        self._topology.paused = frozenset({QUEUE} if self._world.paused else ())
+        self._topology.known.paused = frozenset({QUEUE} if self._world.paused else ())
         return [], []
 
     def take_before(self, messages: Iterable[Any]) -> list[Any]:

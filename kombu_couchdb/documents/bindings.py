@@ -1,0 +1,93 @@
+"""Bindings and fanout exchanges: the ids of their documents, and which messages a binding matches.
+
+A Binding leads from an exchange to a queue. Bindings of topic exchanges have a pattern; all other exchanges that have
+bindings are direct. An Exchange document marks a fanout exchange. The ids of both begin with `BINDING` and the name of
+the exchange, so one range read returns everything that is stored about an exchange.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .ids import BINDING
+from .shared_documents import FanoutExchange
+from .types import FANOUT
+
+
+def is_binding(doc: Any) -> bool:
+    """Tell whether a document is a well-formed Binding."""
+    return (
+        isinstance(doc, dict)
+        and all(isinstance(doc.get(name), str) for name in ('exchange', 'routing_key', 'queue'))
+        and isinstance(doc.get('pattern'), (str, type(None)))
+    )
+
+
+def is_fanout(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a document marks a fanout exchange."""
+    return doc.get('type') == 'Exchange' and doc.get('kind') == FANOUT
+
+
+def binding_id(exchange: str, routing_key: str, queue: str) -> str:
+    """Return the id of a Binding. JSON separates the three names, whatever characters they contain."""
+    return f'{exchange_prefix(exchange)}{_quoted(routing_key)},{_quoted(queue)}]'
+
+
+def exchange_id(exchange: str) -> str:
+    """Return the id of an Exchange document, which no Binding can have."""
+    return f'{exchange_prefix(exchange)}null,null]'
+
+
+def exchange_prefix(exchange: str) -> str:
+    """Return the prefix of the ids of all documents about an exchange."""
+    return f'{BINDING}[{_quoted(exchange)},'
+
+
+def exchange_in(doc_id: str) -> str | None:
+    """Return the name of the exchange if the id is that of an Exchange document, else None."""
+    if not (doc_id.startswith(BINDING) and doc_id.endswith(',null,null]')):
+        return None
+    try:
+        name = json.loads(doc_id.removeprefix(BINDING))[0]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def fanout(exchange: str) -> FanoutExchange:
+    """Return the document that marks a fanout exchange."""
+    return {'_id': exchange_id(exchange), 'type': 'Exchange', 'name': exchange, 'kind': FANOUT}
+
+
+def matches(binding: Mapping[str, Any], routing_key: str) -> bool:
+    """Tell whether a binding matches a message with this routing key."""
+    if binding['pattern']:
+        return topic_matches(binding['routing_key'], routing_key)
+    return bool(binding['routing_key'] == routing_key)
+
+
+def topic_matches(binding: str, routing_key: str) -> bool:
+    """Tell whether the routing key of a message matches a topic binding.
+
+    As in AMQP, `*` stands for one word and `#` for any number of words, including none. The time is bounded: a regular
+    expression with many `#`, such as kombu has, may never end.
+    """
+    wanted = binding.split('.')
+
+    def skip_empty(positions: set[int]) -> set[int]:  # a `#` may stand for no word
+        for position in range(len(wanted)):
+            if position in positions and wanted[position] == '#':
+                positions.add(position + 1)
+        return positions
+
+    positions = skip_empty({0})  # in `wanted`, where the next word may match
+    for word in routing_key.split('.'):
+        matching = [index for index in positions if index < len(wanted) and wanted[index] in ('#', '*', word)]
+        positions = skip_empty({index if wanted[index] == '#' else index + 1 for index in matching})
+    return len(wanted) in positions
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
