@@ -1,8 +1,8 @@
 """Bindings and fanout exchanges: the ids of their documents, and which messages a binding matches.
 
-A Binding leads from an exchange to a queue. Bindings of topic exchanges have a pattern; all other exchanges that have
-bindings are direct. An Exchange document marks a fanout exchange. The ids of both begin with `BINDING` and the name of
-the exchange, so one range read returns everything that is stored about an exchange.
+A Binding leads from an exchange to a queue. Bindings of topic exchanges have a pattern, those of headers exchanges have
+arguments; all other exchanges that have bindings are direct. An Exchange document marks a fanout exchange. The ids of
+both begin with `BINDING` and the name of the exchange, so one range read returns everything that is stored about it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from .ids import BINDING
 from .shared_documents import FanoutExchange
 from .types import FANOUT
 
+#: The values of the argument `x-match` of a binding to a headers exchange.
+X_MATCH = ('all', 'any', 'all-with-x', 'any-with-x')
+
 
 def is_binding(doc: Any) -> bool:
     """Tell whether a document is a well-formed Binding."""
@@ -22,6 +25,7 @@ def is_binding(doc: Any) -> bool:
         isinstance(doc, dict)
         and all(isinstance(doc.get(name), str) for name in ('exchange', 'routing_key', 'queue'))
         and isinstance(doc.get('pattern'), (str, type(None)))
+        and isinstance(doc.get('arguments', {}), dict)
     )
 
 
@@ -30,9 +34,13 @@ def is_fanout(doc: Mapping[str, Any]) -> bool:
     return doc.get('type') == 'Exchange' and doc.get('kind') == FANOUT
 
 
-def binding_id(exchange: str, routing_key: str, queue: str) -> str:
-    """Return the id of a Binding. JSON separates the three names, whatever characters they contain."""
-    return f'{exchange_prefix(exchange)}{_quoted(routing_key)},{_quoted(queue)}]'
+def binding_id(exchange: str, routing_key: str, queue: str, arguments: Mapping[str, Any] | None = None) -> str:
+    """Return the id of a Binding; `arguments` are those of a headers exchange.
+
+    JSON separates the names, whatever characters they contain.
+    """
+    more = '' if arguments is None else f',{json.dumps(arguments, ensure_ascii=False, sort_keys=True)}'
+    return f'{exchange_prefix(exchange)}{_quoted(routing_key)},{_quoted(queue)}{more}]'
 
 
 def exchange_id(exchange: str) -> str:
@@ -61,11 +69,35 @@ def fanout(exchange: str) -> FanoutExchange:
     return {'_id': exchange_id(exchange), 'type': 'Exchange', 'name': exchange, 'kind': FANOUT}
 
 
-def matches(binding: Mapping[str, Any], routing_key: str) -> bool:
-    """Tell whether a binding matches a message with this routing key."""
+def matches(binding: Mapping[str, Any], routing_key: str, headers: Mapping[str, Any]) -> bool:
+    """Tell whether a binding matches a message with this routing key and these headers."""
+    if 'arguments' in binding:
+        return headers_match(binding['arguments'], headers)
     if binding['pattern']:
         return topic_matches(binding['routing_key'], routing_key)
     return bool(binding['routing_key'] == routing_key)
+
+
+def headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
+    """Tell whether the headers of a message match the arguments of a binding, as in RabbitMQ.
+
+    With `x-match` *all*, the default, all headers in the arguments must have the same value in the message; with *any*
+    one suffices. Headers that begin with `x-` count only with *all-with-x* and *any-with-x*. None matches any value.
+    """
+    mode = arguments.get('x-match', 'all')
+    if mode not in X_MATCH:
+        return False
+    wanted = {
+        name: value
+        for name, value in arguments.items()
+        if name != 'x-match' and (not name.startswith('x-') or mode.endswith('-with-x'))
+    }
+    found = (name in headers and (value is None or _same(headers[name], value)) for name, value in wanted.items())
+    return any(found) if mode.startswith('any') else all(found)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other and isinstance(one, bool) == isinstance(other, bool))  # for Python, 1 is True
 
 
 def topic_matches(binding: str, routing_key: str) -> bool:

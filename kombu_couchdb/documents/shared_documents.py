@@ -113,6 +113,8 @@ class Pause(Stored):
 class _BindingOptions(TypedDict, total=False):
     #: Only if the queue is temporary, that is, has a lifetime: its message TTL in seconds, or None.
     temporary: float | None
+    #: Only of a headers exchange: the headers that a message must have, and `x-match`.
+    arguments: dict[str, Any]
 
 
 class Binding(_BindingOptions, Stored):

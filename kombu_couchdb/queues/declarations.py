@@ -171,13 +171,17 @@ class Declarations:
         """Tell whether the exchange is a fanout exchange, as far as this process knows."""
         return bindings.is_fanout(self._docs.get(bindings.exchange_id(exchange), {}))
 
-    def match(self, exchange: str, routing_key: str) -> Destinations | None:
+    def match(self, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> Destinations | None:
         """Return the queues whose bindings match a message, or None for a fanout exchange."""
         if self.is_fanout(exchange):
             return None
         with self._lock:
             table = [doc for doc in self._docs.values() if doc.get('exchange') == exchange]
-        return {doc['queue']: doc for doc in table if bindings.is_binding(doc) and bindings.matches(doc, routing_key)}
+        return {
+            doc['queue']: doc
+            for doc in table
+            if bindings.is_binding(doc) and bindings.matches(doc, routing_key, headers)
+        }
 
     def note_reply(self, binding: Any) -> None:
         """Take in the binding of a temporary queue that a broadcast names for the replies to it."""

@@ -204,16 +204,28 @@ class Topology:
         self._take_back([doc for doc_id, doc in list(self._declared.items()) if doc_id.startswith(prefix)])
         self._delete(docs)
 
-    def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
-        """Store a binding: of a topic exchange with a `pattern` (see `topic_matches`), of a direct exchange without."""
+    def bind(
+        self,
+        exchange: str,
+        routing_key: str,
+        pattern: str | None,
+        queue: str,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store a binding: of a topic exchange with a `pattern`, of a headers exchange with `arguments`.
+
+        See `documents.bindings.matches`.
+        """
         doc: Binding = {
-            '_id': binding_id(exchange, routing_key, queue),
+            '_id': binding_id(exchange, routing_key, queue, arguments),
             'type': 'Binding',
             'exchange': exchange,
             'routing_key': routing_key,
             'pattern': pattern,
             'queue': queue,
         }
+        if arguments is not None:
+            doc['arguments'] = dict(arguments)
         if self.is_temporary(queue):
             doc['temporary'] = limit_of(self.declared_queue(queue)).ttl
         self._store_once(doc, is_new=self.is_temporary(queue))
@@ -236,9 +248,9 @@ class Topology:
         if not found:
             self._changed([doc])
 
-    def unbind(self, exchange: str, routing_key: str, queue: str) -> None:
-        """Delete a binding."""
-        doc_id = binding_id(exchange, routing_key, queue)
+    def unbind(self, exchange: str, routing_key: str, queue: str, arguments: Mapping[str, Any] | None = None) -> None:
+        """Delete a binding; its parameters are those of `bind`."""
+        doc_id = binding_id(exchange, routing_key, queue, arguments)
         self._declared.pop(doc_id, None)
         self._delete([doc for doc in self.client.find([doc_id]) if doc])
 
@@ -250,7 +262,9 @@ class Topology:
         """
         return self.known.is_fanout(queue) and binding_id(queue, queue, queue) in self._declared
 
-    def lookup(self, exchange: str, routing_key: str, *, recheck: bool = True) -> Destinations | None:
+    def lookup(
+        self, exchange: str, routing_key: str, headers: Mapping[str, Any], *, recheck: bool = True
+    ) -> Destinations | None:
         """Return the queues of a message for an exchange, or None for a fanout exchange.
 
         With `recheck` the bindings are read again if the known ones match no queue: a reply may arrive here before the
@@ -259,11 +273,11 @@ class Topology:
         if (reply_queue := self.known.reply_queue(exchange, routing_key)) is not None:
             return reply_queue
         if self.known.knows(exchange):
-            queues = self.known.match(exchange, routing_key)
+            queues = self.known.match(exchange, routing_key, headers)
             if queues != {} or not recheck:
                 return queues
         self.bindings(exchange)
-        return self.known.match(exchange, routing_key)
+        return self.known.match(exchange, routing_key, headers)
 
     def bindings(self, exchange: str) -> list[Document]:
         """Read what is stored about an exchange, in one request, and return its bindings."""

@@ -183,18 +183,16 @@ class Channel(virtual.Channel):
         """Return the WorkItems of a message, one for each of its queues, or None if it is broadcast."""
         # With AMQP's default exchange, the routing key is the name of the queue.
         named: Destinations = {routing_key or self.deadletter_queue: {}}
-        queues = self._lookup(exchange, routing_key) if exchange else named
+        queues = self._route(exchange, routing_key, message['headers'] or {}) if exchange else named
         return None if queues is None else self._items(queues, message)
 
-    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> Destinations | None:
+    def _route(self, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> Destinations | None:
         """Return the queues of a message for a named exchange, or None if it is broadcast.
 
-        A message that matches no binding goes to `default`, or to kombu's `deadletter_queue`, or else nowhere.
+        A message that matches no binding goes to kombu's `deadletter_queue`, or else nowhere.
         """
-        default = default or self.deadletter_queue
-        queues: Destinations | None = self.typeof(exchange).lookup(
-            self.connection.topology, exchange, routing_key, default
-        )
+        default, topology = self.deadletter_queue, self.connection.topology
+        queues: Destinations | None = self.typeof(exchange).lookup(topology, exchange, routing_key, headers)
         return {default: {}} if default and queues == {} else queues
 
     def _items(self, queues: Destinations, message: Document) -> list[WorkItem]:
@@ -234,7 +232,7 @@ class Channel(virtual.Channel):
         """Return the binding of the queue for the replies to a command of remote control, if it wants replies."""
         try:
             reply_to = json.loads(message['body'])['reply_to']
-            bound = self.connection.topology.known.match(reply_to['exchange'], reply_to['routing_key'])
+            bound = self.connection.topology.known.match(reply_to['exchange'], reply_to['routing_key'], {})
         except (ValueError, TypeError, LookupError):  # no replies, or not JSON: receivers read the binding
             return None
         binding: Mapping[str, Any] = next(iter((bound or {}).values()), {})
@@ -406,7 +404,7 @@ class Channel(virtual.Channel):
         """Remove a binding."""
         check_names(exchange=exchange, queue=queue, routing_key=routing_key)
         exchange = exchange or 'amq.direct'
-        self.typeof(exchange).unbind(queue, exchange, routing_key or '')
+        self.typeof(exchange).unbind(queue, exchange, routing_key or '', arguments)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
         """Delete a queue, its bindings and its ready and scheduled messages; return the number of messages.

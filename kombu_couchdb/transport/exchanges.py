@@ -1,16 +1,19 @@
 """Exchange types: which queues a message goes to, and how a queue is bound.
 
-The classes fill in the hooks `prepare_bind` and `lookup` of kombu's exchange types; `declare`, `bind` and `unbind` are
+The classes fill in the hook `prepare_bind` of kombu's exchange types; `declare`, `bind`, `unbind` and `lookup` are
 ours. The channel itself stores the copies of a message, all in one request. To add an exchange type, write one class
 and add it to `EXCHANGE_TYPES`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kombu.transport.virtual import exchange as virtual
 
+from ..documents.bindings import X_MATCH
+from ..documents.validation import check_value
 from ..errors import ConfigurationError
 from ..queues.declarations import Destinations
 from ..queues.topology import Topology
@@ -29,18 +32,19 @@ class _Routed(virtual.ExchangeType):
         """Store a binding, for all processes."""
         self.channel.connection.topology.bind(exchange, *self.prepare_bind(queue, exchange, routing_key, arguments))
 
-    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
+    def unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
         """Delete a binding, for all processes."""
         self.channel.connection.topology.unbind(exchange, routing_key, queue)
 
-    def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> Destinations | None:
+    def lookup(
+        self, topology: Topology, exchange: str, routing_key: str, headers: Mapping[str, Any]
+    ) -> Destinations | None:
         """Return the queues with a matching binding, or None if a process has declared a fanout exchange of this name.
 
-        The bindings decide how a key matches, not the class: a publisher may use an exchange that it has not declared,
-        and kombu treats it as a direct one. `default`, a parameter of kombu's hook, is not used: `Channel._lookup`
-        applies it if no binding matches.
+        The bindings decide how a message matches, not the class: a publisher may use an exchange that it has not
+        declared, and kombu treats it as a direct one.
         """
-        return table.lookup(exchange, routing_key, recheck=self.rechecks)
+        return topology.lookup(exchange, routing_key, headers, recheck=self.rechecks)
 
 
 class Direct(_Routed, virtual.DirectExchange):
@@ -54,6 +58,26 @@ class Topic(_Routed, virtual.TopicExchange):
     rechecks = False
 
 
+class Headers(_Routed, virtual.ExchangeType):
+    """An exchange whose bindings match the headers of messages; their routing keys do not count."""
+
+    type = 'headers'
+
+    def bind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
+        """Store a binding, for all processes; *raises* `ConfigurationError` for an unknown `x-match`."""
+        arguments = check_value('an argument of a binding', arguments or {})
+        if (mode := arguments.get('x-match', 'all')) not in X_MATCH:
+            raise ConfigurationError(
+                f'queue {queue!r:.80} is bound to exchange {exchange!r:.80} with x-match {mode!r:.80}; '
+                f'use one of {", ".join(X_MATCH)}'
+            )
+        self.channel.connection.topology.bind(exchange, routing_key, None, queue, arguments)
+
+    def unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
+        """Delete the binding with these arguments, for all processes."""
+        self.channel.connection.topology.unbind(exchange, routing_key, queue, arguments or {})
+
+
 class Fanout(virtual.FanoutExchange):
     """An exchange that broadcasts: each queue that is bound to it when a message is published gets the message."""
 
@@ -65,16 +89,16 @@ class Fanout(virtual.FanoutExchange):
         """Let a queue of this connection receive broadcasts from now on."""
         self.channel.connection.listen(exchange, queue)
 
-    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
+    def unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
         """Let a queue of this connection receive no more broadcasts."""
         self.channel.connection.listener.unbind(queue, exchange)
 
-    def lookup(self, table: Topology, exchange: str, routing_key: str, default: str | None) -> None:
+    def lookup(self, topology: Topology, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> None:
         """Return None: the message is broadcast, and the publisher does not know which queues receive it."""
 
 
 #: The supported exchange types, by the names that kombu has for them.
-EXCHANGE_TYPES: dict[str, type[Any]] = {kind.type: kind for kind in (Direct, Topic, Fanout)}
+EXCHANGE_TYPES: dict[str, type[Any]] = {kind.type: kind for kind in (Direct, Topic, Headers, Fanout)}
 
 
 def check_exchange_type(exchange: str | None, name: str | None) -> None:

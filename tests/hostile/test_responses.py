@@ -92,7 +92,7 @@ def declared(client: Client) -> Topology:
 
 def matched(client: Client) -> Any:
     topology = Topology(client)
-    direct, topic = topology.lookup('direct', 'a'), topology.lookup('topic', 'a.b', recheck=False)
+    direct, topic = topology.lookup('direct', 'a', {}), topology.lookup('topic', 'a.b', {}, recheck=False)
     assert direct is not None
     assert topic is not None
     return direct | topic

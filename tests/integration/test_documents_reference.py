@@ -153,6 +153,7 @@ def test_other_documents_of_the_broker(
         Queue(f'of {kind}', exchange, 'a.b', expires=60)(channel).declare()
         connection.Producer().publish('hello', exchange=exchange, routing_key='a.b', declare=[exchange])
     Queue('permanent', Exchange('to direct', 'direct'), 'c')(channel).declare()
+    Queue('by headers', Exchange('to headers', 'headers'), binding_arguments={'a': 1})(channel).declare()
     monkeypatch.setattr(lease._Process, 'worker', None)  # a worker of an earlier test may have set it
     Inbox(connect(), 'of direct').wait(1)
     monkeypatch.setattr(lease._Process, 'worker', 'worker@host')

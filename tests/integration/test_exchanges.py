@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from kombu import Connection, Exchange, Queue
+from kombu import Connection, Exchange, Queue, binding
 from kombu.exceptions import ChannelError
 
 from kombu_couchdb.couchdb.client import Client
@@ -18,6 +18,7 @@ from .conftest import Connect
 
 TOPICS = Exchange('topics', type='topic')
 DIRECT = Exchange('direct', type='direct')
+HEADERS = Exchange('ex', type='headers')
 
 
 def send(connection: Connection, exchange: Exchange, routing_key: str, body: object = 'hello') -> None:
@@ -85,14 +86,39 @@ def test_topic_exchange_across_connections(connect: Connect, client: Client) -> 
 
 
 def test_unsupported_and_unknown_exchanges_are_refused(connection: Connection) -> None:
-    message = "exchange 'ex' has the type 'headers', which is not supported; use direct, topic or fanout"
+    message = "exchange 'ex' has the type 'x-random', which is not supported; use direct, topic, headers or fanout"
     with pytest.raises(ConfigurationError, match=message):
-        Exchange('ex', type='headers')(connection.channel()).declare()
-    assert not connection.supports_exchange_type('headers')
+        Exchange('ex', type='x-random')(connection.channel()).declare()
+    assert not connection.supports_exchange_type('x-random')
+    assert connection.supports_exchange_type('headers')
+    message = "queue 'q' is bound to exchange 'ex' with x-match 'some'; use one of all, any, all-with-x, any-with-x"
+    with pytest.raises(ConfigurationError, match=message):
+        Queue('q', HEADERS, binding_arguments={'x-match': 'some'})(connection.channel()).declare()
     with pytest.raises(ChannelError, match='404'):
         connection.channel().exchange_declare('unknown', passive=True)
     Queue('q', Exchange('known'), routing_key='a')(connection.channel()).declare()
     connection.channel().exchange_declare('known', passive=True)
+
+
+def test_headers_exchange_across_connections(connect: Connect, client: Client) -> None:
+    """A publisher that has declared nothing routes by headers; the bindings of one queue are kept apart."""
+    channel, publisher = connect().channel(), connect().Producer(serializer='json')
+    red = binding(HEADERS, arguments={'color': 'red', 'size': 1}, unbind_arguments={'color': 'red', 'size': 1})
+    Queue('both', bindings=[red, binding(HEADERS, arguments={'urgent': True})])(channel).declare()
+    Queue('any', HEADERS, binding_arguments={'x-match': 'any', 'color': 'red', 'size': 2})(channel).declare()
+
+    seen = set[str]()
+
+    def sent(**headers: object) -> list[str]:
+        publisher.publish('hello', exchange='ex', routing_key='ignored', headers=headers)
+        found = [item for item in items(client) if item['_id'] not in seen]
+        seen.update(item['_id'] for item in found)
+        return sorted(item['queue'] for item in found)
+
+    assert sent(color='red', size=1) == ['any', 'both']
+    assert [sent(urgent=True), sent(urgent=1), sent(size=2), sent()] == [['both'], [], ['any'], []]
+    red.unbind(Queue('both')(channel))
+    assert [sent(color='red', size=1), sent(urgent=True)] == [['any'], ['both']]
 
 
 @pytest.mark.parametrize('stored', [True, False])
@@ -143,7 +169,7 @@ old(parent.default_channel).declare()
 Consumer(parent.channel(), [Queue('other')], on_message=lambda message: None).consume()
 producer = parent.Producer(exchange=direct, routing_key='k', serializer='json')
 topology = parent.transport.topology
-topology.lookup('direct', 'k')
+topology.lookup('direct', 'k', {})
 while not topology.known.knows('direct'):
     pass
 import time; time.sleep(0.5)

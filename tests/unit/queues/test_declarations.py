@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kombu_couchdb.documents.bindings import binding_id, exchange_id, exchange_in, topic_matches
+from kombu_couchdb.documents.bindings import binding_id, exchange_id, exchange_in, headers_match, topic_matches
 from kombu_couchdb.documents.ids import BINDING, QUEUE
 from kombu_couchdb.queues.declarations import Declarations
 
@@ -37,6 +37,25 @@ def test_topics_match_as_in_amqp(pattern: str, matching: list[str], others: list
     assert [key for key in matching + others if topic_matches(pattern, key)] == matching
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'matching', 'others'),
+    [
+        ({}, [{}, {'a': 1}], []),
+        ({'a': 1, 'b': 'x'}, [{'a': 1, 'b': 'x', 'c': 2}, {'a': 1.0, 'b': 'x'}], [{'a': 1}, {'a': True, 'b': 'x'}, {}]),
+        ({'x-match': 'all', 'a': None}, [{'a': 1}, {'a': None}], [{}]),
+        ({'x-match': 'any', 'a': 1, 'b': 2}, [{'a': 1}, {'b': 2, 'a': 3}], [{}, {'a': 2}, {'x-match': 'any'}]),
+        ({'x-match': 'any'}, [], [{}, {'a': 1}]),
+        ({'x-match': 'all', 'a': 1, 'x-b': 2}, [{'a': 1}], [{'x-b': 2}]),
+        ({'x-match': 'all-with-x', 'a': 1, 'x-b': 2}, [{'a': 1, 'x-b': 2}], [{'a': 1}]),
+        ({'x-match': 'any', 'x-b': 2}, [], [{'x-b': 2}]),
+        ({'x-match': 'any-with-x', 'x-b': 2}, [{'x-b': 2}], [{}]),
+        ({'x-match': ['any'], 'a': 1}, [], [{'a': 1}]),  # not written by this transport
+    ],
+)
+def test_headers_match_as_in_rabbitmq(arguments: Document, matching: list[Document], others: list[Document]) -> None:
+    assert [headers for headers in matching + others if headers_match(arguments, headers)] == matching
+
+
 # -- the table
 
 
@@ -57,9 +76,9 @@ def test_stored_pattern_is_not_used_as_a_regular_expression(stored: str) -> None
     """A user who may write to the database could otherwise keep every publisher busy for ever."""
     doc = binding('ex', 'a.*', 'q', stored)
     routes = table(doc)
-    assert routes.match('ex', 'b') == {}
-    assert routes.match('ex', 'a' * 60 + '!') == {}
-    assert routes.match('ex', 'a.b') == ({'q': doc} if stored else {})
+    assert routes.match('ex', 'b', {}) == {}
+    assert routes.match('ex', 'a' * 60 + '!', {}) == {}
+    assert routes.match('ex', 'a.b', {}) == ({'q': doc} if stored else {})
 
 
 def test_change_older_than_a_deletion_is_ignored() -> None:
@@ -80,7 +99,7 @@ def test_replace_keeps_updates_made_during_the_read() -> None:
     routes.update(binding('ex', 'k', 'new'))
     routes.update({'_id': deleted['_id'], '_deleted': True})
     routes.replace((BINDING,), [before, deleted], began)  # as it was when the read began
-    assert sorted(routes.match('ex', 'k') or ()) == ['before', 'new']
+    assert sorted(routes.match('ex', 'k', {}) or ()) == ['before', 'new']
 
 
 # -- declarations
