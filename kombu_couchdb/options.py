@@ -13,7 +13,7 @@ from typing import Any
 
 from .couchdb.address import SECRETS
 from .errors import ConfigurationError
-from .rooms import room
+from .rooms import rooms
 from .values import storable
 
 #: Called with an option's name and the given value; returns the value to use, or raises `ConfigurationError`.
@@ -94,10 +94,10 @@ def of_room(name: str, **field_arguments: Any) -> Any:
     """Return a field whose value an optional room checks; None by default."""
 
     def checked(option_name: str, value: Any) -> Any:
-        found = room(name)
-        if found is None:
-            raise ConfigurationError(f'transport option {option_name} needs the package kombu_couchdb.contrib.{name}')
-        return found.check(option_name, value)
+        for room in rooms():
+            if option_name in room.options:
+                return room.check(option_name, value)
+        raise ConfigurationError(f'transport option {option_name} needs the package kombu_couchdb.contrib.{name}')
 
     return option(checked, None, **field_arguments)
 

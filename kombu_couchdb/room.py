@@ -41,6 +41,8 @@ class Publisher:
 class Room:
     """An optional room. A room overrides what it needs; a process has one instance of each."""
 
+    #: The transport options that the room checks.
+    options: tuple[str, ...] = ()
     #: The types of the room's documents in the broker's database that are messages, and become WorkItems again.
     item_types: tuple[str, ...] = ()
     #: The design document by which a connection recognizes a database of the room. Its name sorts after `design.NAME`.

@@ -10,25 +10,16 @@ from importlib import import_module
 
 from .room import Room
 
-__all__ = ['room', 'rooms']
+__all__ = ['rooms']
 
-#: By name: the module of a room and its class.
-ROOMS = {
-    'parcels': ('kombu_couchdb.contrib.parcels.room', 'ParcelsRoom'),
-    'regions': ('kombu_couchdb.contrib.regions.room', 'RegionsRoom'),
-}
+#: The module of each room, and its class.
+ROOMS = (
+    ('kombu_couchdb.contrib.parcels.room', 'ParcelsRoom'),
+    ('kombu_couchdb.contrib.regions.room', 'RegionsRoom'),
+)
 
 
 @cache
-def room(name: str) -> Room | None:
-    """Return a room; None if this installation does not have it."""
-    if name not in ROOMS:
-        return None
-    module, cls = ROOMS[name]
-    made: Room = getattr(import_module(module), cls)()
-    return made
-
-
-def rooms() -> list[Room]:
+def rooms() -> tuple[Room, ...]:
     """Return the rooms of this installation."""
-    return [found for found in map(room, ROOMS) if found]
+    return tuple(getattr(import_module(module), name)() for module, name in ROOMS)

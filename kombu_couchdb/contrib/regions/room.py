@@ -14,6 +14,7 @@ __all__ = ['RegionsRoom']
 class RegionsRoom(Room):
     """Regions: see `other_regions` and `region`."""
 
+    options = ('region', 'regions')
     item_types = ('LentItem',)
 
     def check(self, option: str, value: Any) -> Any:
