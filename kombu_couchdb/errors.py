@@ -15,6 +15,7 @@
      ├── DocumentTooLarge       413: the message or result exceeds a limit of the server
      ├── NotFound               404: the document does not exist
      ├── NotOffered             403, 404, 405, 501: a managed service lacks an endpoint for administrators
+     ├── QueuePaused            an operator has paused the queue, and it takes no new messages
      ├── Conflict               409, 412: another process changed the document, or created the database, first
      ├── Unstorable             CouchDB cannot store this message, name or result (also a ValueError)
      └── RequestRefused         any other 4xx, and 500 for a number that CouchDB cannot hold: the request is wrong
@@ -43,6 +44,7 @@ __all__ = [
     'NotCouchDB',
     'NotFound',
     'NotOffered',
+    'QueuePaused',
     'RequestRefused',
     'ServerUnavailable',
     'Unstorable',
@@ -115,6 +117,13 @@ class NotOffered(CouchDBError):
     """A managed service does not offer an endpoint for administrators; the text says what that means. Not retried.
 
     Commands report it and do the rest.
+    """
+
+
+class QueuePaused(CouchDBError):
+    """The queue is paused and takes no new messages; the text says by whom, why and what ends it. Nothing is stored.
+
+    Not retried.
     """
 
 

@@ -48,20 +48,24 @@ def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
 @click.argument('patterns', metavar='[QUEUE…]', nargs=-1)
 @click.option('--all', 'every', is_flag=True, help='Pause all queues, except those for replies, events and control.')
 @click.option('--reason', metavar='TEXT', help='Why; shown by "queues list" and "status".')
+@click.option('--refuse', is_flag=True, help='Also let no program publish to them.')
 @click.option('--new', is_flag=True, help='Also pause queues that do not exist yet.')
 @click.pass_context
-def pause(ctx: click.Context, patterns: tuple[str, ...], every: bool, reason: str | None, new: bool) -> None:
+def pause(
+    ctx: click.Context, patterns: tuple[str, ...], every: bool, reason: str | None, refuse: bool, new: bool
+) -> None:
     """Let no worker claim messages from these queues, until they are resumed.
 
     QUEUE is a name, or a pattern such as "mail.*", which does not match queues for replies, events and remote control.
 
     Workers stop to claim within a second. Tasks that they run, or have received (up to their prefetch count), go on.
-    Messages can be published, and wait.
+    Messages can be published, and wait. With --refuse, programs that publish get an error instead, within a second.
+    What the tasks of workers send (retries, next steps) is accepted.
     """
     client = broker_of(app_of(ctx))
     selected = _select({**queues.names(client), **dict.fromkeys(patterns if new else (), False)}, patterns, every)
     for name in selected:
-        done = queues.pause(client, name, by=who_runs_this(), reason=reason)
+        done = queues.pause(client, name, by=who_runs_this(), reason=reason, refuse=refuse)
         echo(f'{name}: paused' if done else f'{name}: was paused already')
     if not selected:
         echo('There are no queues.')

@@ -57,4 +57,5 @@ def _pause(paused: Paused | None, now: float) -> Cell:
         return Cell('')
     text = 'paused' if paused['date'] is None else f'{format_duration(now - paused["date"])} ago'
     text += f' by {paused["by"]}' if paused['by'] else ''
+    text += ', takes no new messages' if paused['refuse'] else ''
     return Cell(f'{text}: {paused["reason"]}' if paused['reason'] else text, 'warning')

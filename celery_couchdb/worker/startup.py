@@ -6,10 +6,11 @@ import uuid
 from importlib import import_module
 from typing import Any
 
-from celery import states
+from celery import signals, states
 from celery.exceptions import WorkerShutdown
 
 from kombu_couchdb.errors import RETRIED, CouchDBError
+from kombu_couchdb.leases.lease import set_worker
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import stamp
@@ -37,6 +38,12 @@ def prepare(app: Any, worker: str | None) -> None:
     services.connect()
     import_module(f'{__package__}.history').install(app, worker)
     import_module(f'{__package__}.running').install(app)
+
+
+@signals.beat_embedded_init.connect
+def _on_embedded_beat(**_: Any) -> None:
+    """Let the beat of `celery worker -B`, a forked child, count as a program: paused queues may refuse its messages."""
+    set_worker(None)
 
 
 def check(backend: Any) -> None:

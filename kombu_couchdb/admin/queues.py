@@ -30,6 +30,8 @@ class Paused(TypedDict):
     date: float | None
     by: str | None
     reason: str | None
+    #: Whether it takes no new messages either.
+    refuse: bool
 
 
 def names(client: Client) -> dict[str, bool]:
@@ -62,11 +64,17 @@ def _paused(doc: Document) -> Paused:
         'date': float(date) if isinstance(date, (int, float)) else None,
         'by': by if isinstance(by, str) else None,
         'reason': reason if isinstance(reason, str) else None,
+        'refuse': doc.get('refuse') is True,
     }
 
 
-def pause(client: Client, queue: str, *, by: str | None = None, reason: str | None = None) -> bool:
+def pause(
+    client: Client, queue: str, *, by: str | None = None, reason: str | None = None, refuse: bool = False
+) -> bool:
     """Let no consumer claim messages of a queue until it is resumed; return False if it is paused already.
+
+    With `refuse`, programs cannot publish to it either: they get `QueuePaused`. Workers can, so that the retries and
+    the next steps of their tasks are not lost. A queue that is paused already then refuses from now on.
 
     `by` and `reason` are for people. The queue need not exist. Consumers learn of the pause within a second; messages
     that kombu has received by then are processed. *Raises* `ConfigurationError` for an invalid or empty name.
@@ -77,7 +85,10 @@ def pause(client: Client, queue: str, *, by: str | None = None, reason: str | No
     doc_id = PAUSE + queue
     leaf = winning(client.known_leaves(doc_id))
     if leaf is not None and not leaf.get('_deleted'):
-        return False
+        changed = refuse and not leaf.get('refuse') and client.try_put({**leaf, 'refuse': True}) is not None
+        if changed:
+            _notify(client)
+        return changed
     doc: Pause = {
         '_id': doc_id,
         'type': 'Pause',
@@ -86,6 +97,8 @@ def pause(client: Client, queue: str, *, by: str | None = None, reason: str | No
         'by': by,
         'reason': reason,
     }
+    if refuse:
+        doc['refuse'] = True
     client.write_anew(doc, leaf)  # if others pause the queue at this moment, `resume` deletes all leaves
     _notify(client)
     return True

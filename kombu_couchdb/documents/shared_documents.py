@@ -98,7 +98,12 @@ class Queue(Stored):
     expires: float | None
 
 
-class Pause(Stored):
+class _PauseOptions(TypedDict, total=False):
+    #: Only if the queue takes no new messages either.
+    refuse: Literal[True]
+
+
+class Pause(_PauseOptions, Stored):
     """While this document exists, no consumer claims messages of the queue."""
 
     _id: str

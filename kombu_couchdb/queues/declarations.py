@@ -25,7 +25,7 @@ from ..values import revision_parts
 #: date.
 _MAX_AGE_SECONDS = 0.05
 
-#: For how many seconds it is trusted which documents exist.
+#: For how many seconds it is trusted which documents exist, and which queues are paused.
 _FRESH_SECONDS = 1.0
 
 #: The most bindings of queues for replies that are remembered.
@@ -196,7 +196,22 @@ class Declarations:
         binding = self._replies.get((exchange, routing_key))
         return None if binding is None else {binding['queue']: binding}
 
-    # -- limits
+    # -- pauses and limits
+
+    def pause(self, queue: str) -> Mapping[str, Any] | None:
+        """Return the Pause of a queue, {} if the queue is not paused, or None if that must be read.
+
+        A consumer keeps the table up to date. Without one, what `note_pause` got is trusted for a second.
+        """
+        doc_id, now = PAUSE + queue, time.monotonic()
+        if now < self._followed_until or now - self._read.get(doc_id, -math.inf) < _FRESH_SECONDS:
+            return self._docs.get(doc_id, {})
+        return {} if self.exists(doc_id) is False else None
+
+    def note_pause(self, queue: str, doc: Document | None, at: float) -> None:
+        """Take in the Pause of a queue, or None, as it was read from the monotonic time `at` on."""
+        self.update(doc or {'_id': PAUSE + queue, '_deleted': True})
+        self._read[PAUSE + queue] = at
 
     def limit(self, queue: str) -> Limit:
         """Return the limits of a queue, as far as this process knows them."""

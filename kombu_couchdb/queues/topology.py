@@ -18,9 +18,10 @@ from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
 from ..documents import queue
 from ..documents.bindings import binding_id, exchange_id, exchange_prefix, fanout, is_binding
-from ..documents.ids import BINDING, QUEUE
+from ..documents.ids import BINDING, PAUSE, QUEUE
 from ..documents.queue import LIMITS, Limit, limit_of
 from ..documents.shared_documents import Binding, FanoutExchange, Queue
+from ..errors import QueuePaused
 from .databases import BroadcastsDatabase
 from .declarations import Declarations, Destinations, declarations_of
 
@@ -176,6 +177,24 @@ class Topology:
 
     def _bindings_of(self, queue: str) -> list[Document]:
         return [row['doc'] for row in self.client.id_range(BINDING, docs=True) if row['doc'].get('queue') == queue]
+
+    def check_accepts(self, queues: Iterable[str]) -> None:
+        """Raise `QueuePaused` if one of the queues refuses new messages.
+
+        At most one request a second for each queue, and none while this process consumes.
+        """
+        for name in queues:
+            pause = self.known.pause(name)
+            if pause is None:
+                began = time.monotonic()
+                [pause] = self.client.find([PAUSE + name])
+                self.known.note_pause(name, pause, began)
+            if pause and pause.get('refuse') is True:
+                who, why = pause.get('by'), pause.get('reason')
+                raise QueuePaused(
+                    f'queue {name!r} is paused{f" by {who}" if who else ""} and takes no new messages'
+                    f'{f" ({why})" if why else ""}; "celery couchdb queues resume {name}" ends that'
+                )
 
     # -- exchanges and bindings
 

@@ -34,6 +34,7 @@ from ..documents.types import WorkItem
 from ..documents.validation import check_names, check_value
 from ..documents.workitem import KEEP_DONE, check_keep_done
 from ..errors import RETRIED, IndexNotReady, ServerUnavailable, Unstorable
+from ..leases.lease import worker_name
 from ..log import get_logger
 from ..queues.declarations import Destinations
 from ..values import is_number
@@ -184,7 +185,11 @@ class Channel(virtual.Channel):
         # With AMQP's default exchange, the routing key is the name of the queue.
         named: Destinations = {routing_key or self.deadletter_queue: {}}
         queues = self._route(exchange, routing_key, message['headers'] or {}) if exchange else named
-        return None if queues is None else self._items(queues, message)
+        if queues is None:
+            return None
+        if worker_name() is None:  # what the tasks of a worker send is accepted: nobody could send it again
+            self.connection.topology.check_accepts(queues)
+        return self._items(queues, message)
 
     def _route(self, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> Destinations | None:
         """Return the queues of a message for a named exchange, or None if it is broadcast.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from celery import chord
 
+from kombu_couchdb.errors import QueuePaused
+from kombu_couchdb.queues.declarations import declarations_of
 from tests.conftest import PATIENCE, wait_for
 from tests.support import items
 
@@ -64,3 +67,22 @@ def test_purge_and_delete(site: Site) -> None:
     assert worker.container.terminate() == 0
     assert succeeded(couchdb(site, 'queues', 'delete', 'celery', '--yes')) == 'celery: deleted, with 0 messages\n'
     assert 'celery' not in [queue['name'] for queue in listed(site, 'queues', 'list')]
+
+
+def test_worker_goes_on_to_publish_to_a_queue_that_refuses_programs(site: Site) -> None:
+    """The next step of a chain and the body of a chord wait; a program gets a sentence, and so does beat."""
+    site.worker(pool='prefork', concurrency=2)
+    signature = site.app.signature
+    nap, add = signature('late_nap', (str(site.journal), 'a', None)), signature('add', (1, 2), immutable=True)
+    results = [(nap | add).apply_async(), chord([nap, add], signature('length'))()]
+    wait_for(lambda: len(site.journalled()) == 2, 'the tasks to start')
+    succeeded(couchdb(site, 'queues', 'pause', 'celery', '--refuse', '--reason', 'an upgrade'))
+    known = declarations_of(site.client.address.url)
+    wait_for(lambda: known.pause('celery') != {}, 'what the program knew to be too old')
+    with pytest.raises(QueuePaused, match=r"^queue 'celery' is paused by .* and takes no new messages \(an upgrade\);"):
+        site.send('add', 1, 2)
+    assert 'takes no new messages: an upgrade' in succeeded(couchdb(site, 'queues', 'list'))
+    site.go_on()
+    wait_for(lambda: [item['claimed'] for item in items(site.client)] == [None, None], 'the follow-ups to wait')
+    succeeded(couchdb(site, 'queues', 'resume', 'celery'))
+    assert [result.get(timeout=PATIENCE) for result in results] == [3, 2]

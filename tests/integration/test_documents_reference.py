@@ -174,6 +174,7 @@ def test_other_documents_of_the_broker(
 
 def test_documents_of_a_pause_of_a_leader_and_of_an_action(client: Client, sent: list[Request]) -> None:
     queues.pause(client, 'q')
+    queues.pause(client, 'refusing', refuse=True)
     audit.record(client, 'ann', 'pause queue', ['q'], 'q: paused.', None)
     audit.record(client, 'ann', 'edit schedule', ['a'], 'a: changed.', None, {'a': {'args': ['[1]', None]}})
     one = LeaderLease(client, 'job', 'beat@host')

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.admin import queues
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import ConfigurationError
+from kombu_couchdb.errors import ConfigurationError, QueuePaused
+from kombu_couchdb.leases import lease
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, leave_leaf, publish, publish_many
 
@@ -21,6 +22,16 @@ Connect = Callable[..., Connection]
 def knows(connection: Connection, *names: str) -> None:
     """Wait until the consumer of a connection knows that exactly these queues are paused."""
     wait_for(lambda: connection.transport.topology.paused == set(names), f'the consumer to know of {names}')
+
+
+def learns(connection: Connection, queue: str, *, refuses: bool) -> None:
+    """Wait until a program knows or asks whether a queue refuses new messages."""
+
+    def knows_or_asks() -> bool:
+        pause = connection.transport.topology.known.pause(queue)
+        return pause is None or pause.get('refuse', False) == refuses
+
+    wait_for(knows_or_asks, f'the program to learn of the pause of {queue}')
 
 
 def claimed(client: Client) -> list[Any]:
@@ -105,6 +116,53 @@ def test_restarted_consumer_knows_of_the_pause_before_it_claims(connect: Connect
     assert all(item['_rev'].startswith('1-') for item in items(client)), 'no message was ever claimed'
     queues.resume(client, 'q')
     assert inbox.wait(3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize('consumes', [False, True])
+def test_queue_refuses_what_programs_publish(
+    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch, consumes: bool
+) -> None:
+    """Also messages for later, through an exchange, and in a batch; those of a worker are accepted."""
+    connection = connect()
+    Queue('other', Exchange('ex'), routing_key='k')(connection.channel()).declare()
+    publish(connection, 'before')
+    if consumes:
+        Inbox(connection, 'another')
+    queues.pause(client, 'q')
+    publish(connection, 'waits')
+    assert queues.pause(client, 'q', refuse=True), 'it was paused, and did not refuse'
+    assert not queues.pause(client, 'q', refuse=True)
+    queues.pause(client, 'other', by='ann', reason='an upgrade', refuse=True)
+    for name in ('q', 'other'):
+        learns(connection, name, refuses=True)
+    with pytest.raises(QueuePaused, match=r"^queue 'q' is paused and takes no new messages; .*queues resume q"):
+        publish(connection, 'refused')
+    with pytest.raises(QueuePaused):
+        publish(connection, 'refused', headers=eta(60))
+    with pytest.raises(QueuePaused, match=r"^queue 'other' is paused by ann and takes no new messages \(an upgrade\);"):
+        connection.Producer().publish('refused', exchange='ex', routing_key='k', serializer='json')
+    publish(connection, 'passes', 'third')
+    with monkeypatch.context() as worker:
+        worker.setattr(lease._Process, 'worker', 'worker@host')
+        publish(connection, 'accepted')
+    assert [item['message']['body'] for item in items(client)] == ['before', 'waits', 'passes', 'accepted']
+    assert queues.paused(client)['q']['refuse']
+    queues.resume(client, 'q')
+    learns(connection, 'q', refuses=False)
+    publish(connection, 'after')
+
+
+def test_program_asks_for_a_pause_at_most_once_a_second(
+    connect: Connect, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    publish(connection, 'first')
+    monkeypatch.setattr('kombu_couchdb.queues.declarations._FRESH_SECONDS', 100.0)
+    publish(connection, 'reads perhaps')
+    sent.clear()
+    for number in range(5):
+        publish(connection, number)
+    assert [request.path for request in sent] == ['/_bulk_docs'] * 5
 
 
 def test_get_from_a_paused_queue_returns_nothing(connect: Connect, client: Client) -> None:

@@ -16,7 +16,7 @@ from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_c
 from ...resources.queues import LATE_SECONDS, NO_QUEUES, queue_columns, queue_rows
 from ...resources.resource import counted
 from ..tables import Table
-from ..view import Action, ActionOutcome, Page, View
+from ..view import Action, ActionOutcome, Field, Page, View
 
 
 def show(view: View) -> Response:
@@ -93,7 +93,11 @@ def _each(act: Callable[[View, Client, str], Any], said: Callable[[str, Any], st
 
 _pause = _each(
     lambda view, client, name: queues.pause(
-        client, name, by=view.session.name, reason=view.form.get('reason', '').strip() or None
+        client,
+        name,
+        by=view.session.name,
+        reason=view.form.get('reason', '').strip() or None,
+        refuse=bool(view.form.get('refuse')),
     ),
     lambda name, done: f'{name}: paused' if done else f'{name}: was paused already',
 )
@@ -123,6 +127,7 @@ page = Page(
             'Pause {}?',
             'Workers stop to claim messages within a second. Tasks that they run or have received go on, and messages '
             'can be published, and wait.',
+            fields=[Field('refuse', 'Refuse new messages of programs', kind='check')],
         ),
         Action('resume', 'Resume', _resume),
         Action(
