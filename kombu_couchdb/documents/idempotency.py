@@ -28,10 +28,14 @@ from .ids import ONCE
 _MAX_FAILED = 1000
 
 
-class MessageId(str):
-    """The id of a message in its properties while it is being published: whoever tries again publishes the same one."""
+#: The name of the `Attempt` among the properties of a message that is being published.
+_ATTEMPT = 'kombu_couchdb_attempt'
 
-    __slots__ = ()
+
+class Attempt(NamedTuple):
+    """The publish of a message that has begun and not succeeded: whoever tries again publishes the same message."""
+
+    id: str
 
 
 class _Context(NamedTuple):
@@ -60,26 +64,32 @@ def idempotent(key: str, *, repeated: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def attempt(database: str, message: Mapping[str, Any], exchange: str, routing_key: str, now: float) -> Iterator[None]:
-    """Set the `MessageId` in the properties of a message while it is published in the database with this URL.
+def attempt(
+    database: str, message: Mapping[str, Any], exchange: str, routing_key: str, now: float
+) -> Iterator[dict[str, Any]]:
+    """Give the message with its id as `delivery_tag`, while it is published in the database with this URL.
 
-    After a success, the id is a plain string: the next publish with these properties is another message.
+    The properties of `message` itself have an `Attempt` until it is published. After a success they have the id, too,
+    and the next publish with them is another message.
     """
     properties = message['properties']
     found = _failed.pop(_content(database, message, exchange, routing_key), None) if _failed else None
-    earlier = properties.get('delivery_tag')
-    if found is None and isinstance(earlier, MessageId):
-        found = earlier
-    tag = properties['delivery_tag'] = MessageId(found or fixed_id(message) or workitem.new_id(now))
+    earlier = properties.pop(_ATTEMPT, None)
+    if found is None and isinstance(earlier, Attempt):
+        found = earlier.id
+    tag = found or fixed_id(message) or workitem.new_id(now)
     try:
-        yield
-    except ServerUnavailable:
-        if (message.get('headers') or {}).get('id'):  # without it, an equal message may be another one
+        yield {**message, 'properties': {**properties, 'delivery_tag': tag}}
+    except BaseException as exc:
+        properties[_ATTEMPT] = Attempt(tag)
+        if isinstance(exc, ServerUnavailable) and (message.get('headers') or {}).get(
+            'id'
+        ):  # without it, an equal message may be another one
             _failed[_content(database, message, exchange, routing_key)] = tag
             while len(_failed) > _MAX_FAILED:
                 _failed.popitem(last=False)
         raise
-    properties['delivery_tag'] = str(tag)
+    properties['delivery_tag'] = tag
 
 
 def _content(database: str, message: Mapping[str, Any], exchange: str, routing_key: str) -> str:

@@ -91,8 +91,8 @@ class Channel(virtual.Channel):
         if not exchange and connection.topology.is_broadcast(routing_key):
             exchange = routing_key
         couchdb = connection.couchdb
-        with attempt(couchdb.address.url, message, exchange, routing_key, couchdb.clock.now()):
-            prepared = self._prepared(message, exchange, routing_key)
+        with attempt(couchdb.address.url, message, exchange, routing_key, couchdb.clock.now()) as named:
+            prepared = self._prepared(named, exchange, routing_key)
             docs: Sequence[Any] | None = None
             for publisher in connection.publishers:
                 if not publisher.members.isdisjoint({*prepared['properties'], *(prepared['headers'] or ())}):
