@@ -33,16 +33,14 @@ class _Entry:
     def __init__(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> None:
         self.docs, self.texts = docs, texts
         self.size = sum(map(len, self.texts))
-        self.results: list[WriteResult] | None = None
+        #: Its results or its error, when it is done.
+        self.results: list[WriteResult] = []
         self.error: BaseException | None = None
+        self.done = False
         #: The entries in the request that this entry's thread sends.
         self.batch: list[_Entry] = []
         #: Whether its thread has left `write`.
         self.abandoned = False
-
-    @property
-    def done(self) -> bool:
-        return self.results is not None or self.error is not None
 
 
 class GroupCommit:
@@ -96,8 +94,7 @@ class GroupCommit:
                     self._changed.wait(_CHECK_SECONDS)
                 if not entry.done:
                     self._sender = entry
-                    entry.batch = self._next_batch(entry)
-                    self._pending = [other for other in self._pending if other not in entry.batch]
+                    entry.batch = self._take_batch(entry)
             if not entry.done:
                 self._send(entry.batch)
         finally:
@@ -106,32 +103,39 @@ class GroupCommit:
             self._finish(entry)
         if entry.error is not None:
             raise entry.error
-        assert entry.results is not None
         return entry.results
 
-    def _next_batch(self, own: _Entry) -> list[_Entry]:
-        """Return the entries for one request. Two entries with the same document are written in different requests."""
+    def _take_batch(self, own: _Entry) -> list[_Entry]:
+        """Take the entries for one request. Two entries with the same document are written in different requests."""
+        self._pending.remove(own)
+        if not self._pending:
+            return [own]
         batch, ids, size, max_size = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_size.bytes
         pace = self._client.pace
         most = min(BATCH_DOCS, pace.most(Kind.WRITE)) if pace else BATCH_DOCS
         for entry in self._pending:
             new = {doc['_id'] for doc in entry.docs}
             fits = len(ids) + len(new) <= most and size + entry.size <= max_size
-            if entry is not own and fits and not ids & new:
+            if fits and not ids & new:
                 batch, ids, size = [*batch, entry], ids | new, size + entry.size
+        self._pending = [entry for entry in self._pending if entry not in batch]
         return batch
 
     def _send(self, batch: list[_Entry]) -> None:
-        docs = [doc for entry in batch for doc in entry.docs]
+        docs, texts = list[Mapping[str, Any]](), list[bytes]()
+        for entry in batch:
+            docs += entry.docs
+            texts += entry.texts
         try:
-            results = self._write(docs, [text for entry in batch for text in entry.texts])
+            results = self._write(docs, texts)
         except RETRIED as exc:
             for entry in batch:
                 entry.error = copy.copy(exc)  # a copy for each thread, which adds its own traceback
                 entry.error.__cause__ = exc.__cause__
+                entry.done = True
         except CouchDBError as exc:  # other exceptions, such as a task's time limit, concern this thread only
             if len(batch) == 1:
-                batch[0].error = exc
+                batch[0].error, batch[0].done = exc, True
                 return
             # CouchDB refuses a whole request because of one document: send each entry alone.
             for entry in batch:
@@ -139,6 +143,7 @@ class GroupCommit:
         else:
             for entry in batch:
                 entry.results, results = results[: len(entry.docs)], results[len(entry.docs) :]
+                entry.done = True
 
     def _write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes]) -> list[WriteResult]:
         return (self._client.create_once if self._once else self._client.bulk)(docs, texts=texts)

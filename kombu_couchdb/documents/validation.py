@@ -77,7 +77,7 @@ def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> Any:
     for name, member in value.items():
         if not isinstance(name, str):
             raise Unstorable(f'{what} cannot be stored: the names of members must be text')
-        copied[name] = check_value(what, member, levels - 1)
+        copied[name] = member if isinstance(member, str) else check_value(what, member, levels - 1)
     return copied
 
 

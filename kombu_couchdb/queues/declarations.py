@@ -42,7 +42,8 @@ class Declarations:
     """What one process knows of the declarations of one database. Thread-safe."""
 
     def __init__(self) -> None:
-        self._limits: dict[str, Limit] = {}
+        #: The limits of queues that have any, by id.
+        self.limits: dict[str, Limit] = {}
         self.reset()
         reset_in_child(self)
 
@@ -60,7 +61,8 @@ class Declarations:
         self._replies: dict[tuple[str, str], Mapping[str, Any]] = {}
         #: The exchanges that were looked up.
         self.wanted: set[str] = set()
-        self._read: dict[str, float] = {}
+        #: By exchange, and by queue: the monotonic time when its bindings, or its pause, were read.
+        self._read, self._pause_read = dict[str, float](), dict[str, float]()
         self._followed, self._followed_until = set[str](), 0.0  # the exchanges that a consumer keeps up to date
         #: The ids of stored documents, each with the answer of `exists`; whether they are all; until when they count.
         self._ids, self._has_all_ids, self._ids_until = dict[str, bool | None](), False, -math.inf
@@ -109,9 +111,9 @@ class Declarations:
         if time.monotonic() < self._ids_until:
             self._ids[doc_id] = _needs_no_read(doc_id, doc.get('_rev', ''))
         if doc_id.startswith(QUEUE):
-            self._limits.pop(doc_id, None)
+            self.limits.pop(doc_id, None)
             if (limit := limit_of(doc)) != NO_LIMIT:
-                self._limits[doc_id] = limit
+                self.limits[doc_id] = limit
             return
         self._docs[doc_id] = doc
         if doc_id.startswith(PAUSE):
@@ -119,7 +121,7 @@ class Declarations:
 
     def _drop(self, doc_id: str) -> None:
         self._docs.pop(doc_id, None)
-        self._limits.pop(doc_id, None)
+        self.limits.pop(doc_id, None)
         self._ids.pop(doc_id, None)
         self.deleted.add(doc_id)
         if doc_id.startswith(PAUSE):
@@ -204,18 +206,18 @@ class Declarations:
         A consumer keeps the table up to date. Without one, what `note_pause` got is trusted for a second.
         """
         doc_id, now = PAUSE + queue, time.monotonic()
-        if now < self._followed_until or now - self._read.get(doc_id, -math.inf) < _FRESH_SECONDS:
+        if now < self._followed_until or now - self._pause_read.get(queue, -math.inf) < _FRESH_SECONDS:
             return self._docs.get(doc_id, {})
         return {} if self.exists(doc_id) is False else None
 
     def note_pause(self, queue: str, doc: Document | None, at: float) -> None:
         """Take in the Pause of a queue, or None, as it was read from the monotonic time `at` on."""
         self.update(doc or {'_id': PAUSE + queue, '_deleted': True})
-        self._read[PAUSE + queue] = at
+        self._pause_read[queue] = at
 
     def limit(self, queue: str) -> Limit:
         """Return the limits of a queue, as far as this process knows them."""
-        return self._limits.get(QUEUE + queue, NO_LIMIT)
+        return self.limits.get(QUEUE + queue, NO_LIMIT)
 
 
 def _needs_no_read(doc_id: str, rev: str) -> bool | None:

@@ -43,6 +43,7 @@ class Topology:
         self.client, self.broadcasts = client, broadcasts
         self.known = known or declarations_of(client.address.url)
         self._declared: dict[str, Mapping[str, Any]] = {}  # what was declared here, by id
+        self._namesakes = set[str]()  # queues that were bound here to an exchange of their own name
         self._single_reads = 0
 
     @property
@@ -84,6 +85,7 @@ class Topology:
     def _take_back(self, docs: Iterable[Mapping[str, Any]]) -> None:
         for doc in docs:
             self._declared.pop(doc['_id'], None)
+            self._namesakes.discard(doc.get('exchange', ''))
 
     def _store_missing(self, docs: Sequence[Mapping[str, Any]]) -> None:
         now, began = self.client.clock.now(), time.monotonic()
@@ -249,8 +251,10 @@ class Topology:
             doc['temporary'] = limit_of(self.declared_queue(queue)).ttl
         self._store_once(doc, is_new=self.is_temporary(queue))
         self._declare(doc)
-        if exchange == queue == routing_key and self.known.exists(exchange_id(exchange)) is None:
-            self.has_exchange(exchange)  # see `is_broadcast`
+        if exchange == queue == routing_key:
+            self._namesakes.add(queue)
+            if self.known.exists(exchange_id(exchange)) is None:
+                self.has_exchange(exchange)  # see `is_broadcast`
 
     def _store_once(self, doc: Binding | FanoutExchange, *, is_new: bool = False) -> None:
         """Store a Binding or an Exchange, if it is not stored; such a document never changes."""
@@ -270,7 +274,7 @@ class Topology:
     def unbind(self, exchange: str, routing_key: str, queue: str, arguments: Mapping[str, Any] | None = None) -> None:
         """Delete a binding; its parameters are those of `bind`."""
         doc_id = binding_id(exchange, routing_key, queue, arguments)
-        self._declared.pop(doc_id, None)
+        self._take_back([{'_id': doc_id, 'exchange': exchange}])
         self._delete([doc for doc in self.client.find([doc_id]) if doc])
 
     def is_broadcast(self, queue: str) -> bool:
@@ -279,7 +283,7 @@ class Topology:
         This is so if the queue was bound here to an exchange of its own name, as if that were a direct one: Celery does
         so for a queue that only `task_routes` names, and then publishes without an exchange.
         """
-        return self.known.is_fanout(queue) and binding_id(queue, queue, queue) in self._declared
+        return queue in self._namesakes and self.known.is_fanout(queue)
 
     def lookup(
         self, exchange: str, routing_key: str, headers: Mapping[str, Any], *, recheck: bool = True

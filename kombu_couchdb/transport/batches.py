@@ -43,21 +43,17 @@ _MAX_RETRIES = 3
 #: Called with a connection (a `Transport`) and new documents for it.
 Sink = Callable[[Any, Sequence[WorkItem]], Sequence[WorkItem]]
 
-_sink: ContextVar[Sink | None] = ContextVar('kombu_couchdb_sink', default=None)
-
-
-def sink() -> Sink | None:
-    """Return what has the messages that are published now, or None."""
-    return _sink.get()
+#: What has the messages that are published now, or None.
+sink: ContextVar[Sink | None] = ContextVar('kombu_couchdb_sink', default=None)
 
 
 @contextmanager
 def _into(taking: Sink | None) -> Iterator[None]:
-    token = _sink.set(taking)
+    token = sink.set(taking)
     try:
         yield
     finally:
-        _sink.reset(token)
+        sink.reset(token)
 
 
 @contextmanager

@@ -91,7 +91,8 @@ class Channel(virtual.Channel):
         if not exchange and connection.topology.is_broadcast(routing_key):
             exchange = routing_key
         couchdb = connection.couchdb
-        with attempt(couchdb.address.url, message, exchange, routing_key, couchdb.clock.now()) as named:
+        now = couchdb.clock.now()
+        with attempt(couchdb.address.url, message, exchange, routing_key, now) as named:
             prepared = self._prepared(named, exchange, routing_key)
             docs: Sequence[Any] | None = None
             for publisher in connection.publishers:
@@ -100,7 +101,7 @@ class Channel(virtual.Channel):
             if not docs and exchange and self._may_wait(prepared):
                 self._store_soon((prepared, exchange, routing_key))
                 return
-            docs = docs or self._documents(prepared, exchange, routing_key)
+            docs = docs or self._documents(prepared, exchange, routing_key, now)
             if docs is None:
                 self.broadcast(prepared, exchange, routing_key)
             else:
@@ -129,7 +130,7 @@ class Channel(virtual.Channel):
 
         After `ServerUnavailable`, call it with the same documents again: each is stored once.
         """
-        if (take := sink()) is not None:
+        if (take := sink.get()) is not None:
             docs = take(self.connection, docs)
         if docs:
             self.store_docs(docs)
@@ -180,7 +181,7 @@ class Channel(virtual.Channel):
         }
         return prepared
 
-    def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[WorkItem] | None:
+    def _documents(self, message: Document, exchange: str, routing_key: str, now: float) -> Sequence[WorkItem] | None:
         """Return the WorkItems of a message, one for each of its queues, or None if it is broadcast."""
         # With AMQP's default exchange, the routing key is the name of the queue.
         named: Destinations = {routing_key or self.deadletter_queue: {}}
@@ -189,7 +190,7 @@ class Channel(virtual.Channel):
             return None
         if worker_name() is None:  # what the tasks of a worker send is accepted: nobody could send it again
             self.connection.topology.check_accepts(queues)
-        return self._items(queues, message)
+        return self._items(queues, message, now)
 
     def _route(self, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> Destinations | None:
         """Return the queues of a message for a named exchange, or None if it is broadcast.
@@ -200,8 +201,8 @@ class Channel(virtual.Channel):
         queues: Destinations | None = self.typeof(exchange).lookup(topology, exchange, routing_key, headers)
         return {default: {}} if default and queues == {} else queues
 
-    def _items(self, queues: Destinations, message: Document) -> list[WorkItem]:
-        now, properties = self.connection.couchdb.clock.now(), message['properties']
+    def _items(self, queues: Destinations, message: Document, now: float) -> list[WorkItem]:
+        properties = message['properties']
         self.connection.broadcaster.mark(properties, now)
         tag, exchange = properties['delivery_tag'], properties['delivery_info']['exchange']
         items = []
@@ -226,7 +227,7 @@ class Channel(virtual.Channel):
     def _store_transient(self, messages: Sequence[tuple[Document, str, str]]) -> None:
         docs: list[WorkItem] = []
         for message, exchange, routing_key in messages:
-            found = self._documents(message, exchange, routing_key)
+            found = self._documents(message, exchange, routing_key, self.connection.couchdb.clock.now())
             if found is None:
                 self.broadcast(message, exchange, routing_key)
             else:

@@ -256,7 +256,8 @@ class Transport(virtual.Transport):
                 if doc['_id'] not in failed:
                     logger.debug('published message %s to queue %s', doc['_id'], doc['queue'])
         try:
-            self._trim({doc['queue'] for doc in docs})
+            if self.topology.known.limits:
+                self._trim({doc['queue'] for doc in docs})
             self.store.delete_without_queue(docs)
         except CouchDBError as exc:
             # The messages are stored, so an error would make the caller publish them twice.

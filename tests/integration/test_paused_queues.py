@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -145,7 +146,8 @@ def test_queue_refuses_what_programs_publish(
     with monkeypatch.context() as worker:
         worker.setattr(lease._Process, 'worker', 'worker@host')
         publish(connection, 'accepted')
-    assert [item['message']['body'] for item in items(client)] == ['before', 'waits', 'passes', 'accepted']
+    bodies = [json.loads(item['message']['body']) for item in items(client)]
+    assert bodies == ['before', 'waits', 'passes', 'accepted']
     assert queues.paused(client)['q']['refuse']
     queues.resume(client, 'q')
     learns(connection, 'q', refuses=False)

@@ -40,13 +40,13 @@ class ParcelChannel(Channel):
 
     broadcast = _refuse_message = _refusal('it takes tasks, and neither events nor remote control')
 
-    def _documents(self, message: Document, exchange: str, routing_key: str) -> Sequence[Any] | None:
+    def _documents(self, message: Document, exchange: str, routing_key: str, now: float) -> Sequence[Any] | None:
         """Return one parcel: the worker that moves it looks up the queues of its message."""
         if not isinstance(message['headers'].get('task'), str):
             self._refuse_message()
         if exchange and isinstance(self.typeof(exchange), Fanout):
             return None
-        return [parcel.new(message, exchange, routing_key, self.connection.couchdb.clock.now())]
+        return [parcel.new(message, exchange, routing_key, now)]
 
     def store_docs(self, docs: Sequence[Any]) -> None:
         """Store parcels; *raises* what `Store.publish` raises."""
