@@ -116,10 +116,11 @@ def test_pause_asks_and_is_recorded(admin: Browser, client: Client, app: Celery,
     admin.post('/queues', action='pause', select='mail')
     assert 'Pause the queue mail?' in admin.text
     assert queues.paused(client) == {}
-    admin.post('/queues', action='pause', select='mail', reason='the provider is down', confirmed=1)
+    assert 'Refuse new messages of programs' in admin.text
+    admin.post('/queues', action='pause', select='mail', reason='the provider is down', refuse='on', confirmed=1)
     assert 'mail: paused.' in admin.text
     paused = queues.paused(client)['mail']
-    assert (paused['by'], paused['reason']) == (server.user, 'the provider is down')
+    assert (paused['by'], paused['reason'], paused['refuse']) == (server.user, 'the provider is down', True)
     assert 'mail: paused.' not in admin.get('/queues').text
     admin.post('/queues', action='purge', select=['mail', 'pay'], confirmed=1)
     [purged, pause] = admin.get('/activity?format=json').json()
