@@ -152,8 +152,9 @@ class GroupCommit:
         """Remove an entry when its thread leaves `write`; return unwritten entries of its batch to the next sender."""
         entry.abandoned = True
         with self._changed:
-            unsent = [other for other in entry.batch if not other.done and other not in self._pending]
-            self._pending = [other for other in unsent + self._pending if not other.abandoned]
+            if not entry.done or len(entry.batch) > 1:
+                unsent = [other for other in entry.batch if not other.done and other not in self._pending]
+                self._pending = [other for other in unsent + self._pending if not other.abandoned]
             self._changed.notify_all()
 
 

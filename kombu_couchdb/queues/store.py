@@ -98,7 +98,9 @@ class Store:
                     refused.append(WriteResult.refused(once_id(doc), _REFUSALS[type(exc)], reason))
         if self._commits is None:
             self._commits = GroupCommit.of_new(self.client)
-        for part in chunks([doc for doc in docs if 'key' not in doc], _MAX_PUBLISH_DOCS):
+        plain = [doc for doc in docs if 'key' not in doc]
+        for start in range(0, len(plain), _MAX_PUBLISH_DOCS):
+            part = plain[start : start + _MAX_PUBLISH_DOCS]
             try:
                 results = self._commits.write(part)
             except ServerUnavailable:

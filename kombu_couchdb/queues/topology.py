@@ -80,7 +80,6 @@ class Topology:
 
     def _declare(self, doc: Mapping[str, Any]) -> None:
         self._declared[doc['_id']] = {name: value for name, value in doc.items() if name != '_rev'}
-        self.known.update(doc)
 
     def _take_back(self, docs: Iterable[Mapping[str, Any]]) -> None:
         for doc in docs:
@@ -125,12 +124,14 @@ class Topology:
                 if not limited:
                     return {**doc, 'arguments': wanted['arguments'], 'lifetime': found.get('lifetime')}
                 if not doc['lifetime'] and doc['arguments'] == found.get('arguments'):
-                    return doc
+                    break
             if self.client.try_put(doc):
                 if limit_of(doc) != limit_of(found or {}):
                     self._changed([doc], others_use=bool(found))
-                return doc
+                break
             found = self.client.find([doc['_id']])[0]
+        self.known.update(doc)
+        return doc
 
     def _merged(self, wanted: Queue, found: Document) -> Queue:
         """Return the stored Queue `found` with the arguments of `wanted`, and a lifetime that begins again."""
@@ -203,9 +204,9 @@ class Topology:
     def declare_fanout(self, exchange: str) -> None:
         """Store a fanout exchange, unless it is known to be stored."""
         doc = fanout(exchange)
+        self._declare(doc)
         if not self.known.is_fanout(exchange):
             self._store_once(doc)
-        self._declare(doc)
 
     def has_fanout(self, exchange: str) -> bool:
         """Tell whether a fanout exchange is stored, in one request."""
@@ -249,8 +250,8 @@ class Topology:
             doc['arguments'] = dict(arguments)
         if self.is_temporary(queue):
             doc['temporary'] = limit_of(self.declared_queue(queue)).ttl
-        self._store_once(doc, is_new=self.is_temporary(queue))
         self._declare(doc)
+        self._store_once(doc, is_new=self.is_temporary(queue))
         if exchange == queue == routing_key:
             self._namesakes.add(queue)
             if self.known.exists(exchange_id(exchange)) is None:
@@ -258,18 +259,18 @@ class Topology:
 
     def _store_once(self, doc: Binding | FanoutExchange, *, is_new: bool = False) -> None:
         """Store a Binding or an Exchange, if it is not stored; such a document never changes."""
-        if self._exists(doc['_id']):
-            return
-        found = self._declared_before(doc['_id'], is_new=is_new)
-        if not found and not self.client.try_put(doc):
-            found = self.client.find([doc['_id']])[0]
-        if found and doc != {name: value for name, value in found.items() if name in doc}:
-            # The stored document is malformed, or its queue was not temporary then. If this write is in conflict,
-            # another process has repaired the document.
-            self.client.bulk([{**doc, '_rev': found['_rev']}])
-            found = None
-        if not found:
-            self._changed([doc])
+        if not self._exists(doc['_id']):
+            found = self._declared_before(doc['_id'], is_new=is_new)
+            if not found and not self.client.try_put(doc):
+                found = self.client.find([doc['_id']])[0]
+            if found and doc != {name: value for name, value in found.items() if name in doc}:
+                # The stored document is malformed, or its queue was not temporary then. If this write is in conflict,
+                # another process has repaired the document.
+                self.client.bulk([{**doc, '_rev': found['_rev']}])
+                found = None
+            if not found:
+                self._changed([doc])
+        self.known.update(doc)
 
     def unbind(self, exchange: str, routing_key: str, queue: str, arguments: Mapping[str, Any] | None = None) -> None:
         """Delete a binding; its parameters are those of `bind`."""

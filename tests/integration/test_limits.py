@@ -229,6 +229,15 @@ def test_old_messages_of_a_queue_without_consumers_are_deleted(connect: Connect,
 # -- queue length
 
 
+def test_declaration_without_limits_keeps_those_that_are_known(connect: Connect, client: Client) -> None:
+    connection = connect()
+    Queue('q', max_length=3)(connection.channel()).declare()
+    for other in (connection, connect()):
+        Queue('q')(other.channel()).declare()
+    publish_many(connection, range(5))
+    assert bodies(client) == ['2', '3', '4']
+
+
 @pytest.mark.parametrize('batch', [False, True], ids=['one by one', 'in a batch'])
 def test_x_max_length_drops_the_oldest(connection: Connection, client: Client, batch: bool) -> None:
     Queue('q', max_length=3)(connection.channel()).declare()
