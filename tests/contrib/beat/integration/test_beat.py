@@ -23,6 +23,7 @@ from click.testing import Result
 from celery_couchdb.contrib.beat import Schedules
 from celery_couchdb.contrib.beat.entries import Entry, new_state, task_id_of
 from celery_couchdb.contrib.beat.scheduler import Messages
+from kombu_couchdb.admin import queues
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
@@ -117,9 +118,11 @@ def test_due_date_that_cannot_be_sent(beat: Beat, client: Client, caplog: pytest
         'good': entry_of(),
         'set': entry_of(args=({1, 2},)),
         'queue': entry_of(options={'queue': 'x' * 600}),
+        'paused': entry_of(options={'queue': 'refusing'}),
         'huge': entry_of(args=(BeatLazyFunc(lambda: 'x' * 20_000_000),), options={'headers': {'x': 'x' * 7_000_000}}),
     }
-    until(beat(**code), lambda: len(states(client)) == 4)
+    queues.pause(client, 'refusing', refuse=True)
+    until(beat(**code), lambda: len(states(client)) == 5)
     client.put({**client.get('broker:leader:beat'), 'holder': None})
     due_now(client, *code)
     second = beat(**code)
@@ -128,6 +131,7 @@ def test_due_date_that_cannot_be_sent(beat: Beat, client: Client, caplog: pytest
     assert found['good'] == (1, None)
     assert 'not JSON serializable' in found['set'][1]
     assert 'must be text of at most 500 bytes' in found['queue'][1]
+    assert "queue 'refusing' is paused and takes no new messages" in found['paused'][1]
     assert 'a due date of schedule entry set was not sent' in caplog.text
     good = [doc for doc in items(client) if len(str(doc['message'])) < 5000]
     assert len(good) == 1
