@@ -312,7 +312,6 @@ class ChordMixin(BaseKeyValueStoreBackend):
         if not body.options.get('link_error'):
             return body
         chord['errbacks'] = int(chord.get('errbacks') or 0) + 1
-        body = body.clone()
         if chord['errbacks'] <= _MAX_ERRBACKS:
             self.chords.renew(chord)
             for position, errback in enumerate(maybe_list(body.options['link_error'])):
@@ -320,6 +319,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
                 errback['options'].setdefault('task_id', task_id)
             return body
         logger.error('the errbacks of chord %s have ended %d processes, and do not run', chord['_id'], _MAX_ERRBACKS)
+        body = body.clone()
         body.options.pop('link_error')
         return body
 
