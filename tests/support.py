@@ -29,6 +29,7 @@ from celery_couchdb.cli import couchdb
 from kombu_couchdb.couchdb.call import Call
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.server import Server
+from kombu_couchdb.documents.ids import PAUSE
 
 from .conftest import PATIENCE, wait_for
 
@@ -182,13 +183,18 @@ def replace_in_clients(monkeypatch: pytest.MonkeyPatch, database: str, name: str
     monkeypatch.setattr(Client, name, chosen)
 
 
-def record_requests(monkeypatch: pytest.MonkeyPatch, database: str) -> list[Request]:
-    """Return a list to which every further request to a database is appended."""
+def record_requests(monkeypatch: pytest.MonkeyPatch, database: str, *, pauses: bool = False) -> list[Request]:
+    """Return a list to which every further request to a database is appended.
+
+    A program reads the pause of a queue at most once a second: how often depends on speed. So these reads are in the
+    list only with `pauses`.
+    """
     log: list[Request] = []
     send = Server.send
 
     def recorded(self: Server, call: Call, connections: Any) -> Any:
-        if unquote(connections[self.current].url).endswith(f'/{database}'):
+        is_pause = call.method == 'GET' and unquote(call.path or '').startswith(f'/{PAUSE}')
+        if unquote(connections[self.current].url).endswith(f'/{database}') and (pauses or not is_pause):
             body = None if call.body is None else json.loads(call.body)
             log.append(Request(call.method, call.path, body, time.monotonic()))
         return send(self, call, connections)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from celery import Celery
 from kombu import Connection, Exchange, Queue, binding
 from kombu.exceptions import ChannelError
 
@@ -119,6 +120,19 @@ def test_headers_exchange_across_connections(connect: Connect, client: Client) -
     assert [sent(urgent=True), sent(urgent=1), sent(size=2), sent()] == [['both'], [], ['any'], []]
     red.unbind(Queue('both')(channel))
     assert [sent(color='red', size=1), sent(urgent=True)] == [['any'], ['both']]
+
+
+def test_tasks_reach_the_queues_of_a_headers_exchange(app: Celery, client: Client) -> None:
+    app.conf.task_queues = [
+        Queue(color, HEADERS, binding_arguments={'x-match': 'any', 'color': color}) for color in ('red', 'blue')
+    ]
+    with app.connection_for_write() as connection:
+        for queue in app.amqp.queues.values():
+            queue(connection.default_channel).declare()
+    for options in ({'exchange': 'ex', 'routing_key': 'any'}, {'queue': 'blue'}):  # Celery takes the queue's exchange
+        app.send_task('paint', headers={'color': 'red'}, **options)
+        app.send_task('paint', headers={'color': 'green'}, **options)
+    assert [item['queue'] for item in items(client)] == ['red', 'red']
 
 
 @pytest.mark.parametrize('stored', [True, False])

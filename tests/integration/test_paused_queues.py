@@ -15,7 +15,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, QueuePaused
 from kombu_couchdb.leases import lease
 from tests.conftest import wait_for
-from tests.support import Inbox, Request, eta, items, leave_leaf, publish, publish_many
+from tests.support import Inbox, Request, eta, items, leave_leaf, publish, publish_many, record_requests
 
 Connect = Callable[..., Connection]
 
@@ -155,9 +155,9 @@ def test_queue_refuses_what_programs_publish(
 
 
 def test_program_asks_for_a_pause_at_most_once_a_second(
-    connect: Connect, client: Client, sent: list[Request], monkeypatch: pytest.MonkeyPatch
+    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = connect()
+    connection, sent = connect(), record_requests(monkeypatch, database, pauses=True)
     publish(connection, 'first')
     monkeypatch.setattr('kombu_couchdb.queues.declarations._FRESH_SECONDS', 100.0)
     publish(connection, 'reads perhaps')
