@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .ids import BINDING
-from .shared_documents import FanoutExchange
+from .shared_documents import Binding, FanoutExchange
 from .types import FANOUT
 
 #: The values of the argument `x-match` of a binding to a headers exchange.
@@ -62,6 +62,27 @@ def exchange_in(doc_id: str) -> str | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return name if isinstance(name, str) else None
+
+
+def new(
+    exchange: str,
+    routing_key: str,
+    queue: str,
+    pattern: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Binding:
+    """Return a Binding: of a topic exchange with a `pattern`, of a headers exchange with `arguments`."""
+    doc: Binding = {
+        '_id': binding_id(exchange, routing_key, queue, arguments),
+        'type': 'Binding',
+        'exchange': exchange,
+        'routing_key': routing_key,
+        'pattern': pattern,
+        'queue': queue,
+    }
+    if arguments is not None:
+        doc['arguments'] = dict(arguments)
+    return doc
 
 
 def fanout(exchange: str) -> FanoutExchange:

@@ -17,7 +17,7 @@ from typing import Any
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
 from ..documents import queue
-from ..documents.bindings import binding_id, exchange_id, exchange_prefix, fanout, is_binding
+from ..documents.bindings import exchange_id, exchange_prefix, fanout, is_binding
 from ..documents.ids import BINDING, PAUSE, QUEUE
 from ..documents.queue import LIMITS, Limit, limit_of
 from ..documents.shared_documents import Binding, FanoutExchange, Queue
@@ -226,33 +226,14 @@ class Topology:
         self._take_back([doc for doc_id, doc in list(self._declared.items()) if doc_id.startswith(prefix)])
         self._delete(docs)
 
-    def bind(
-        self,
-        exchange: str,
-        routing_key: str,
-        pattern: str | None,
-        queue: str,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Store a binding: of a topic exchange with a `pattern`, of a headers exchange with `arguments`.
-
-        See `documents.bindings.matches`.
-        """
-        doc: Binding = {
-            '_id': binding_id(exchange, routing_key, queue, arguments),
-            'type': 'Binding',
-            'exchange': exchange,
-            'routing_key': routing_key,
-            'pattern': pattern,
-            'queue': queue,
-        }
-        if arguments is not None:
-            doc['arguments'] = dict(arguments)
+    def bind(self, doc: Binding) -> None:
+        """Store a binding, see `documents.bindings.new`."""
+        exchange, queue = doc['exchange'], doc['queue']
         if self.is_temporary(queue):
             doc['temporary'] = limit_of(self.declared_queue(queue)).ttl
         self._declare(doc)
         self._store_once(doc, is_new=self.is_temporary(queue))
-        if exchange == queue == routing_key:
+        if exchange == queue == doc['routing_key']:
             self._namesakes.add(queue)
             if self.known.exists(exchange_id(exchange)) is None:
                 self.has_exchange(exchange)  # see `is_broadcast`
@@ -272,11 +253,10 @@ class Topology:
                 self._changed([doc])
         self.known.update(doc)
 
-    def unbind(self, exchange: str, routing_key: str, queue: str, arguments: Mapping[str, Any] | None = None) -> None:
-        """Delete a binding; its parameters are those of `bind`."""
-        doc_id = binding_id(exchange, routing_key, queue, arguments)
-        self._take_back([{'_id': doc_id, 'exchange': exchange}])
-        self._delete([doc for doc in self.client.find([doc_id]) if doc])
+    def unbind(self, doc: Binding) -> None:
+        """Delete a binding."""
+        self._take_back([doc])
+        self._delete([found for found in self.client.find([doc['_id']]) if found])
 
     def is_broadcast(self, queue: str) -> bool:
         """Tell whether a message that names only a queue is for the fanout exchange of the same name.

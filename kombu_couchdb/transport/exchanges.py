@@ -1,8 +1,8 @@
 """Exchange types: which queues a message goes to, and how a queue is bound.
 
-The classes fill in the hook `prepare_bind` of kombu's exchange types; `declare`, `bind`, `unbind` and `lookup` are
-ours. The channel itself stores the copies of a message, all in one request. To add an exchange type, write one class
-and add it to `EXCHANGE_TYPES`.
+A class makes the Bindings (`binding`, with the pattern of kombu's hook `prepare_bind`) and looks them up. The channel
+stores the copies of a message, all in one request. To add an exchange type, write one class and add it to
+`EXCHANGE_TYPES`; which messages its bindings match is a rule in `documents.bindings`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from kombu.transport.virtual import exchange as virtual
 
-from ..documents.bindings import X_MATCH
+from ..documents import bindings
+from ..documents.shared_documents import Binding
 from ..documents.validation import check_value
 from ..errors import ConfigurationError
 from ..queues.declarations import Destinations
@@ -30,11 +31,16 @@ class _Routed(virtual.ExchangeType):
 
     def bind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
         """Store a binding, for all processes."""
-        self.channel.connection.topology.bind(exchange, *self.prepare_bind(queue, exchange, routing_key, arguments))
+        self.channel.connection.topology.bind(self.binding(queue, exchange, routing_key, arguments))
 
     def unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
         """Delete a binding, for all processes."""
-        self.channel.connection.topology.unbind(exchange, routing_key, queue)
+        self.channel.connection.topology.unbind(self.binding(queue, exchange, routing_key, arguments))
+
+    def binding(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> Binding:
+        """Return a Binding; kombu says which pattern it has."""
+        _, pattern, _ = self.prepare_bind(queue, exchange, routing_key, arguments)
+        return bindings.new(exchange, routing_key, queue, pattern)
 
     def lookup(
         self, topology: Topology, exchange: str, routing_key: str, headers: Mapping[str, Any]
@@ -63,19 +69,15 @@ class Headers(_Routed, virtual.ExchangeType):
 
     type = 'headers'
 
-    def bind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
-        """Store a binding, for all processes; *raises* `ConfigurationError` for an unknown `x-match`."""
+    def binding(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> Binding:
+        """Return a Binding with arguments; *raises* `ConfigurationError` for an unknown `x-match`."""
         arguments = check_value('an argument of a binding', arguments or {})
-        if (mode := arguments.get('x-match', 'all')) not in X_MATCH:
+        if (mode := arguments.get('x-match', 'all')) not in bindings.X_MATCH:
             raise ConfigurationError(
                 f'queue {queue!r:.80} is bound to exchange {exchange!r:.80} with x-match {mode!r:.80}; '
-                f'use one of {", ".join(X_MATCH)}'
+                f'use one of {", ".join(bindings.X_MATCH)}'
             )
-        self.channel.connection.topology.bind(exchange, routing_key, None, queue, arguments)
-
-    def unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any = None) -> None:
-        """Delete the binding with these arguments, for all processes."""
-        self.channel.connection.topology.unbind(exchange, routing_key, queue, arguments or {})
+        return bindings.new(exchange, routing_key, queue, arguments=arguments)
 
 
 class Fanout(virtual.FanoutExchange):

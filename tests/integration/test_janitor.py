@@ -10,6 +10,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.bindings import new as binding_of
 from kombu_couchdb.leases import housekeeping, lease
 from kombu_couchdb.leases.housekeeping import Janitor
 from kombu_couchdb.queues.databases import ensure
@@ -64,7 +65,7 @@ def put_expired(client: Client, prefix: str, kind: str, **expired_since: float) 
 def test_binding_without_a_queue_is_deleted_when_it_is_seen_twice(client: Client, topology: Topology) -> None:
     topology.declare_queue('kept', {}, False)
     for queue in ('kept', 'gone', 'gone too'):
-        topology.bind('x', 'key', None, queue)
+        topology.bind(binding_of('x', 'key', queue))
     tidier = Janitor(client)
     found = [tidier.clean_up(100)['bindings'], tidier.clean_up(100)['bindings'], tidier.clean_up(100)['bindings']]
     assert (sum(found), found[-1]) == (2, 0)
@@ -72,7 +73,7 @@ def test_binding_without_a_queue_is_deleted_when_it_is_seen_twice(client: Client
 
 
 def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, topology: Topology) -> None:
-    topology.bind('x', 'key', None, 'q')  # another process is about to declare the queue
+    topology.bind(binding_of('x', 'key', 'q'))  # another process is about to declare the queue
     tidier = Janitor(client)
     assert [tidier.clean_up(100), tidier.clean_up(100)] == [NOTHING, NOTHING]
     assert Janitor(client).clean_up(100) == NOTHING  # the look of another process does not count
@@ -85,14 +86,14 @@ def test_binding_without_a_queue_is_kept_when_it_is_seen_once(client: Client, to
 def test_queue_declared_during_the_cleanup_keeps_its_binding(
     client: Client, topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topology.bind('x', 'key', None, 'q')
+    topology.bind(binding_of('x', 'key', 'q'))
     tidier = Janitor(client)
     tidier._delete_bindings(0)
     delete = client.bulk
 
     def bulk(docs: Any, **kwargs: Any) -> Any:
         topology.declare_queue('q', {}, False)
-        topology.bind('x', 'key', None, 'q')  # finds the existing binding
+        topology.bind(binding_of('x', 'key', 'q'))  # finds the existing binding
         return delete(docs, **kwargs)
 
     monkeypatch.setattr(client, 'bulk', bulk)
