@@ -64,7 +64,7 @@ class _List(Kind):
     def clean(self, value: Any) -> Any:
         if not isinstance(value, list):
             return _NOTHING
-        return [item for item in map(self._item.clean, value) if item is not _NOTHING]
+        return [item for item in value if self._item.accepts(item)]
 
 
 class _Object(Kind):
@@ -77,8 +77,7 @@ class _Object(Kind):
     def clean(self, value: Any) -> Any:
         if not isinstance(value, dict):
             return _NOTHING
-        cleaned = ((name, self._member.clean(member)) for name, member in value.items())
-        return {name: member for name, member in cleaned if member is not _NOTHING}
+        return {name: member for name, member in value.items() if self._member.accepts(member)}
 
 
 class Schema(Kind):
@@ -114,7 +113,10 @@ class Schema(Kind):
         return None
 
     def clean(self, value: Any) -> Any:
-        """Return an object without the members that are wrong; those that are not declared stay."""
+        """Return an object without the members that are wrong; those that are not declared stay.
+
+        An item of a list or of a mapping that is not right as a whole is left out.
+        """
         if not isinstance(value, dict):
             return _NOTHING
         cleaned = (
@@ -135,7 +137,17 @@ NUMBER = Kind('a number', is_number, {int})
 WHOLE = Kind('a whole number', lambda value: isinstance(value, int) and not isinstance(value, bool), {int})
 LIST = Kind('a list', lambda value: isinstance(value, list), {list})
 OBJECT = Kind('an object', lambda value: isinstance(value, dict), {dict})
-_PLAIN: dict[Any, Kind] = {Any: ANYTHING, str: TEXT, bool: FLAG, float: NUMBER, int: WHOLE, list: LIST, dict: OBJECT}
+_PLAIN: dict[Any, Kind] = {
+    Any: ANYTHING,
+    str: TEXT,
+    bool: FLAG,
+    float: NUMBER,
+    int: WHOLE,
+    list: LIST,
+    dict: OBJECT,
+    Mapping: OBJECT,
+    NoneType: Kind('null', lambda value: value is None, {NoneType}),
+}
 
 
 def _kind_of(hint: Any) -> Kind:

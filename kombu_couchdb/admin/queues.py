@@ -22,6 +22,10 @@ from ..leases.lease import queues_of
 from ..queues.databases import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
+from ..schema import Schema
+
+#: What is read of a pause: somebody may have written it by hand.
+_PAUSE = Schema.of(Pause)
 
 
 class Paused(TypedDict):
@@ -57,12 +61,8 @@ def paused_in(docs: Iterable[Document]) -> dict[str, Paused]:
 
 
 def _paused(doc: Document) -> Paused:
-    date, by, reason = doc.get('date'), doc.get('by'), doc.get('reason')
-    return {
-        'date': float(date) if isinstance(date, (int, float)) else None,
-        'by': by if isinstance(by, str) else None,
-        'reason': reason if isinstance(reason, str) else None,
-    }
+    found = _PAUSE.clean(doc)
+    return {'date': found.get('date'), 'by': found.get('by'), 'reason': found.get('reason')}
 
 
 def pause(client: Client, queue: str, *, by: str | None = None, reason: str | None = None) -> bool:
