@@ -97,6 +97,7 @@ def compare(kind: str, docs: Sequence[Mapping[str, Any]]) -> None:
     assert {name for name, there in page.items() if there == 'always'} == set.intersection(*found)
     if schema := SCHEMAS.get(kind):
         assert schema.kinds.keys() == {name.partition('.')[0] for name in page} - {'_attachments'}
+        assert schema.required - {'_id'} == {name.partition('.')[0] for name, there in page.items() if there == 'always'}
         assert not [problem for doc in docs if (problem := schema.problem('', doc))]
 
 
@@ -181,7 +182,7 @@ def test_other_documents_of_the_broker(
     monkeypatch.setattr(worker_hooks, '_hooks', {'running': lambda queues: [running]})
     monkeypatch.setattr(worker_hooks, '_members', {'tasks': lambda: {'since': 1.0, 'counts': {}}})
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
-    connection.transport.broadcaster.send('to fanout', '', {'body': 'x'}, reply={'exchange': 'replies'})
+    connection.transport.broadcaster.send('to fanout', '', {'body': 'x', 'headers': {}, 'properties': {}}, reply={'exchange': 'replies'})
     bells = BroadcastsDatabase(client)
     bells.notify()
     bells.ring('q')
