@@ -16,7 +16,7 @@ from datetime import MAXYEAR, MINYEAR, datetime, timezone
 from typing import Any
 
 from ..schema import OBJECT, TEXT, Kind, list_of
-from ..values import date_of, is_number, is_whole
+from ..values import MAX_NUMBER, date_of, is_number, is_whole
 
 #: Encodings that a body may have: those of kombu's serializers, and other character sets that are decoded in linear
 #: time and memory. Python knows more: `bz2` and `zlib` decode 1 kB to gigabytes, `punycode` and `idna` need quadratic
@@ -28,8 +28,6 @@ _ENCODINGS = frozenset(
     }
 )
 
-#: The maximum of numbers of seconds and of counts; seconds are about 31 years.
-_MAX_NUMBER = 10**9
 
 #: The maximum length of an id or a name that a publisher chooses.
 _MAX_LINE_CHARACTERS = 255
@@ -42,11 +40,11 @@ EMBEDDED = frozenset({'callbacks', 'chain', 'chord', 'errbacks'})
 
 
 def _is_count(value: Any) -> bool:
-    return is_whole(value, 0, _MAX_NUMBER)
+    return is_whole(value, 0, MAX_NUMBER)
 
 
 def _is_seconds(value: Any) -> bool:
-    return is_number(value) and 0 <= value <= _MAX_NUMBER
+    return is_number(value) and 0 <= value <= MAX_NUMBER
 
 
 def _is_id(value: Any) -> bool:
@@ -91,8 +89,8 @@ def _is_time_limit(value: Any) -> bool:
 
 _ID = Kind('text', _is_id, {str})
 _DATE = Kind(f'an ISO date; without a time zone, of the years {MINYEAR + 1} to {MAXYEAR - 1}', _is_date)
-_COUNT = Kind(f'a whole number from 0 to {_MAX_NUMBER}', _is_count)
-_SECONDS = Kind(f'a number of seconds from 0 to {_MAX_NUMBER}', _is_seconds)
+_COUNT = Kind(f'a whole number from 0 to {MAX_NUMBER}', _is_count)
+_SECONDS = Kind(f'a number of seconds from 0 to {MAX_NUMBER}', _is_seconds)
 _FLAG = Kind('true or false', lambda value: isinstance(value, int), {bool})
 
 #: The headers that Celery's producers write, and `headers`, which Celery's worker reads. Each may be null, too.
@@ -103,7 +101,7 @@ HEADERS: Mapping[str, Kind] = {
     **dict.fromkeys(('retries', 'group_index', 'replaced_task_nesting'), _COUNT),
     **dict.fromkeys(('stamps', 'headers'), OBJECT),
     'ignore_result': _FLAG,
-    'timelimit': Kind(f'a list of two numbers of seconds from 0 to {_MAX_NUMBER}, or nulls', _is_time_limit),
+    'timelimit': Kind(f'a list of two numbers of seconds from 0 to {MAX_NUMBER}, or nulls', _is_time_limit),
     STAMPS: Kind('a list of names', list_of(TEXT).accepts),
 }
 

@@ -1,6 +1,6 @@
 """The messages of the broker's database as types; `shared_documents` has its other documents.
 
-docs/reference/documents.rst explains the members for users, and a test compares that page with the documents that are
+docs/development/documents.rst explains the members for users, and a test compares that page with the documents that are
 written. Optional members are in a base class with `total=False`. CouchDB's own members are optional everywhere: `_rev`
 is missing until a document is written, `_deleted` is there in deletions only.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict, final
 
 from ..schema import OBJECT, Kind, Schema
-from ..values import is_whole
+from ..values import MAX_NUMBER, is_whole
 
 #: A document of any type, or one that was read and not checked. `Client` reads and writes these.
 Document = dict[str, Any]
@@ -47,7 +47,7 @@ class Stored(TypedDict, total=False):
 
 
 #: The number of deliveries of an item; with more it is malformed.
-Attempts = Annotated[int, Kind('a whole number from 0 to 10^9', lambda value: is_whole(value, 0, 10**9))]
+Attempts = Annotated[int, Kind(f'a whole number from 0 to {MAX_NUMBER}', lambda value: is_whole(value, 0, MAX_NUMBER))]
 
 #: A message as kombu's virtual transports represent it. `body` is null if it is an attachment.
 Message = TypedDict(

@@ -27,6 +27,7 @@ from ..documents.ids import CONSUMER
 from ..documents.shared_documents import Consumer
 from ..options import HEARTBEATS_PER_LEASE
 from ..schema import Schema
+from ..values import MAX_NUMBER
 
 #: What `queues_of` reads of a heartbeat.
 _QUEUES = Schema.of(Consumer, 'queues')
@@ -46,9 +47,6 @@ GRACE_SECONDS = 2.0
 #: measure the rest with its monotonic clock. The rest is longer than a third of the lease, the interval of heartbeats,
 #: so a living consumer writes a heartbeat in it, and does not lose its lease because a clock is wrong.
 CLOCK_SHARE = 0.6
-
-#: The longest lease: `visibility_timeout` has the same limit, see `options`.
-_MAX_LEASE_SECONDS = 1e9
 
 
 class _Process:
@@ -347,7 +345,7 @@ def _lease_of(doc: Document | None, default: float) -> float:
         return default
     date, expires = _number(doc.get('date')), _number(doc.get('expires'))
     lease = expires - date if date is not None and expires is not None else default
-    return lease if 0 < lease <= _MAX_LEASE_SECONDS else default
+    return lease if 0 < lease <= MAX_NUMBER else default
 
 
 def _number(value: Any) -> float | None:

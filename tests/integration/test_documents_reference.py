@@ -1,4 +1,4 @@
-"""docs/reference/documents.rst compared with the documents that are really written."""
+"""docs/development/documents.rst compared with the documents that are really written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.support import Inbox, Request, eta, items, publish
 
 from .conftest import Connect, kill_all
 
-PAGE = (Path(__file__).parents[2] / 'docs/reference/documents.rst').read_text('utf-8')
+PAGE = (Path(__file__).parents[2] / 'docs/development/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 
 #: The types that declare the documents.
@@ -97,7 +97,7 @@ def compare(kind: str, docs: Sequence[Mapping[str, Any]]) -> None:
     assert {name for name, there in page.items() if there == 'always'} == set.intersection(*found)
     if schema := SCHEMAS.get(kind):
         assert schema.kinds.keys() == {name.partition('.')[0] for name in page} - {'_attachments'}
-        assert schema.required - {'_id'} == {name.partition('.')[0] for name, there in page.items() if there == 'always'}
+        assert schema.required <= {name.partition('.')[0] for name, there in page.items() if there == 'always'}
         assert not [problem for doc in docs if (problem := schema.problem('', doc))]
 
 
@@ -182,7 +182,8 @@ def test_other_documents_of_the_broker(
     monkeypatch.setattr(worker_hooks, '_hooks', {'running': lambda queues: [running]})
     monkeypatch.setattr(worker_hooks, '_members', {'tasks': lambda: {'since': 1.0, 'counts': {}}})
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
-    connection.transport.broadcaster.send('to fanout', '', {'body': 'x', 'headers': {}, 'properties': {}}, reply={'exchange': 'replies'})
+    message = {'body': 'x', 'headers': {}, 'properties': {}}
+    connection.transport.broadcaster.send('to fanout', '', message, reply={'exchange': 'replies'})
     bells = BroadcastsDatabase(client)
     bells.notify()
     bells.ring('q')
