@@ -67,7 +67,7 @@ def _planned(client: Client, queues: list[str]) -> list[Document]:
     """Return the planned messages of these queues, ordered by due date."""
     now = client.clock.now()
     docs = Store(client).planned(queues, _MAX_TASKS)
-    return [doc for doc in docs if not validation.flaw(doc) and workitem.state(doc, now) == 'scheduled']
+    return [doc for doc in docs if not validation.malformed_reason(doc) and workitem.state(doc, now) == 'scheduled']
 
 
 def _describe(doc: Document, hostname: str) -> dict[str, Any]:

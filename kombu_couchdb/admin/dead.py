@@ -153,7 +153,7 @@ def replay(
             refused[doc['_id']] = 'it is no dead letter (any more)'
         elif not isinstance(doc.get('queue'), str):
             refused[doc['_id']] = f'it cannot be delivered: {NO_QUEUE}'
-        elif reason := validation.flaw({**item, 'claimed': None}):
+        elif reason := validation.malformed_reason({**item, 'claimed': None}):
             refused[doc['_id']] = f'it cannot be delivered: {reason}'
         elif 'key' in doc and not workitem.is_unique(doc):
             # A unique job that failed, and was copied to a document of its own when the next message with its job key

@@ -63,7 +63,7 @@ def _waiting(client: Client, task_id: str) -> Document:
         raise NotChangeable(
             f'job {task_id} cannot be changed: {next((why[s] for s in why if s in states), "it is not in a queue")}'
         )
-    if reason := validation.flaw(waiting[0]):
+    if reason := validation.malformed_reason(waiting[0]):
         raise NotChangeable(f'job {task_id} cannot be changed: {reason}')
     if workitem.has_expired(waiting[0], now):
         raise NotChangeable(f'job {task_id} cannot be changed: it has expired')

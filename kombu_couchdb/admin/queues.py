@@ -22,6 +22,10 @@ from ..leases.lease import queues_of
 from ..queues.databases import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
+from ..schema import Schema
+
+#: What is read of a pause: somebody may have written it by hand.
+_PAUSE = Schema.of(Pause)
 
 
 class Paused(TypedDict):
@@ -59,12 +63,12 @@ def paused_in(docs: Iterable[Document]) -> dict[str, Paused]:
 
 
 def _paused(doc: Document) -> Paused:
-    date, by, reason = doc.get('date'), doc.get('by'), doc.get('reason')
+    found = _PAUSE.clean(doc)
     return {
-        'date': float(date) if isinstance(date, (int, float)) else None,
-        'by': by if isinstance(by, str) else None,
-        'reason': reason if isinstance(reason, str) else None,
-        'refuse': doc.get('refuse') is True,
+        'date': found.get('date'),
+        'by': found.get('by'),
+        'reason': found.get('reason'),
+        'refuse': found.get('refuse') is True,
     }
 
 

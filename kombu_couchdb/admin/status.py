@@ -16,15 +16,19 @@ from ..couchdb.shapes import exactly, maybe, members, number
 from ..design.rows import QueueCount
 from ..documents.ids import CONSUMER, LEADER, PAUSE, QUEUE
 from ..documents.queue import is_internal
-from ..documents.shared_documents import ReportedTask
+from ..documents.shared_documents import Consumer, Leader, Queue, ReportedTask
 from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
 from ..leases.lease import ends_at, queues_of
 from ..leases.worker_load import WorkerLoad, claims, reported
 from ..queues.backlog import EMPTY, Backlog, backlog
 from ..queues.databases import broadcasts_of
+from ..schema import Schema
 from .claimants import host_and_process, name_of
 from .queues import Paused, paused_in
+
+#: What is read of these documents.
+_QUEUE, _CONSUMER, _LEADER = Schema.of(Queue, 'type', 'name'), Schema.of(Consumer), Schema.of(Leader)
 
 #: The shapes of the rows that are read here. The key of a malformed item can be anything.
 _DEAD = members(key=exactly(lambda queue: True), value=number)
@@ -176,7 +180,7 @@ def status(
         own = f'{heartbeat["host"]}:{heartbeat["pid"]}:'
         leads = [lead['duty'] for lead in led if lead['alive'] and str(lead['holder']).startswith(own)]
         found.append({**heartbeat, 'prefetched': load.of_consumers[doc['_id']], 'leads': leads})
-        for name, rate in _rates(doc).items():
+        for name, rate in _CONSUMER.clean(doc).get('rates', {}).items():
             if heartbeat['alive'] and name in queues:
                 queues[name]['rate'] = round(queues[name]['rate'] + rate, 3)
     return {
@@ -195,7 +199,7 @@ def status(
 
 
 def _is_queue(doc: Document) -> bool:
-    return doc.get('type') == 'Queue' and isinstance(doc.get('name'), str)
+    return _QUEUE.accepts(doc)
 
 
 def _queues(
@@ -241,27 +245,20 @@ def consumers(client: Client, prefix: str = '') -> list[HeartbeatStatus]:
 
 
 def _heartbeat(doc: Document, now: float, *, alive: bool) -> HeartbeatStatus:
-    queues, pid = doc.get('queues'), doc.get('pid')
-    written = _float_or_none(doc.get('date'))
+    doc = _CONSUMER.clean(doc)
+    written = doc.get('date')
     return {
         'id': doc['_id'].removeprefix(CONSUMER),
         'name': name_of(doc),
         'host': str(doc.get('host')),
-        'pid': pid if isinstance(pid, int) else None,
-        'queues': [name for name in queues if isinstance(name, str)] if isinstance(queues, list) else [],
+        'pid': doc.get('pid'),
+        'queues': doc.get('queues', []),
         'heartbeat': None if written is None else round(max(0.0, now - written), 3),
-        'rate': round(sum(_rates(doc).values()), 3),
+        'rate': round(sum(doc.get('rates', {}).values()), 3),
         'alive': alive,
         'running': reported(doc),
-        'tasks': doc['tasks'] if isinstance(doc.get('tasks'), dict) else {},
+        'tasks': doc.get('tasks', {}),
     }
-
-
-def _rates(doc: Document) -> dict[str, float]:
-    """Return how many messages per second a consumer acknowledged recently, by queue."""
-    rates = doc.get('rates')
-    found = {name: _float_or_none(rate) for name, rate in rates.items()} if isinstance(rates, dict) else {}
-    return {name: rate for name, rate in found.items() if rate}
 
 
 # -- leaders
@@ -274,13 +271,13 @@ def leaders(client: Client) -> list[LeaderStatus]:
 
 
 def _leader(doc: Document, now: float) -> LeaderStatus:
-    holder = doc['holder'] if isinstance(doc.get('holder'), str) else None
-    renewed = round(max(0.0, now - doc['date']), 3) if number(doc.get('date')) else None
-    lease = doc['lease'] if number(doc.get('lease')) else LEASE_SECONDS
-    node = doc.get('node')
+    doc = _LEADER.clean(doc)
+    holder = doc.get('holder')
+    renewed = round(max(0.0, now - doc['date']), 3) if 'date' in doc else None
+    lease = doc.get('lease', LEASE_SECONDS)
     return {
         'duty': doc['_id'].removeprefix(LEADER),
-        'name': holder and (node if isinstance(node, str) and node else host_and_process(holder)),
+        'name': holder and (doc.get('node') or host_and_process(holder)),
         'holder': holder,
         'renewed': renewed,
         'alive': holder is not None and renewed is not None and renewed < lease,
@@ -345,7 +342,3 @@ def _vendor(greeting: Document) -> str:
 def _documents(client: Client, first: str, last: str) -> list[Document]:
     """Return the documents whose ids begin with `first`, with `last`, or sort between them; one request."""
     return [row['doc'] for row in client.id_range(first, to=last, docs=True)]
-
-
-def _float_or_none(value: Any) -> float | None:
-    return float(value) if number(value) else None

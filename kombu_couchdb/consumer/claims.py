@@ -287,7 +287,7 @@ class Claims:
             return dead_letter.made_of(doc, reason, now), decided
 
         now = self._store.client.clock.now()
-        if reason := validation.flaw(doc) or body.reason:
+        if reason := validation.malformed_reason(doc) or body.reason:
             return set_aside(reason)
         limit = self._topology.known.limit(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
@@ -347,7 +347,7 @@ class Claims:
             docs = itertools.chain(self._gate.ready({pull.queue: 1}) if self._gate.is_used else (), ready)
         parked: list[PendingWrite] = []
         for doc in (doc for doc in docs if doc['_id'] not in pull.refused and not waits_for_slot(doc)):
-            if validation.flaw(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
+            if validation.malformed_reason(doc) or (workitem.is_waiting(doc) and workitem.is_due(doc, now)):
                 # With `no_ack` the message is done when it is delivered: it needs no slot.
                 if not self._admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue

@@ -25,7 +25,7 @@ from kombu.compression import get_decoder
 from kombu.serialization import loads
 
 from ..errors import Unstorable
-from .task_message import content_flaw
+from .task_message import content_problem
 from .types import Attachment, Document, Message
 
 #: The name and type of the attachment, which contains the bytes of the body. CouchDB would compress an attachment of a
@@ -139,7 +139,7 @@ def loaded(message: Mapping[str, Any], body: Any, accept: Any) -> Any:
 
     *Raises* `ValueError`, kombu's `ContentDisallowed` and `DecodeError`, and what a serializer raises.
     """
-    if reason := content_flaw(message):
+    if reason := content_problem(message):
         raise ValueError(reason)
     if compression := message['headers'].get('compression'):
         body = unpacked(body, compression)

@@ -43,12 +43,12 @@ class Concurrency(NamedTuple):
 # -- headers
 
 
-def flaw(headers: Mapping[str, Any]) -> str | None:
+def limit_problem(headers: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the headers of a message; None if they have a valid limit, or none at all."""
     key, limit = headers.get(CONCURRENCY_KEY), headers.get(CONCURRENCY_LIMIT)
     if key is None:
         return None if limit is None else f'the header {CONCURRENCY_LIMIT} needs the header {CONCURRENCY_KEY}'
-    if reason := flaw_of_key(CONCURRENCY_KEY, key):
+    if reason := key_problem(CONCURRENCY_KEY, key):
         return reason
     if key.startswith(RATE):
         return f'the header {CONCURRENCY_KEY} must not begin with {RATE!r}, which is for rate keys'
@@ -57,7 +57,7 @@ def flaw(headers: Mapping[str, Any]) -> str | None:
     return None
 
 
-def flaw_of_key(header: str, key: Any) -> str | None:
+def key_problem(header: str, key: Any) -> str | None:
     """Return what is wrong with the key in a header; None if it is valid."""
     if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
         return f'the header {header} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}'
@@ -67,7 +67,7 @@ def flaw_of_key(header: str, key: Any) -> str | None:
 def limit_of(doc: Mapping[str, Any]) -> Concurrency | None:
     """Return the limit of an item, or None if it has none. It may be malformed: it is then a dead letter soon."""
     headers = headers_of(doc)
-    if headers.get(CONCURRENCY_KEY) is None or flaw(headers):
+    if headers.get(CONCURRENCY_KEY) is None or limit_problem(headers):
         return None
     return Concurrency(headers[CONCURRENCY_KEY], headers[CONCURRENCY_LIMIT])
 

@@ -55,12 +55,12 @@ class RateLimit(NamedTuple):
 # -- headers
 
 
-def flaw(headers: Mapping[str, Any]) -> str | None:
+def rate_problem(headers: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the headers of a message; None if they have a valid rate, or none at all."""
     key = headers.get(RATE_KEY)
     if key is None:
         return None
-    if reason := concurrency.flaw_of_key(RATE_KEY, key):
+    if reason := concurrency.key_problem(RATE_KEY, key):
         return reason
     if _parse(headers.get(RATE)) is None:
         return (
@@ -72,14 +72,14 @@ def flaw(headers: Mapping[str, Any]) -> str | None:
 
 def check(headers: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` if headers have a rate or a concurrency limit that is not valid."""
-    if reason := concurrency.flaw(headers) or flaw(headers):
+    if reason := concurrency.limit_problem(headers) or rate_problem(headers):
         raise ConfigurationError(reason)
 
 
 def rate_of(doc: Mapping[str, Any]) -> RateLimit | None:
     """Return the rate of an item, or None if it has none. It may be malformed: it is then a dead letter soon."""
     headers = headers_of(doc)
-    if headers.get(RATE_KEY) is None or flaw(headers):
+    if headers.get(RATE_KEY) is None or rate_problem(headers):
         return None
     parsed = _parse(headers[RATE])
     return None if parsed is None else RateLimit(headers[RATE_KEY], *parsed)

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
+from ..schema import WHOLE, Kind, list_of
 from .types import Message, Stored
+
+_Pair = Annotated[list[int], Kind('two whole numbers', lambda value: list_of(WHOLE).accepts(value) and len(value) == 2)]
 
 
 class ReportedTask(TypedDict):
@@ -24,7 +27,7 @@ class Running(TypedDict):
     """The tasks that a worker has run for a second or more."""
 
     #: By queue: their number, and how many of them are not acknowledged yet.
-    queues: dict[str, list[int]]
+    queues: dict[str, _Pair]
     #: At most 100 of them, the longest running first.
     tasks: list[ReportedTask]
 

@@ -11,10 +11,11 @@ programs that use kombu without Celery, may have any headers. No function here i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import MAXYEAR, MINYEAR, datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..schema import OBJECT, TEXT, Kind, list_of
 from ..values import MAX_NUMBER, date_of, is_number, is_whole
 
 #: Encodings that a body may have: those of kombu's serializers, and other character sets that are decoded in linear
@@ -36,13 +37,6 @@ STAMPS = 'stamped_headers'
 
 #: The members of the third part of a task's body. They contain signatures of other tasks.
 EMBEDDED = frozenset({'callbacks', 'chain', 'chord', 'errbacks'})
-
-
-class _Kind(NamedTuple):
-    """The values that a header or an option may have, beside null, and a description of them."""
-
-    accepts: Callable[[Any], bool]
-    words: str
 
 
 def _is_count(value: Any) -> bool:
@@ -93,39 +87,35 @@ def _is_time_limit(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(each is None or _is_seconds(each) for each in value)
 
 
-_TEXT = _Kind(lambda value: isinstance(value, str), 'text')
-_ID = _Kind(_is_id, 'text')
-_DATE = _Kind(_is_date, f'an ISO date; without a time zone, of the years {MINYEAR + 1} to {MAXYEAR - 1}')
-_COUNT = _Kind(_is_count, f'a whole number from 0 to {MAX_NUMBER}')
-_SECONDS = _Kind(_is_seconds, f'a number of seconds from 0 to {MAX_NUMBER}')
-_FLAG = _Kind(lambda value: isinstance(value, int), 'true or false')
-_OBJECT = _Kind(lambda value: isinstance(value, dict), 'an object')
+_ID = Kind('text', _is_id, {str})
+_DATE = Kind(f'an ISO date; without a time zone, of the years {MINYEAR + 1} to {MAXYEAR - 1}', _is_date)
+_COUNT = Kind(f'a whole number from 0 to {MAX_NUMBER}', _is_count)
+_SECONDS = Kind(f'a number of seconds from 0 to {MAX_NUMBER}', _is_seconds)
+_FLAG = Kind('true or false', lambda value: isinstance(value, int), {bool})
 
-#: The headers that Celery's producers write, and `headers`, which Celery's worker reads.
-HEADERS: Mapping[str, _Kind] = {
-    **dict.fromkeys(('lang', 'task', 'shadow', 'argsrepr', 'kwargsrepr', 'origin', 'compression'), _TEXT),
+#: The headers that Celery's producers write, and `headers`, which Celery's worker reads. Each may be null, too.
+HEADERS: Mapping[str, Kind] = {
+    **dict.fromkeys(('lang', 'task', 'shadow', 'argsrepr', 'kwargsrepr', 'origin', 'compression'), TEXT),
     **dict.fromkeys(('id', 'root_id', 'parent_id', 'group'), _ID),
     **dict.fromkeys(('eta', 'expires'), _DATE),
     **dict.fromkeys(('retries', 'group_index', 'replaced_task_nesting'), _COUNT),
-    **dict.fromkeys(('stamps', 'headers'), _OBJECT),
+    **dict.fromkeys(('stamps', 'headers'), OBJECT),
     'ignore_result': _FLAG,
-    'timelimit': _Kind(_is_time_limit, f'a list of two numbers of seconds from 0 to {MAX_NUMBER}, or nulls'),
-    STAMPS: _Kind(
-        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), 'a list of names'
-    ),
+    'timelimit': Kind(f'a list of two numbers of seconds from 0 to {MAX_NUMBER}, or nulls', _is_time_limit),
+    STAMPS: Kind('a list of names', list_of(TEXT).accepts),
 }
 
 #: Options of a signature that contain no signatures and that change only how its own task is sent.
-OPTIONS: Mapping[str, _Kind] = {
+OPTIONS: Mapping[str, Kind] = {
     **{name: HEADERS[name] for name in ('eta', 'group_index', 'ignore_result', 'parent_id', 'root_id', 'shadow')},
     **dict.fromkeys(('task_id', 'group_id'), _ID),
     **{name: HEADERS[name] for name in ('argsrepr', 'kwargsrepr', STAMPS)},
-    **dict.fromkeys(('compression', 'exchange', 'queue', 'reply_to', 'routing_key', 'serializer'), _TEXT),
+    **dict.fromkeys(('compression', 'exchange', 'queue', 'reply_to', 'routing_key', 'serializer'), TEXT),
     **dict.fromkeys(('add_to_parent', 'immediate', 'mandatory', 'retry'), _FLAG),
     **dict.fromkeys(('delivery_mode', 'max_retries', 'priority'), _COUNT),
     **dict.fromkeys(('countdown', 'interval'), _SECONDS),
-    'expires': _Kind(lambda value: _is_seconds(value) or _is_date(value), f'{_SECONDS.words}, or {_DATE.words}'),
-    'headers': _OBJECT,
+    'expires': Kind(f'{_SECONDS.words}, or {_DATE.words}', lambda value: _is_seconds(value) or _is_date(value)),
+    'headers': OBJECT,
 }
 
 #: Headers that may not be null, and one that would replace a function of Celery's request.
@@ -134,16 +124,16 @@ _NEEDED, _NEVER = ('task', 'id'), '_get_custom_headers'
 
 def is_task(headers: Mapping[str, Any]) -> bool:
     """Tell whether a message with these headers is a task of protocol 2."""
-    return all(name in headers for name in _NEEDED)
+    return 'task' in headers and 'id' in headers
 
 
-def flaw(message: Mapping[str, Any]) -> str | None:
+def message_problem(message: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the content type, the encoding or the headers of a message; None if nothing is.
 
     The headers and the properties of the message are objects.
     """
     headers = message['headers']
-    if (reason := content_flaw(message)) or not is_task(headers):
+    if (reason := content_problem(message)) or not is_task(headers):
         return reason
     for name in _NEEDED:
         if headers[name] is None:
@@ -152,18 +142,21 @@ def flaw(message: Mapping[str, Any]) -> str | None:
         return 'content-type is missing'
     if _NEVER in headers:
         return f'the header {_NEVER} is not for messages'
-    return next(filter(None, (type_flaw(name, headers[name]) for name in HEADERS if name in headers)), None)
+    for name, kind in HEADERS.items():
+        value = headers.get(name)
+        if value is not None and type(value) not in kind.types and not kind.accepts(value):
+            return type_problem(name, value)
+    return None
 
 
-def type_flaw(name: str, value: Any, kinds: Mapping[str, _Kind] = HEADERS) -> str | None:
+def type_problem(name: str, value: Any, kinds: Mapping[str, Kind] = HEADERS) -> str | None:
     """Return what is wrong with the value of one of the `HEADERS`, or of another mapping; None if nothing is."""
-    kind = kinds[name]
-    if value is None or kind.accepts(value):
-        return None
-    return f'the {"header" if kinds is HEADERS else "option"} {name} must be {kind.words}, not {value!r:.80}'
+    what = 'header' if kinds is HEADERS else 'option'
+    problem = None if value is None else kinds[name].problem(f'the {what} {name}', value)
+    return problem and f'{problem}, not {value!r:.80}'
 
 
-def content_flaw(message: Mapping[str, Any]) -> str | None:
+def content_problem(message: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the content type or encoding of a message; None if the body may be decoded."""
     content_type, encoding = message.get('content-type'), message.get('content-encoding')
     if content_type is not None and not isinstance(content_type, str):
@@ -173,7 +166,7 @@ def content_flaw(message: Mapping[str, Any]) -> str | None:
     return None
 
 
-def body_flaw(body: Any) -> str | None:
+def body_problem(body: Any) -> str | None:
     """Return what is wrong with the decoded body of a task; None if it is exactly what Celery writes.
 
     Celery's worker takes the members that the third part lacks from the headers, and all that it has beside these four

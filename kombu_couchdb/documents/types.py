@@ -5,12 +5,16 @@ written. Optional members are in a base class with `total=False`. CouchDB's own 
 is missing until a document is written, `_deleted` is there in deletions only.
 
 Every user with access to the database can write any document. So a document that was read is a `Document` until it was
-checked (see `validation.flaw`), and functions that decide about such documents take any `Mapping`.
+checked (see `schema` and `validation.malformed_reason`), and functions that decide about such documents take any
+`Mapping`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, final
+from typing import Annotated, Any, Literal, TypedDict, final
+
+from ..schema import OBJECT, Kind, Schema
+from ..values import MAX_NUMBER, is_whole
 
 #: A document of any type, or one that was read and not checked. `Client` reads and writes these.
 Document = dict[str, Any]
@@ -42,15 +46,18 @@ class Stored(TypedDict, total=False):
     _attachments: dict[str, Attachment]
 
 
+#: The number of deliveries of an item; with more it is malformed.
+Attempts = Annotated[int, Kind(f'a whole number from 0 to {MAX_NUMBER}', lambda value: is_whole(value, 0, MAX_NUMBER))]
+
 #: A message as kombu's virtual transports represent it. `body` is null if it is an attachment.
 Message = TypedDict(
     'Message',
     {
         'body': str | None,
         'headers': dict[str, Any],
-        'properties': dict[str, Any],
-        'content-type': str,
-        'content-encoding': str,
+        'properties': Annotated[dict[str, Any], Schema({'delivery_info': OBJECT})],
+        'content-type': Any,
+        'content-encoding': Any,
     },
 )
 
@@ -123,7 +130,7 @@ class WorkItem(DatedMessage, _WorkItemOptions, Stored):
     type: Literal['WorkItem']
     queue: str
     #: How often it was delivered. Deliveries to consumers that were shut down normally do not count.
-    attempts: int
+    attempts: Attempts
     claimed: Claim | None
 
 

@@ -88,7 +88,7 @@ def _merge(found: Document | None, doc: WorkItem, now: float) -> tuple[list[Mapp
     own = workitem.task_id(doc)
     if found is None:
         return [doc], Outcome(ENQUEUED, own)
-    reason = validation.flaw(found)
+    reason = validation.malformed_reason(found)
     if found.get('status') or reason:
         dead = found if found.get('status') else dead_letter.made_of(found, str(reason), now)
         return [dead_letter.copy(dead), {**doc, '_rev': found['_rev']}], Outcome(ENQUEUED, own)
@@ -139,7 +139,7 @@ def _followers(doc: Mapping[str, Any]) -> list[Document]:
     stored = doc.get('next')
     if not isinstance(stored, list):
         return []
-    return [one for one in stored if isinstance(one, dict) and not validation.flaw({**one, 'attempts': 0})]
+    return [one for one in stored if isinstance(one, dict) and not validation.malformed_reason({**one, 'attempts': 0})]
 
 
 def _moved(item: Mapping[str, Any], doc: WorkItem) -> Document:
@@ -181,7 +181,7 @@ def add_missing(kept: Document, others: list[Document], done: Collection[Any]) -
         workitem.tag(one): one
         for leaf in others
         for one in (_message_of(leaf), *_followers(leaf))
-        if not validation.flaw({**one, 'attempts': 0}) and workitem.tag(one) not in known
+        if not validation.malformed_reason({**one, 'attempts': 0}) and workitem.tag(one) not in known
     }
     if not missing:
         return kept

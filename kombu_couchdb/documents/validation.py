@@ -6,8 +6,8 @@ CouchDB would change or refuse invalid names and values:
 * A number is one that CouchDB returns unchanged: not NaN, not infinite, and of a size from 1e-307 to 1e308.
 * Values are nested in at most 100 levels, so that every reader can read them. This concerns headers; the body is text.
 
-Everybody with write access to the database may have changed a WorkItem by hand, so that it cannot be delivered. `flaw`
-tells what is wrong with a document; `checked` returns a document without a flaw as a `WorkItem`.
+Everybody with write access to the database may have changed a WorkItem by hand, so that it cannot be delivered:
+`malformed_reason` says what is wrong with it; `checked` returns a document with which nothing is wrong as a `WorkItem`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ..errors import ConfigurationError, Unstorable
-from ..values import is_whole
-from . import concurrency, dead_letter, rates, task_message, workitem
+from ..schema import Schema
+from . import concurrency, dead_letter, rates, task_message
 from .types import Document, WorkItem
 
 _MAX_NAME_BYTES = 500
@@ -28,8 +28,11 @@ _MAX_NUMBER, _MIN_NUMBER = 10**308, 1e-307
 #: those around a message that waits in `next`.
 _MAX_ITEM_LEVELS = 110
 
-#: An item with more attempts is malformed.
-_MAX_ATTEMPTS = 10**9
+#: What an item must have to be delivered. The other members only order it: if they are malformed, it is delivered late.
+_ITEM = Schema.of(WorkItem, 'message', 'claimed', 'attempts', 'date')
+
+#: The headers that say what a message is limited by.
+_LIMITS = frozenset({concurrency.CONCURRENCY_KEY, concurrency.CONCURRENCY_LIMIT, rates.RATE_KEY})
 
 
 def check_names(**names: Any) -> None:
@@ -81,31 +84,16 @@ def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> Any:
     return copied
 
 
-def flaw(doc: Mapping[str, Any]) -> str | None:
+def malformed_reason(doc: Mapping[str, Any]) -> str | None:
     """Return the reason why a changed or incomplete item cannot be delivered; None if it can."""
-    message = doc.get('message')
-    if not isinstance(message, dict):
-        return dead_letter.malformed('message is missing or not an object')
-    for name, kinds in (('properties', dict), ('headers', dict), ('body', (str, type(None)))):
-        if not isinstance(message.get(name), kinds):
-            return dead_letter.malformed(f'message.{name} is missing or of a wrong type')
-    if not isinstance(message['properties'].get('delivery_info', {}), dict):
-        return dead_letter.malformed('message.properties.delivery_info is not an object')
-    headers = message['headers']
-    if reason := task_message.flaw(message) or concurrency.flaw(headers) or rates.flaw(headers):
-        return dead_letter.malformed(reason)
-    if doc.get('claimed') is not None and workitem.claimant(doc) is None:
-        return dead_letter.malformed('claimed is neither null nor names a consumer')
-    attempts, date = doc.get('attempts'), doc.get('date')
-    if not is_whole(attempts, 0, _MAX_ATTEMPTS):
-        return dead_letter.malformed('attempts is not a whole number, or too large')
-    if isinstance(date, bool) or not isinstance(date, (int, float, type(None))):
-        return dead_letter.malformed('date is neither null nor a number of seconds')
     if is_deeper(doc, _MAX_ITEM_LEVELS):
         return dead_letter.malformed(f'it is nested in more than {_MAX_ITEM_LEVELS} levels')
-    return None
+    reason = _ITEM.problem('', doc) or task_message.message_problem(doc['message'])
+    if not reason and not _LIMITS.isdisjoint(headers := doc['message']['headers']):
+        reason = concurrency.limit_problem(headers) or rates.rate_problem(headers)
+    return dead_letter.malformed(reason) if reason else None
 
 
 def checked(doc: Document) -> WorkItem:
-    """Return a document as a WorkItem; call this only if the document has no `flaw`."""
+    """Return a document as a WorkItem; call this only if it has no `malformed_reason`."""
     return cast(WorkItem, doc)

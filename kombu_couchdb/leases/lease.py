@@ -26,7 +26,11 @@ from ..couchdb.clock import ServerClock, uptime
 from ..documents.ids import CONSUMER
 from ..documents.shared_documents import Consumer
 from ..options import HEARTBEATS_PER_LEASE
+from ..schema import Schema
 from ..values import MAX_NUMBER
+
+#: What `queues_of` reads of a heartbeat.
+_QUEUES = Schema.of(Consumer, 'queues')
 
 #: A consumer that holds nothing may be silent for this many leases: nobody waits for its messages.
 IDLE_LEASES = 3.0
@@ -319,8 +323,7 @@ class Watch:
 
 def queues_of(doc: Document) -> frozenset[str]:
     """Return the queues that a Consumer document names; none if the document is malformed."""
-    queues = doc.get('queues')
-    return frozenset(name for name in queues if isinstance(name, str)) if isinstance(queues, list) else frozenset()
+    return frozenset(_QUEUES.clean(doc).get('queues', ()))
 
 
 def expires_of(doc: Document) -> float:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from .. import design
 from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import exactly, members, number, text
 from ..design.rows import ClaimCount
-from ..documents.shared_documents import ReportedTask
+from ..documents.shared_documents import ReportedTask, WorkerReport
+from ..schema import Schema
 from .lease import ends_at
 
 #: The most tasks that a heartbeat can report: what a document says may be any number.
 _MAX_COUNT = 10**6
 
-_TASK = members(id=text, task=text, queue=text, since=number)
+#: What a heartbeat reports.
+_REPORT = Schema.of(WorkerReport)
 
 #: The shape of a row of claims. The key of a malformed item can be anything.
 _CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
@@ -54,21 +55,14 @@ class WorkerLoad:
 
 def reported(doc: Document) -> list[ReportedTask]:
     """Return the tasks that a heartbeat names as running, the longest running first."""
-    running = doc.get('running')
-    tasks = running.get('tasks') if isinstance(running, dict) else None
-    found: list[Any] = [task for task in tasks if _TASK(task)] if isinstance(tasks, list) else []
+    found: list[ReportedTask] = _REPORT.clean(doc).get('running', {}).get('tasks', [])
     return [{'id': task['id'], 'task': task['task'], 'queue': task['queue'], 'since': task['since']} for task in found]
 
 
 def reported_counts(doc: Document) -> dict[str, tuple[int, int]]:
     """Return how many tasks a heartbeat reports as running, by queue, and how many of those are still claimed."""
-    running = doc.get('running')
-    queues = running.get('queues') if isinstance(running, dict) else None
-    return {
-        name: (_count(counts[0]), _count(counts[1]))
-        for name, counts in (queues.items() if isinstance(queues, dict) else ())
-        if isinstance(counts, list) and len(counts) == 2 and all(map(number, counts))
-    }
+    queues = _REPORT.clean(doc).get('running', {}).get('queues', {})
+    return {name: (_count(running), _count(claimed)) for name, (running, claimed) in queues.items()}
 
 
 def _count(found: float) -> int:

@@ -28,7 +28,7 @@ from ..documents.ids import BROADCAST
 from ..documents.shared_documents import Broadcast
 from ..documents.types import Message
 from ..log import get_logger
-from ..values import is_number
+from ..schema import NUMBER, TEXT, WHOLE, Schema
 from .databases import BroadcastsDatabase
 
 logger = get_logger(__name__)
@@ -39,6 +39,9 @@ AFTER = 'after_broadcast'
 #: The most documents that a new publisher reads to find broadcasts of ended publishers, which it overwrites.
 _MAX_ADOPTED = 50
 
+#: What a broadcast must be to be delivered, or to be overwritten; and the property `AFTER`.
+_BROADCAST = Schema.of(Broadcast, 'type', 'exchange', 'publisher', 'number', 'date', 'expires', 'message')
+_AFTER = Schema({'publisher': TEXT, 'number': WHOLE, 'expires': NUMBER}, ('publisher', 'number', 'expires'))
 
 #: The most publishers whose last number a listener remembers. A publisher that was forgotten counts as new.
 _MAX_PUBLISHERS = 10_000
@@ -131,7 +134,7 @@ class Broadcaster:
 
     def _adoptable(self, client: Client, now: float) -> list[tuple[float, str, str]]:
         rows = client.id_range(BROADCAST, docs=True, limit=_MAX_ADOPTED)
-        old = [row['doc'] for row in rows if isinstance(row['doc'].get('expires'), (int, float))]
+        old = [row['doc'] for row in rows if _BROADCAST.accepts(row['doc'])]
         return [(0.0, doc['_id'], doc['_rev']) for doc in old if doc['expires'] + self._retention < now]
 
 
@@ -185,30 +188,30 @@ class Listener:
 
         Anybody can write `after`: the answer decides only whether the broadcasts are read once more.
         """
-        if not (isinstance(after, dict) and isinstance(after.get('publisher'), str) and self.exchanges):
+        if not self.exchanges or not _AFTER.accepts(after):
             return False
         publisher, number = _source(after)
         with self._lock:
             is_received = number <= self._last.get(publisher, 0) and (publisher, number) not in self._missing
-        return not is_received and is_number(after.get('expires')) and after['expires'] > now
+        return not is_received and bool(after['expires'] > now)
 
     def prime(self, docs: Iterable[Document]) -> None:
         """Note the stored broadcasts as received."""
         with self._lock:
-            for doc in docs:
+            for doc in filter(_BROADCAST.accepts, docs):
                 publisher, number = _source(doc)
                 self._last[publisher] = max(number, self._last.get(publisher, 0))
             self._primed = True
 
     def take(self, docs: Iterable[Document]) -> list[tuple[str, dict[str, Any]]]:
         """Return `(queue, message)` for each broadcast in `docs` that is new, in the order of sending."""
-        new = [doc for doc in docs if doc.get('type') == 'Broadcast']
+        new = list(filter(_BROADCAST.accepts, docs))
         numbered: defaultdict[str, list[Document]] = defaultdict(list)
         for doc in sorted(new, key=lambda doc: _source(doc)[1]):
             numbered[_source(doc)[0]].append(doc)
         # Sort the broadcasts of different publishers by time, but those of one publisher by number, because its clock
         # may step back.
-        ordered = [numbered[_source(doc)[0]].pop(0) for doc in sorted(new, key=_date)]
+        ordered = [numbered[_source(doc)[0]].pop(0) for doc in sorted(new, key=lambda doc: doc['date'])]
         with self._lock:
             pairs = [pair for doc in ordered for pair in self._take(doc)]
             self._drop_lost()
@@ -217,9 +220,9 @@ class Listener:
     def _take(self, doc: Document) -> list[tuple[str, dict[str, Any]]]:
         publisher, number = _source(doc)
         last = self._last.get(publisher, 0)
-        if not isinstance(doc.get('message'), dict) or (number <= last and (publisher, number) not in self._missing):
+        if number <= last and (publisher, number) not in self._missing:
             return []
-        queues = sorted(self._queues.get(str(doc.get('exchange')), ()))
+        queues = sorted(self._queues.get(doc['exchange'], ()))
         if self._missing.pop((publisher, number), None) is None:
             self._last.pop(publisher, None)
             self._last[publisher] = number  # the newest is last
@@ -233,7 +236,7 @@ class Listener:
 
     def _is_first(self, doc: Document) -> bool:
         tag = workitem.tag(doc)
-        if not isinstance(tag, str):
+        if tag is None:
             return True
         known = tag in self._tags
         self._tags[tag] = None
@@ -259,11 +262,5 @@ class Listener:
             )
 
 
-def _date(doc: Document) -> float:
-    date = doc.get('date')
-    return float(date) if isinstance(date, (int, float)) else 0.0
-
-
 def _source(doc: Document) -> tuple[str, int]:
-    number = doc.get('number')
-    return str(doc.get('publisher')), number if isinstance(number, int) else 0
+    return doc['publisher'], doc['number']

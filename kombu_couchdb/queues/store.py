@@ -353,5 +353,5 @@ class Store:
 
 def _released(doc: Document, now: float) -> Document:
     """Return `doc` released, or as a dead letter if it is malformed: its deliveries could not be counted."""
-    reason = validation.flaw(doc)
+    reason = validation.malformed_reason(doc)
     return dead_letter.made_of(doc, reason, now) if reason else workitem.release(doc)

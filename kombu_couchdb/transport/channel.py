@@ -29,7 +29,7 @@ from ..documents import workitem
 from ..documents.body import check_unpacked, decoded, encoded
 from ..documents.dead_letter import undecodable
 from ..documents.idempotency import attempt, copy_id
-from ..documents.task_message import content_flaw
+from ..documents.task_message import content_problem
 from ..documents.types import WorkItem
 from ..documents.validation import check_names, check_value
 from ..documents.workitem import KEEP_DONE, check_keep_done
@@ -166,7 +166,7 @@ class Channel(virtual.Channel):
         """Return a copy of the message as it is stored: kombu may publish `message` again, and its caller change it."""
         body, encoding = self.encode_body(message['body'], message.get('content-encoding'))
         prepared: Document = check_value('the message', {**message, 'body': body})
-        if reason := content_flaw(message):
+        if reason := content_problem(message):
             raise Unstorable(f'the message would become a dead letter: {reason}')
         if compression := (message.get('headers') or {}).get('compression'):
             check_unpacked(message['body'], compression)

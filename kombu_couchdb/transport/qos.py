@@ -10,7 +10,7 @@ from kombu.transport import virtual
 
 from ..documents.body import unpacked
 from ..documents.dead_letter import REJECTED, rejected, undecodable
-from ..documents.task_message import content_flaw
+from ..documents.task_message import content_problem
 from ..errors import CouchDBError
 
 
@@ -123,7 +123,7 @@ class Message(virtual.Message):
     needs_ack = False
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
-        if reason := content_flaw(payload):  # of a broadcast: nothing has checked this yet
+        if reason := content_problem(payload):  # of a broadcast: nothing has checked this yet
             raise ValueError(reason)
         headers = payload.get('headers') or {}
         if not (payload.get('body') and headers.get('compression')):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kombu_couchdb.schema import Kind, Schema
+
 from .worst import HARD_TO_STORE, LARGEST
 
-__all__ = ['ODD', 'any_text', 'found', 'json_values', 'retyped']
+__all__ = ['ODD', 'any_text', 'found', 'json_values', 'retyped', 'spoilt', 'valid']
 
 #: Text with a special meaning somewhere. The first ones cannot be stored.
 ODD = [
@@ -75,6 +78,41 @@ def retyped(document: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(document, changes))
 
 
+def valid(schema: Schema) -> st.SearchStrategy[dict[str, Any]]:
+    """A document that is as its schema says; each of the values that the schema accepts, of those known here."""
+    members = {name: _accepted(kind) for name, kind in schema.kinds.items()}
+    return st.fixed_dictionaries(
+        {name: member for name, member in members.items() if name in schema.required},
+        optional={name: member for name, member in members.items() if name not in schema.required},
+    )
+
+
+def _accepted(kind: Kind) -> st.SearchStrategy[Any]:
+    if isinstance(kind, Schema):
+        return valid(kind)
+    known = [value for value in [*_OTHER, *_RIGHT] if kind.accepts(value)]
+    return st.sampled_from(known).map(deepcopy)
+
+
+def spoilt(schema: Schema, document: dict[str, Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """The name of a member, and a copy of a document in which this member is wrong: missing, or of another type."""
+
+    def changed(name: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+        kind = schema.kinds[name]
+        wrong = [value for value in _OTHER if not kind.accepts(value)]
+        without = {other: value for other, value in document.items() if other != name}
+        docs = [{**document, name: value} for value in wrong]
+        if name in schema.required and not kind.accepts(None):
+            docs.append(without)
+        return st.sampled_from(docs).map(lambda doc: (name, deepcopy(doc)))
+
+    return st.sampled_from([name for name, kind in schema.kinds.items() if _can_be_wrong(kind)]).flatmap(changed)
+
+
+def _can_be_wrong(kind: Kind) -> bool:
+    return any(not kind.accepts(value) for value in _OTHER)
+
+
 def found(strategy: st.SearchStrategy[Any], count: int | None = None) -> list[Any]:
     """Return so many values of a strategy, by default as many as the profile tries."""
     values: list[Any] = []
@@ -89,6 +127,29 @@ def found(strategy: st.SearchStrategy[Any], count: int | None = None) -> list[An
 
 
 _MISSING = object()
+
+#: Values that only few members accept.
+_RIGHT: list[Any] = [
+    *('WorkItem', 'DoneItem', 'Schedule', 'ScheduleState', 'Consumer', 'Slot', 'Rate', 'Queue', 'Pause', 'Binding'),
+    *(
+        'Exchange',
+        'Notice',
+        'Bell',
+        'Leader',
+        'Broadcast',
+        'History',
+        'fail',
+        'done',
+        'fanout',
+        'once',
+        'app',
+        '0' * 32,
+    ),
+    *({'by': 'x', 'date': 1.5}, {'key': 'k', 'date': 5}, {'every': 5}, {'queues': {'q': [1, 1]}, 'tasks': []}),
+    'once',
+    {'body': None, 'headers': {}, 'properties': {}, 'content-type': 'x', 'content-encoding': 'utf-8'},
+    {'5': {'tasks': {'t': {'failed': 1}}, 'queues': {'q': {'ready': 1}}}},
+]
 
 
 def _paths(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

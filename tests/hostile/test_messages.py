@@ -141,7 +141,7 @@ def test_odd_dates_priorities_and_expirations_block_no_message(
     assert count > 5
     stored = items(client)
     assert len(stored) == count
-    assert not [reason for item in stored if (reason := validation.flaw(item))]
+    assert not [reason for item in stored if (reason := validation.malformed_reason(item))]
     publish(connection, 'last')
     inbox = Inbox(connect(), prefetch=3)
     inbox.drain_until(lambda: any(message.body == b'"last"' for message in inbox.messages), 'the last message')

@@ -84,7 +84,7 @@ def test_control_characters_of_documents_are_escaped(run: Run, queue: Callable[.
     done = run('failures', 'retry', 'flawed', '--yes')
     assert done.exit_code == 1
     assert [line for line in lines(done) if 'it cannot be delivered' in line] == [
-        'flawed: it cannot be delivered: malformed: attempts is not a whole number, or too large'
+        'flawed: it cannot be delivered: malformed: attempts must be a whole number from 0 to 1000000000'
     ]
     assert all(line.isprintable() for line in lines(done))
 

@@ -76,7 +76,7 @@ def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> N
     back, refused = Jobs(app).replay([letter])
     assert back == []
     assert app.AsyncResult('refused').state == 'FAILURE'
-    assert refused == {'malformed': 'it cannot be delivered: malformed: message.body is missing or of a wrong type'}
+    assert refused == {'malformed': 'it cannot be delivered: malformed: message.body must be text, or null'}
     assert dead.count(client) == 1
 
 

@@ -17,8 +17,10 @@ from kombu import Connection, Exchange, Queue
 from celery_couchdb import audit
 from celery_couchdb import design as results_design
 from celery_couchdb.contrib.beat import CouchDBScheduler, Schedules
+from celery_couchdb.contrib.beat.entries import Schedule, ScheduleState
 from celery_couchdb.contrib.metrics.history import History
 from celery_couchdb.contrib.regions.lending import Activity, Demand, Looks
+from celery_couchdb.results import documents
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
 from kombu_couchdb.consumer import worker_hooks
@@ -28,12 +30,13 @@ from kombu_couchdb.contrib.parcels.parcel import refused
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.contrib.regions.other_regions import OtherRegions
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import shared_documents, types, workitem
 from kombu_couchdb.documents.idempotency import idempotent
 from kombu_couchdb.leases import lease
 from kombu_couchdb.leases.leader import LeaderLease
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.databases import BroadcastsDatabase
+from kombu_couchdb.schema import Schema
 from kombu_couchdb.unique import collect_outcomes
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, publish
@@ -42,6 +45,21 @@ from .conftest import Connect, kill_all
 
 PAGE = (Path(__file__).parents[2] / 'docs/development/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
+
+#: The types that declare the documents.
+SCHEMAS = {
+    **{kind.__name__: Schema.of(kind) for kind in (types.WorkItem, types.DoneItem, Schedule, ScheduleState)},
+    **{
+        name: Schema.of(getattr(shared_documents, name))
+        for name in ('Consumer', 'Slot', 'Rate', 'Queue', 'Pause', 'Binding', 'Broadcast', 'Notice', 'Bell', 'Leader')
+    },
+    'Exchange': Schema.of(shared_documents.FanoutExchange),
+    'History': Schema.of(shared_documents.TenMinutes),
+    **{
+        kind.__name__: Schema.of(kind) for kind in (documents.Result, documents.Group, documents.Value, documents.Chord)
+    },
+    'Part': Schema.of(documents.ChordPart),
+}
 
 #: Members whose own members are documented, too.
 OPENED = ('claimed', 'message', 'parked', '_attachments')
@@ -77,6 +95,10 @@ def compare(kind: str, docs: Sequence[Mapping[str, Any]]) -> None:
     page = documented(kind)
     assert set(page) == set().union(*found)
     assert {name for name, there in page.items() if there == 'always'} == set.intersection(*found)
+    if schema := SCHEMAS.get(kind):
+        assert schema.kinds.keys() == {name.partition('.')[0] for name in page} - {'_attachments'}
+        assert schema.required <= {name.partition('.')[0] for name, there in page.items() if there == 'always'}
+        assert not [problem for doc in docs if (problem := schema.problem('', doc))]
 
 
 def test_all_types_of_documents_are_documented() -> None:
@@ -87,8 +109,8 @@ def test_all_types_of_documents_are_documented() -> None:
 
 def test_rows_of_views() -> None:
     found = set(re.findall(r'^``([\w-]+)``\s+``(\w+)``', PAGE, re.MULTILINE))
-    documents = [*design.documents(), *parcel.design_documents(), results_design.document()]
-    assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in documents for view in doc['views']}
+    designs = [*design.documents(), *parcel.design_documents(), results_design.document()]
+    assert found == {(doc['_id'].removeprefix('_design/'), view) for doc in designs for view in doc['views']}
 
 
 def test_documents_of_messages(connect: Connect, client: Client, sent: list[Request]) -> None:
@@ -161,7 +183,8 @@ def test_other_documents_of_the_broker(
     monkeypatch.setattr(worker_hooks, '_hooks', {'running': lambda queues: [running]})
     monkeypatch.setattr(worker_hooks, '_members', {'tasks': lambda: {'since': 1.0, 'counts': {}}})
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
-    connection.transport.broadcaster.send('to fanout', '', {'body': 'x'}, reply={'exchange': 'replies'})
+    message = {'body': 'x', 'headers': {}, 'properties': {}}
+    connection.transport.broadcaster.send('to fanout', '', message, reply={'exchange': 'replies'})
     bells = BroadcastsDatabase(client)
     bells.notify()
     bells.ring('q')

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard, cast, final
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeGuard, cast, final
 from uuid import UUID, uuid4, uuid5
 
 from celery import Celery, Task
@@ -37,10 +37,10 @@ from kombu import Producer
 from kombu.utils.json import dumps, loads
 
 from kombu_couchdb.couchdb.bulk import deletion
-from kombu_couchdb.couchdb.shapes import Shape, flag, maybe, text
 from kombu_couchdb.documents.types import Document
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Unstorable
+from kombu_couchdb.schema import NUMBER, OBJECT, TEXT, Kind, Schema
 from kombu_couchdb.values import date_of, is_number, is_whole
 
 from .schedules import LATEST, Asked, Malformed, Rule, described, digest_of, rule_of
@@ -76,6 +76,32 @@ _ALIKE = 0.8
 _OWN_OPTIONS = frozenset({'task_id', 'producer', 'connection', 'publisher', 'retry', 'args', 'kwargs'})
 
 
+#: The largest number that every program reads from JSON as it is.
+_MOST_COUNT = (1 << 53) - 1
+
+
+def is_date(value: Any) -> TypeGuard[float]:
+    """Tell whether a value is a date as in documents."""
+    return is_number(value) and 0 <= value <= LATEST
+
+
+def _is_moment(value: Any) -> bool:
+    """Tell whether a value is a duration in seconds or a date, as in Celery's `expires`."""
+    try:
+        return is_number(value) or isinstance(value, datetime) or bool(date_of(value))
+    except (TypeError, ValueError, AttributeError):
+        return False
+
+
+_Seconds = Annotated[float, Kind('a number of seconds', is_date)]
+_Date = Annotated[float, Kind('a date in seconds since the epoch', is_date)]
+_Count = Annotated[int, Kind('a whole number', lambda value: is_whole(value, 0, _MOST_COUNT))]
+_Times = Annotated[int, Kind('a number from 1', lambda value: is_whole(value, 1, _MOST_COUNT))]
+_TaskName = Annotated[str, Kind('the name of a task', lambda value: TEXT.accepts(value) and value != '')]
+_Key = Annotated[str, Kind('32 digits', lambda value: re.fullmatch('[0-9a-f]{32}', str(value)) is not None)]
+_Rule = Annotated[dict[str, Any], Kind('an object such as {"every": 30}', OBJECT.accepts)]
+
+
 class _ScheduleOptions(TypedDict, total=False):
     args: list[Any]
     kwargs: dict[str, Any]
@@ -84,13 +110,13 @@ class _ScheduleOptions(TypedDict, total=False):
     #: False: nothing is sent.
     enabled: bool
     missed: Literal['once', 'skip']
-    grace: float
+    grace: _Seconds
     #: Only due dates after this date are sent. Intervals count from here. Missing: when the leader first reads it.
-    start: float
+    start: _Date | None
     #: No due date after this date is sent.
-    until: float | None
+    until: _Date | None
     #: So many due dates are sent at most.
-    times: int | None
+    times: _Times | None
     #: `app`: from the code of the app. `database` or missing: somebody has added it.
     source: Literal['app', 'database']
     #: The digest of the app's entry from which this document was written last.
@@ -108,9 +134,9 @@ class Schedule(_ScheduleOptions):
 
     _id: str
     type: Literal['Schedule']
-    task: str
+    task: _TaskName
     #: See `schedules`.
-    schedule: dict[str, Any]
+    schedule: _Rule
 
 
 class _StateOptions(TypedDict, total=False):
@@ -124,80 +150,36 @@ class ScheduleState(_StateOptions):
     _id: str
     type: Literal['ScheduleState']
     #: A part of the ids of the tasks, so that an entry of the same name in another database has other ids.
-    key: str
+    key: _Key
     #: The digest of the schedule and the start from which `due` was computed.
     plan: str
     #: Where the schedule begins.
-    anchor: float
+    anchor: _Date
     #: The next due date; None: nothing will be sent. No due date is sent before it was stored here.
-    due: float | None
+    due: _Date | None
     #: The due date that was sent last, when it was sent, and the id of the task.
-    last: float | None
-    sent: float | None
+    last: _Date | None
+    sent: _Date | None
     task_id: str | None
     #: How many due dates were sent, and how many were left out, see `missed`.
-    count: int
-    skipped: int
+    count: _Count
+    skipped: _Count
     #: Why nothing is sent, or why the last due date was not sent.
     error: str | None
 
 
-_MEMBERS = frozenset(Schedule.__required_keys__ | Schedule.__optional_keys__)
-
-
-def is_date(value: Any) -> TypeGuard[float]:
-    """Tell whether a value is a date as in documents."""
-    return is_number(value) and 0 <= value <= LATEST
-
-
-def _is_moment(value: Any) -> bool:
-    """Tell whether a value is a duration in seconds or a date, as in Celery's `expires`."""
-    try:
-        return is_number(value) or isinstance(value, datetime) or bool(date_of(value))
-    except (TypeError, ValueError, AttributeError):
-        return False
-
-
-#: The largest number that every program reads from JSON as it is.
-_MOST_COUNT = (1 << 53) - 1
-
-#: What the members of an entry must be, if they are there.
-_CHECKS: dict[str, tuple[Shape, str]] = {
-    'task': (lambda value: text(value) and value != '', 'the name of a task'),
-    'args': (lambda value: isinstance(value, list), 'a list'),
-    'kwargs': (lambda value: isinstance(value, dict), 'an object'),
-    'options': (lambda value: isinstance(value, dict), 'an object'),
-    'enabled': (flag, 'true or false'),
-    'removed': (flag, 'true or false'),
-    'missed': (lambda value: value in MISSED, 'one of ' + ', '.join(MISSED)),
-    'grace': (is_date, 'a number of seconds'),
-    **dict.fromkeys(('start', 'until'), (maybe(is_date), 'a date in seconds since the epoch')),
-    'times': (maybe(lambda value: is_whole(value, 1, _MOST_COUNT)), 'a number from 1'),
-    'source': (lambda value: value in ('app', 'database'), '"app" or "database"'),
-    'code': (lambda value: isinstance(value, list), 'a list'),
+#: What the documents must be, and the options of an entry. Other options are checked when the task is sent.
+_SCHEDULE, _STATE = Schema.of(Schedule), Schema.of(ScheduleState)
+_OPTIONS: dict[str, Kind] = {
+    'expires': Kind('a number of seconds or a date', _is_moment),
+    'countdown': NUMBER,
+    'eta': Kind('a date', lambda value: _is_moment(value) and not is_number(value)),
+    'priority': Kind('a whole number', lambda value: is_whole(value, 0, _MOST_COUNT)),
+    **dict.fromkeys(('time_limit', 'soft_time_limit'), NUMBER),
 }
 
 #: The members of an entry that the code describes.
 _DESCRIBED = frozenset({'task', 'schedule', *CODE_MEMBERS, *_ENTRY_OPTIONS, 'until', 'times', 'code'})
-
-#: What the members of a state must be; all must be there.
-_STATE: dict[str, Shape] = {
-    'key': lambda value: text(value) and bool(re.fullmatch('[0-9a-f]{32}', value)),
-    'plan': text,
-    'anchor': is_date,
-    **dict.fromkeys(('due', 'last', 'sent'), maybe(is_date)),
-    **dict.fromkeys(('task_id', 'error'), maybe(text)),
-    **dict.fromkeys(('count', 'skipped'), lambda value: is_whole(value, 0, _MOST_COUNT)),
-}
-
-#: What the values of an entry's options must be. Others are checked when the task is sent.
-_OPTIONS: dict[str, tuple[Shape, str]] = {
-    'expires': (_is_moment, 'a number of seconds or a date'),
-    'countdown': (is_number, 'a number of seconds'),
-    'eta': (lambda value: _is_moment(value) and not is_number(value), 'a date'),
-    'priority': (lambda value: is_whole(value, 0, _MOST_COUNT), 'a whole number'),
-    **dict.fromkeys(('time_limit', 'soft_time_limit'), (is_number, 'a number of seconds')),
-}
 
 
 class Names(NamedTuple):
@@ -281,9 +263,9 @@ class Entry:
             rule = rule_of(doc['schedule'], app, code.rule if code else None)
             args, kwargs, options = (_value(member, doc, code) for member in CODE_MEMBERS)
             for option in options.keys() & _OPTIONS.keys():
-                is_right, what = _OPTIONS[option]
-                if options[option] is not None and not is_right(options[option]):
-                    raise Malformed(f'options.{option} must be {what}, not {options[option]!r:.80}')
+                value = options[option]
+                if value is not None and (problem := _OPTIONS[option].problem(f'options.{option}', value)):
+                    raise Malformed(f'{problem}, not {value!r:.80}')
             if 'id' in (options.get('headers') or ()):
                 raise Malformed('options.headers must not contain "id": all messages would have it')
             enabled = doc.get('enabled', True) and not doc.get('removed', False)
@@ -328,17 +310,11 @@ def _check(name: str, doc: Mapping[str, Any]) -> None:
     """Raise `Malformed` for a document that is not an entry."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise Malformed(f'the name of an entry must have 1 to {MAX_NAME_CHARACTERS} characters')
-    if doc.get('type') != 'Schedule':
-        raise Malformed('type must be "Schedule"')
-    unknown = sorted(member for member in doc if member not in _MEMBERS and not member.startswith('_'))
+    unknown = sorted(member for member in doc if member not in _SCHEDULE.kinds and not member.startswith('_'))
     if unknown:
         raise Malformed(f'{unknown[0]!r:.80} is not a member of an entry')
-    for member in ('task', 'schedule'):
-        if member not in doc:
-            raise Malformed(f'{member} is missing')
-    for member, (is_right, what) in _CHECKS.items():
-        if member in doc and not is_right(doc[member]):
-            raise Malformed(f'{member} must be {what}')
+    if problem := _SCHEDULE.problem('', doc):
+        raise Malformed(problem)
     if own := sorted(_OWN_OPTIONS & doc.get('options', {}).keys()):
         raise Malformed(f'options must not contain {own[0]!r}')
 
@@ -379,7 +355,7 @@ def _value(member: str, doc: Mapping[str, Any], code: CodeEntry | None) -> Any:
 
 def state_of(doc: Document | None) -> ScheduleState | None:
     """Return a document as a state; None if there is none, or it was deleted, or somebody's edit made it malformed."""
-    if doc is None or doc.get('_deleted') or not all(name in doc and _STATE[name](doc[name]) for name in _STATE):
+    if doc is None or doc.get('_deleted') or not doc.keys() >= _STATE.required or _STATE.problem('', doc):
         return None
     return cast(ScheduleState, doc)
 
@@ -395,7 +371,7 @@ def deleted_state(doc: Document, now: float) -> Document:
 
 def tells_dates(former: Document | None) -> bool:
     """Tell whether it is known which due dates are past: there never was a state, or `deleted_state` tells it."""
-    return former is None or (_STATE['key'](former.get('key')) and is_date(former.get('until')))
+    return former is None or (_STATE.kinds['key'].accepts(former.get('key')) and is_date(former.get('until')))
 
 
 def new_state(doc_id: str, former: Document | None = None) -> ScheduleState:

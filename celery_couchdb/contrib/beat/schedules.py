@@ -201,13 +201,11 @@ def _at(schedule: Any, app: Any, now: float) -> Iterator[datetime]:
         schedule.nowfun = nowfun
 
 
-def rule_of(doc: Any, app: Any, code: Rule | None = None) -> Rule:
+def rule_of(doc: Mapping[str, Any], app: Any, code: Rule | None = None) -> Rule:
     """Return the rule for a schedule as it is in a document.
 
     `code` is the rule of the entry with the same name in the code of the app, if there is one. *Raises* `Malformed`.
     """
-    if not isinstance(doc, Mapping):
-        raise Malformed('schedule must be an object such as {"every": 30}')
     kinds = [kind for kind in _KINDS if kind in doc]
     if len(kinds) != 1:
         raise Malformed(f'schedule must have exactly one of the members {", ".join(_KINDS)}')

@@ -35,10 +35,10 @@ from kombu_couchdb.documents.task_message import (
     HIGHEST,
     OPTIONS,
     STAMPS,
-    body_flaw,
+    body_problem,
     is_line,
     is_task,
-    type_flaw,
+    type_problem,
 )
 from kombu_couchdb.documents.validation import check_names, check_value
 from kombu_couchdb.errors import Unstorable
@@ -187,7 +187,7 @@ def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:
     """
     if 'message' not in doc:
         raise ParcelRefused('it has no message')
-    if reason := validation.flaw({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
+    if reason := validation.malformed_reason({**doc, 'attempts': 0, 'date': None, 'claimed': None}):
         raise ParcelRefused(reason)
     message = doc['message']
     if body is None and message['body'] is None:
@@ -228,7 +228,7 @@ def checked(doc: Mapping[str, Any], body: bytes | None, accept: Accept, content:
         task_body = loaded(message, message['body'], accepted)
     except (DecodeError, Unstorable, ValueError, TypeError, AttributeError, LookupError, RecursionError) as exc:
         raise _unreadable(exc) from exc
-    if reason := body_flaw(task_body) or accept.refusal(headers['task'], task_body[2]):
+    if reason := body_problem(task_body) or accept.refusal(headers['task'], task_body[2]):
         raise ParcelRefused(reason)
     properties = {name: value for name, value in message['properties'].items() if name in _PROPERTIES}
     return {**message, 'headers': own, 'properties': properties}
@@ -308,13 +308,13 @@ def wrong_header(name: Any, value: Any) -> str | None:
         return None
     if name not in PRINTED and isinstance(value, str) and not is_line(value):
         return f'the header {name} must be {_LINE}'
-    return type_flaw(name, value) or (_wrong_stamps(value) if name in (STAMPS, 'stamps') else None)
+    return type_problem(name, value) or (_wrong_stamps(value) if name in (STAMPS, 'stamps') else None)
 
 
 def _wrong_options(options: dict[str, Any]) -> str | None:
     """Return what a publisher may not write into the options of a signature; None if nothing."""
     stamps = options.get(STAMPS)
-    if reason := type_flaw(STAMPS, stamps) or _wrong_stamps(stamps):
+    if reason := type_problem(STAMPS, stamps) or _wrong_stamps(stamps):
         return reason
     for name, value in options.items():
         if name in _LINKS or name in (stamps or ()):
@@ -323,7 +323,7 @@ def _wrong_options(options: dict[str, Any]) -> str | None:
             return f'the option {name!r:.80} is not for publishers'
         if isinstance(value, str) and not is_line(value):
             return f'the option {name} must be {_LINE}'
-        if reason := type_flaw(name, value, OPTIONS):
+        if reason := type_problem(name, value, OPTIONS):
             return reason
     if (own_id := options.get('task_id')) is not None and not is_id(own_id):
         return f'the option task_id must be {ID}'

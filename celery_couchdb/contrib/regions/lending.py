@@ -444,7 +444,7 @@ class Lender:
 
 def _is_lent(doc: Mapping[str, Any]) -> bool:
     is_valid = doc.get('type') == 'LentItem' and is_number(doc.get('lent')) and isinstance(doc.get('region'), str)
-    return is_valid and validation.flaw(doc) is None
+    return is_valid and validation.malformed_reason(doc) is None
 
 
 def _size(doc: Document) -> int:

@@ -378,7 +378,7 @@ def is_lendable(doc: Mapping[str, Any], before: float) -> bool:
     """
     return (
         doc.get('type') == 'WorkItem'
-        and validation.flaw(doc) is None
+        and validation.malformed_reason(doc) is None
         and workitem.is_waiting(doc)
         and not doc.get('parked')
         and not doc['attempts']

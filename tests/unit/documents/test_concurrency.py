@@ -28,14 +28,14 @@ def leaf(rev: str, by: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize('limit', [True, False, 0, -1, 1001, 2.0, '2', None, [2]])
 def test_invalid_limit(limit: Any) -> None:
     assert 'the header concurrency_limit must be a whole number from 1 to 1000' in str(
-        concurrency.flaw({**HEADERS, 'concurrency_limit': limit})
+        concurrency.limit_problem({**HEADERS, 'concurrency_limit': limit})
     )
 
 
 @pytest.mark.parametrize('key', ['', 'x' * 501, 5, ['k'], 'half of a pair \ud800', 'rate:q:k'])
 def test_invalid_key(key: Any) -> None:
     """Keys that begin with `rate:` are those of messages that wait for a start."""
-    assert 'the header concurrency_key must ' in str(concurrency.flaw({**HEADERS, 'concurrency_key': key}))
+    assert 'the header concurrency_key must ' in str(concurrency.limit_problem({**HEADERS, 'concurrency_key': key}))
 
 
 @pytest.mark.parametrize(('one', 'other'), [('a', 'a:0'), ('a', 'a%3A'), ('a/b', 'a%2Fb'), ('é', 'e\u0301')])

@@ -34,7 +34,7 @@ def test_rate_of_an_item(given: Any, most: int, period: float) -> None:
 )
 def test_invalid_rate(rate: Any) -> None:
     assert 'the header rate must be a rate from one a day to 1,000 a second' in str(
-        rates.flaw({'rate': rate, 'rate_key': 'k'})
+        rates.rate_problem({'rate': rate, 'rate_key': 'k'})
     )
 
 

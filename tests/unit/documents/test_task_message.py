@@ -26,7 +26,7 @@ ANYTHING: list[Any] = ['x', 5, -5, 1.5, 1e300, True, [], [1], ['x', 'y'], [[1]],
 
 
 def flaw(headers: dict[str, Any], **changes: Any) -> str | None:
-    return validation.flaw(item(message={**message(headers=headers), **changes}))
+    return validation.malformed_reason(item(message={**message(headers=headers), **changes}))
 
 
 def test_what_celery_writes_has_no_flaw() -> None:
@@ -41,7 +41,7 @@ def test_what_celery_writes_has_no_flaw() -> None:
     ):
         task = app.amqp.as_task_v2('a', 'add', **options)
         assert flaw(loads(dumps(task.headers), object_hook=lambda found: found)) is None
-        assert task_message.body_flaw(loads(dumps(task.body))) is None
+        assert task_message.body_problem(loads(dumps(task.body))) is None
         assert {*task.headers} <= {*task_message.HEADERS}
 
 
@@ -99,7 +99,7 @@ def test_other_encodings_are_never_decoded(encoding: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(zlib, 'decompress', decode)
     monkeypatch.setattr('kombu.serialization._decode', decode)
     spoilt = {**message('x' * 1000), 'content-encoding': encoding, 'content-type': 'application/data'}
-    assert 'content-encoding must be' in (validation.flaw(item(message=spoilt)) or '')
+    assert 'content-encoding must be' in (validation.malformed_reason(item(message=spoilt)) or '')
     with pytest.raises(ValueError, match='content-encoding must be'):
         Message(spoilt)
     with pytest.raises(ValueError, match='content-encoding must be'):
@@ -124,4 +124,4 @@ def test_other_encodings_are_never_decoded(encoding: str, monkeypatch: pytest.Mo
     ],
 )
 def test_body_that_celery_does_not_write_is_a_flaw(body: Any) -> None:
-    assert task_message.body_flaw(body) is not None
+    assert task_message.body_problem(body) is not None

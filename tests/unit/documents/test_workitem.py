@@ -198,7 +198,7 @@ def test_only_a_date_removes_a_message(removed: Any) -> None:
     ],
 )
 def test_flaw_names_the_member(spoilt: dict[str, Any], named: str) -> None:
-    sentence = validation.flaw(item(**spoilt))
+    sentence = validation.malformed_reason(item(**spoilt))
     assert sentence is not None
     assert named in sentence
     assert sentence.startswith('malformed: ')
@@ -216,5 +216,5 @@ def test_deep_nesting_is_a_flaw(place: str) -> None:
             'next': doc,
         }[place]
         inner['next' if place == 'next' else 'x'] = nested(levels)
-    assert validation.flaw(fit) is None
-    assert validation.flaw(deep) == 'malformed: it is nested in more than 110 levels'
+    assert validation.malformed_reason(fit) is None
+    assert validation.malformed_reason(deep) == 'malformed: it is nested in more than 110 levels'

@@ -25,7 +25,8 @@ def broadcast(
         'publisher': publisher,
         'number': number,
         'date': NOW + number if date is None else date,
-        'message': {'body': f'{publisher}{number}'},
+        'expires': NOW + 60,
+        'message': {'body': f'{publisher}{number}', 'headers': {}, 'properties': {}},
         **more,
     }
 
