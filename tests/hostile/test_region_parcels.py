@@ -56,7 +56,9 @@ def rest(regions: Regions) -> None:
     """Work, and check that nothing is written when nothing is new."""
 
     def sequences() -> list[Any]:
-        return [client.id_range('') for one in regions.all for client in (one.broker, one.results, one.regions)]
+        clients = [client for one in regions.all for client in (one.broker, one.results, one.regions)]
+        # Each leader writes the document of its region when its term begins.
+        return [[row for row in client.id_range('') if row['id'][:7] != 'region:'] for client in clients]
 
     for _ in range(3):  # a result may come back from the region to which a record was given next
         regions.work()
