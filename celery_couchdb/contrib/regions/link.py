@@ -275,7 +275,7 @@ class Link(Duty):
         docs = [doc for doc in changed.values() if doc]
         self._taker.ended(doc_id for doc_id, doc in changed.items() if doc is None)
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
-            taken = self._results.take(results)
+            taken = self._results.take(results, self._other)
             delete_current(self._there, taken)
             self._refused -= {doc['_id'] for doc in taken}
             left = {doc['_id'] for doc in results} - {doc['_id'] for doc in taken}

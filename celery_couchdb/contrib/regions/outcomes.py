@@ -54,8 +54,8 @@ class ResultsAtHome:
         #: Why this region's database has refused a result for now, the last time that it has.
         self.problem: CouchDBError | None = None
 
-    def take(self, docs: Sequence[Document]) -> list[Document]:
-        """Store results that have returned, and delete the records of the tasks that have ended.
+    def take(self, docs: Sequence[Document], other: str) -> list[Document]:
+        """Store results that region `other` has returned, and delete the records of its tasks that have ended.
 
         Return the documents that are not needed any more. A result that this region's database refuses for now stays
         in the other region, and its record stays here: see `problem`.
@@ -64,14 +64,18 @@ class ResultsAtHome:
         best, record_of, source_of = dict[str, Document](), dict[str, str](), list[tuple[str, str]]()
         for source, doc in sorted(found, key=lambda pair: date_in(pair[1], 'date')):
             if (result := self._result_in(doc)) is None:
-                logger.warning('another region has returned no result: %.200r', doc)
+                logger.warning('region %s has returned no result: %.200r', other, doc)
                 continue
             source_of.append((result['_id'], source))
             is_over = result['status'] == states.IGNORED
             if not is_over and (result['_id'] not in best or not is_outdated(result, best[result['_id']])):
                 best[result['_id']] = result
             record = doc.get('record')
-            if (is_over or is_final(result)) and isinstance(record, str) and record.startswith(region.RECORD):
+            if (
+                (is_over or is_final(result))
+                and isinstance(record, str)
+                and record.startswith(region.records_to(other))
+            ):
                 record_of[record] = result['_id']
         refused = self.store(list(best.values()))
         for error in refused.values():

@@ -143,7 +143,7 @@ def test_error_of_home_is_not_blamed_on_the_other_region(regions: Regions, monke
     back(regions, result.id, states.SUCCESS, 3)
     link = regions.link('us', 'eu')
 
-    def refuse(self: ResultsAtHome, docs: Any) -> Any:
+    def refuse(self: ResultsAtHome, docs: Any, other: str) -> Any:
         raise AccessDenied('home refuses the user')
 
     with monkeypatch.context() as patch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,7 +145,7 @@ def bring(eu: Region, us: Region, task_id: str, number: int, members: dict[str, 
     """Return a document of region `eu` that brings the result 3 to region `us`, with these members of the result."""
     meta = {'status': 'SUCCESS', 'result': 3, 'traceback': None, 'children': [], 'date_done': None}
     result = {**us.app.backend.result_document(task_id, 'add', meta), **members}
-    return region.returned('us', 'x', f'{number:04}', {}, None, 1.0) | {'result': result}
+    return region.returned('us', task_id, f'{number:04}', {}, None, 1.0) | {'result': result}
 
 
 def test_malformed_results_are_left_out_and_the_others_return(regions: Regions) -> None:
@@ -192,7 +193,7 @@ def test_hostile_wants_are_ignored(regions: Regions) -> None:
 
     def write(want: Any) -> None:
         old = us.regions.get_or_none('region:us') or {}
-        doc = {**GOOD, '_id': 'region:us', 'type': 'Region', 'date': 'never', 'want': want}
+        doc = {**GOOD, '_id': 'region:us', 'type': 'Region', 'date': 'never', 'want': want, 'until': time.time() + 60}
         store(us.regions, [{**doc, **({'_rev': old['_rev']} if old else {})}])
 
     for want in hostile:
