@@ -191,11 +191,20 @@ class CouchDBBackend(ChordMixin, PushMixin):
             _stores.reset(token)
 
     def mark_as_failure(
-        self, task_id: Any, exc: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
+        self,
+        task_id: Any,
+        exc: Any,
+        traceback: Any = None,
+        request: Any = None,
+        store_result: bool = True,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Store the failure of a task and of the later steps of its chain, as Celery does."""
+        if not store_result:
+            self.handover.store_end(task_id, request)
         with _failure_of(request or _failing.get()):
-            return super().mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
+            return super().mark_as_failure(task_id, exc, traceback, request, store_result, *args, **kwargs)
 
     def chord_error_from_stack(self, callback: Any, exc: Any = None) -> Any:
         """Store the failure of the body of a chord, as Celery does."""

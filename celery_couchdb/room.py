@@ -50,8 +50,8 @@ class Room:
 
     # -- workers
 
-    def prepare_worker(self) -> None:
-        """Do what each worker needs before it starts."""
+    def prepare_worker(self, app: Any) -> None:
+        """Do what each worker of `app` needs before it starts."""
 
     def services(self, app: Any, concurrency: int) -> Mapping[str, Led]:
         """Return the loops that a worker runs while it is up, by the names of their threads.

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 import celery_couchdb.design
-from celery_couchdb.contrib.regions.link import Decisions, Link, SharedLead
+from celery_couchdb.contrib.regions.link import Link, RegionLeader
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
@@ -77,25 +77,31 @@ class Region:
         return sorted(item['message']['headers']['id'] for item in items(self.broker))
 
 
-class LinkAndDecisions(Link):
-    """A link, and the decisions about the tasks that were given to its region, in one thread."""
+class LeaderAndLink(RegionLeader):
+    """A process that leads a region, and its link with one other region, in one thread."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.decisions = Decisions(*args)
+    def __init__(self, app: Celery, transport: Any, other: str) -> None:
+        super().__init__(app, transport, lambda: None, 1)
+        self._others = []
+        self._leader = cast(
+            Any, SimpleNamespace(term=1, leads=False, next_in=1.0, renewal=1.0, step=lambda: 1, release=lambda: None)
+        )
+        self._lead._lease = self._leader
+        self.link = Link(app, transport, lambda: None, self._lead, other)
 
     def begin(self) -> None:
         """Forget what a former term knew."""
         super().begin()
-        self.decisions.begin()
+        self.link.begin()
 
     def step(self) -> float:
         """Do all that is due."""
-        return min(self.decisions.step(), super().step())
+        seconds = self.link.step()
+        return min(seconds, super().step())
 
     def close(self) -> None:
         """Close the connections."""
-        self.decisions.close()
+        self.link.close()
         super().close()
 
 
@@ -106,13 +112,13 @@ class Regions:
         self.all = [Region(name, server, stack) for name, server in servers.items()]
         for region in self.all:
             region.know(self.all, **options)
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], LeaderAndLink] = {}
         self._stack = stack
 
     def __getitem__(self, name: str) -> Region:
         return next(region for region in self.all if region.name == name)
 
-    def link(self, own: str, other: str) -> Link:
+    def link(self, own: str, other: str) -> LeaderAndLink:
         """Return the link of the region `own` with `other`, in a process that leads."""
         if (own, other) not in self._links:
             self._links[own, other] = self._stack.enter_context(new_link(self[own].app, other))
@@ -139,11 +145,10 @@ class Regions:
 
 
 @contextmanager
-def new_link(app: Celery, other: str) -> Iterator[Link]:
-    """Provide a link in a process that leads the region of an app, with a connection of its own."""
+def new_link(app: Celery, other: str) -> Iterator[LeaderAndLink]:
+    """Provide a process that leads the region of an app, with a link with another one."""
     connection = app.connection_for_write()
-    lead = SharedLead(cast(Any, SimpleNamespace(term=1)))
-    link = LinkAndDecisions(app, connection.connection, lambda: None, lead, other)
+    link = LeaderAndLink(app, connection.connection, other)
     yield link
     link.close()
     connection.release()

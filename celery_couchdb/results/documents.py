@@ -75,6 +75,8 @@ class _ResultOptions(Packed, _Expiring, total=False):
     part: str
     #: The database and the document id of the parcel from which the task came, if the parcel has a receipt.
     parcel: list[str]
+    #: The region in which the task ran, if its result returned from there.
+    region: str
 
 
 class Result(_ResultOptions):

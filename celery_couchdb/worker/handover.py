@@ -136,6 +136,13 @@ class HandOver:
             is_here |= not self._write_elsewhere(item)
         return is_here
 
+    def store_end(self, task_id: str, request: Any) -> None:
+        """Tell the databases that optional rooms name that a task has ended and has no result."""
+        if concerned(request):
+            meta = {'status': states.IGNORED, 'result': None, 'traceback': None, 'children': [], 'date_done': None}
+            doc = self._backend.result_document(task_id, getattr(request, 'task', None), meta)
+            self.store_elsewhere(stamp(doc, self._backend.client.clock.now(), None), task_id, request, request)
+
     def close(self) -> None:
         """Store what was handed over, and close the idle connections."""
         self.queue.close()

@@ -34,7 +34,7 @@ def prepare(app: Any, worker: str | None) -> None:
     """
     import_module(f'{__package__}.control')
     for room in rooms():
-        room.prepare_worker()
+        room.prepare_worker(app)
     services.connect()
     import_module(f'{__package__}.history').install(app, worker)
     import_module(f'{__package__}.running').install(app)

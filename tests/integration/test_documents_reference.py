@@ -19,7 +19,7 @@ from celery_couchdb import design as results_design
 from celery_couchdb.contrib.beat import CouchDBScheduler, Schedules
 from celery_couchdb.contrib.beat.entries import Schedule, ScheduleState
 from celery_couchdb.contrib.metrics.history import History
-from celery_couchdb.contrib.regions.lending import Activity, Demand, Looks
+from celery_couchdb.contrib.regions.lending import Demand
 from celery_couchdb.results import documents
 from kombu_couchdb import design
 from kombu_couchdb.admin import jobs, queues
@@ -247,9 +247,10 @@ def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Reque
     options = Options.of({'region': 'us', 'regions': dict.fromkeys(('eu', 'us'), 'couchdb://host/regions')})
     _, abroad = OtherRegions(options, client).documents(message, '', 'q')
     given = region.lent_parcel(workitem.new('a', 'q', message, 5.0), 'us', 'eu', None, 6.0)
-    taken, elsewhere = region.there(abroad[0], 7.0), region.withdrawn(abroad[0], 'us')
+    taken, elsewhere = region.there(abroad[0], 'server', 7.0), region.withdrawn(abroad[0], 'us')
     cancelled = {**given, 'cancelled': 8.0, 'terminate': True, 'delayed': 'a reason'}
-    compare('Parcel', [*docs, refused(docs[0], 'a reason', 5.0), *abroad, given, taken, elsewhere, cancelled])
+    told = {**refused(docs[0], 'a reason', 5.0), 'told': True}
+    compare('Parcel', [*docs, told, *abroad, given, taken, elsewhere, cancelled])
     compare(
         'LentItem',
         [
@@ -259,9 +260,7 @@ def test_documents_of_parcels(connect: Connect, client: Client, sent: list[Reque
     )
     returned = [region.returned('us', 'a', 'b', {'status': 'SUCCESS'}, record, 5.0) for record in (None, given['_id'])]
     compare('Returned', [*returned, {'type': 'Returned', 'together': returned}])
-    activity = Activity(client, lambda: None)
-    Demand(client, client, 'eu', 1, Looks(activity)).close()
-    activity.close()
+    Demand(client, 'eu').close({})
     compare('Region', written(sent)['Region'])
 
 
@@ -311,6 +310,7 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
     backend.set('bytes', b'mine')
     made().backend.set('object', '{"whose": "mine"}')
     docs = written(sent)
+    docs['Result'].append({**docs['Result'][0], 'region': 'eu'})  # it returned from another region
     for kind in ('Result', 'Group', 'Value'):
         compare(kind, docs[kind])
 

@@ -1,15 +1,14 @@
 """Regions in a model: their databases, two leaders in each, and what may happen to records, in any order.
 
-The code of `Link`, `Inbox`, `Taker`, `Home`, `Lender` and the rules of records run as they are. Databases are
-dictionaries that know which revisions each document had, as CouchDB does. A leader is killed, or loses its connection,
-before or after any of its writes.
+The code of `RegionLeader`, `Link`, `Inbox`, `Taker`, `Home`, `Lender` and the rules of records run as they are.
+Databases are dictionaries that know which revisions each document had, as CouchDB does. A leader is killed, or loses
+its connection, before or after any of its writes.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +19,8 @@ from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.contrib.parcels.inbox import Inbox
 from celery_couchdb.contrib.parcels.messages import ParcelMessages
 from celery_couchdb.contrib.regions.home import Home
-from celery_couchdb.contrib.regions.lending import Lender, Looks
-from celery_couchdb.contrib.regions.link import Link
+from celery_couchdb.contrib.regions.lending import Lender, Load
+from celery_couchdb.contrib.regions.link import Link, RegionLeader, SharedLead
 from celery_couchdb.contrib.regions.outcomes import ResultsAtHome
 from celery_couchdb.contrib.regions.taker import Taker
 from celery_couchdb.results.documents import is_outdated
@@ -35,7 +34,7 @@ from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.outage import Outage
 
-__all__ = ['LATE', 'NAMES', 'Killed', 'ModelFollower', 'ModelLink', 'ModelMessages', 'Place']
+__all__ = ['LATE', 'NAMES', 'Killed', 'ModelFollower', 'ModelLeader', 'ModelMessages', 'Place', 'loads_of']
 
 NAMES = ['us', 'eu', 'asia']
 
@@ -113,6 +112,9 @@ class Database:
     def is_cluster(self) -> bool:
         return False
 
+    def info(self) -> Document:
+        return {'instance_start_time': self.address.url, 'cluster': {}}
+
     def sequence(self) -> int:
         return max((number for number, _ in self.changed.values()), default=0)
 
@@ -121,12 +123,11 @@ class Database:
         return [{'id': doc['_id']} for doc in docs if not after or doc['_id'] > after][:limit]
 
     def view(self, name: str, view: str, *_: Any, **arguments: Any) -> list[Document]:
-        """Return the rows of `lendable`, or of `waiting`."""
+        """Return the rows of `lendable`."""
         docs = self.live()
         if arguments.get('startkey') == [None]:
             return [{'id': doc['_id']} for doc in docs if doc['type'] == 'LentItem']
-        items = [doc for doc in docs if doc['type'] == 'WorkItem' and not doc['claimed']]
-        return [{'id': doc['_id'], 'key': ['q', 9], 'value': 1} for doc in items]
+        return [{'id': doc['_id']} for doc in docs if doc['type'] == 'WorkItem' and not doc['claimed']]
 
     def _written(self, do: Callable[[], Any]) -> Any:
         self.on_write()
@@ -193,6 +194,7 @@ class ModelBackend:
     """Results, which are stored by the rules of results."""
 
     expires = failure_expires = None
+    mark_as_failure = lambda *_, **__: None  # noqa: E731
     lifetime_of, error_document = CouchDBBackend.lifetime_of, CouchDBBackend.error_document
 
     def __init__(self, results: Database) -> None:
@@ -235,43 +237,72 @@ class ModelMessages(ParcelMessages):
         self.channel.items = [workitem.new(self.channel.tag, 'q', {**message, 'properties': properties}, 0.0)]
 
 
+class ModelLooks:
+    """A look is always due."""
+
+    next_at = 1e9
+
+    def begin(self, seconds: float) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
 class ModelLink(Link):
-    """A link of a process that believes that it leads."""
+    """A link."""
+
+    def __init__(self, place: Place, other: Place, lead: SharedLead, app: Any, transport: Any) -> None:
+        super(Link, self).__init__(lead)  # type: ignore[arg-type]
+        own: Any = place.regions
+        self._name, self._other, self._lead, self._own = place.name, other.name, lead, own
+        there: Any = Road(other)
+        self._there = there
+        prefixes = region.results_to(place.name), region.records_to(place.name), region.region_id('')
+        self._arriving = Inbox(there, lambda: None, *prefixes, docs=True)
+        self._taker = Taker(app, transport, own, self._arriving, place.name, other.name)
+        self._results = ResultsAtHome(app, own)
+        self._refused = set()
+        self._outage = Outage(logging.getLogger(), '%s')
+        self.begin()
+
+
+class ModelLeader(RegionLeader):
+    """A process that believes that it leads, with a link with one other region."""
 
     def __init__(self, place: Place, other: Place) -> None:
-        lead: Any = SimpleNamespace(term=1, step=lambda: 1, next_in=1.0, renewal=1.0)
-        super(Link, self).__init__(lead)
-        app: Any = SimpleNamespace(backend=place.backend, control=SimpleNamespace(revoke=place.revoke))
+        lease: Any = SimpleNamespace(term=1, step=lambda: 1, next_in=1.0, renewal=1.0)
+        super(RegionLeader, self).__init__(lease)
+        app: Any = SimpleNamespace(
+            backend=place.backend,
+            control=SimpleNamespace(revoke=place.revoke),
+            conf=SimpleNamespace(accept_content=['json']),
+        )
         options = SimpleNamespace(region=place.name, regions=NAMES)
         transport: Any = SimpleNamespace(couchdb=place.broker, place=place, options=options)
         own: Any = place.regions
-        there: Any = Road(other)
-        self._name, self._other, self._errors, self._own, self._there = place.name, other.name, {}, own, there
-        prefixes = region.results_to(place.name), region.records_to(place.name), region.region_id('')
-        self._arriving = Inbox(there, lambda: None, *prefixes, docs=True)
-        self._taker = Taker(app, transport, own, there, place.name, other.name)
-        self._home = Home(app, transport, own, other.name, lambda: None)
-        self._results = ResultsAtHome(app, own, other.name)
-        self._activity: Any = SimpleNamespace(take=lambda: False, pause=lambda: None)
-        looks = Looks(SimpleNamespace(watch=lambda: None, is_enough=False))  # type: ignore[arg-type]
         broker: Any = place.broker
-        self._lender = Lender(broker, own, place.name, other.name, 1.0, ['json'], looks)
-        self._lent, self._again = Counter[str](), {}
-        self._outage, self._refusals = (Outage(logging.getLogger(), '%s') for _ in range(2))
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget what a former term knew."""
-        super().begin()
+        self._name, self._others, self._broker, self._concurrency, self._client = place.name, [], broker, 1, own
+        self._lead, self._links = SharedLead(lease, lambda: None), []
+        self._looks: Any = ModelLooks()
+        self._demand: Any = ModelLooks()  # `Place.want` writes the document
+        self._home = Home(app, transport, own, lambda: None)
+        self._lender = Lender(broker, own, place.name, 1.0, ['json'], self._home.note_lent)
+        self._link_: Any = ModelLink(place, other, self._lead, app, transport)
         self._home.reset()
 
-    def work(self, *, stale: bool) -> float:
-        """Do all that is due, as `Decisions` and `Link` do, whatever paused it."""
-        self._outage.recovered()
-        if stale:
-            self._home.reset()
-        self._home.step()
-        return min(self._home.next_at - self._own.clock.now(), super().work(stale=stale))
+    def step(self) -> float:
+        """Do all that is due, whatever paused it."""
+        self._link_._outage.recovered()
+        self._stale = False
+        seconds = self._link_.work(stale=False)
+        return min(seconds, self.work(stale=False))
+
+
+def loads_of(broker: Database, concurrency: int) -> dict[str, Load]:
+    """Return the load of the queue of a region."""
+    waiting = [doc for doc in broker.live() if doc['type'] == 'WorkItem' and not doc['claimed']]
+    return {'q': Load(1, len(waiting), 0, False)}
 
 
 class Place:
@@ -282,7 +313,7 @@ class Place:
         self.broker, self.regions, self.results = (Database(f'{name}-{n}', clock) for n in ('broker', 'regions', 'r'))
         self.backend = ModelBackend(self.results)
         self.revoked = set[str]()
-        self.links: dict[tuple[str, int], ModelLink] = {}
+        self.links: dict[tuple[str, int], ModelLeader] = {}
         self._numbers, self._clock = itertools.count(), clock
 
     @property
@@ -321,7 +352,7 @@ class Place:
 
     def want(self, count: int) -> None:
         """Write the Region document."""
-        doc = {'_id': region.region_id(self.name), 'type': 'Region', 'want': {'q': count}}
+        doc = {'_id': region.region_id(self.name), 'type': 'Region', 'want': {'q': count}, 'until': 1e9}
         self.regions.put(doc, f'{next(self._numbers)}-want')
 
     def waiting(self) -> list[Any]:

@@ -23,7 +23,7 @@ class MetricsRoom(Room):
 
     command_name, has_page = 'metrics', True
 
-    def prepare_worker(self) -> None:
+    def prepare_worker(self, app: Any) -> None:
         """Count the tasks of this process from now on."""
         _part('counters').install()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
@@ -56,6 +56,8 @@ class Inbox:
         self._since: Any = None
         #: The documents that have changed; `_UNREAD` is for those that are to be read.
         self._changed: dict[str, Document | None] = {}
+        #: The ids that the last call of `take` has returned, and those that come again, with their monotonic times.
+        self._taken, self._later = list[str](), dict[str, float]()
         self._begin_scan()
         #: The monotonic times at which all is read again, and the feed is read if it is polled.
         self._scan_at, self._poll_at = inf, 0.0 if self._poll else inf
@@ -67,13 +69,15 @@ class Inbox:
     @property
     def next_at(self) -> float:
         """The monotonic time at which `take` has something to do, unless something changes before; infinite if not."""
-        return min(self._scan_at, self._poll_at) if not (self._changed or self._left or self._page) else 0.0
+        is_due = self._changed or self._left or self._page
+        return 0.0 if is_due else min(self._scan_at, self._poll_at, *self._later.values())
 
     def take(self, limit: int) -> dict[str, Document | None]:
         """Return up to `limit` documents by id, None for deleted ones.
 
         An empty dictionary says that there is nothing to do until `wake` is called, or `next_at` has come.
         """
+        self._taken = []
         if self._since is None:
             self._since = self.client.sequence()
             if self.client.replicas > 1:  # the node that is asked may not have yet what others have stored
@@ -82,16 +86,25 @@ class Inbox:
             self._begin_scan()
             self._scan_at = inf
         self._note_changes()
+        now = time.monotonic()
+        self._changed |= {doc_id: _UNREAD for doc_id, at in self._later.items() if at <= now}
         if not self._changed:
             self._read_page()
         source = self._changed or self._page
         found = {doc_id: source.pop(doc_id) for doc_id in list(source)[:limit]}
+        self._taken = list(found)
+        for doc_id in found:
+            self._later.pop(doc_id, None)
         unread = [doc_id for doc_id, doc in found.items() if doc is _UNREAD]
         return {**found, **dict(zip(unread, self.client.fetch(unread), strict=True))}
 
-    def put_back(self, ids: Sequence[str]) -> None:
-        """Return these documents another time: they could not be processed."""
-        self._changed.update(dict.fromkeys(ids, _UNREAD))
+    def put_back(self, ids: Iterable[str], seconds: float = 0.0) -> None:
+        """Return these documents again, after so many seconds: they could not be processed, or are not due."""
+        self._later |= dict.fromkeys(ids, time.monotonic() + seconds)
+
+    def repeat(self) -> None:
+        """Return the documents of the last call of `take` again: an error has interrupted what was done with them."""
+        self.put_back(self._taken)
 
     def _begin_scan(self) -> None:
         #: The prefixes that are to be read, the last id of the last page, and the ids of that page.

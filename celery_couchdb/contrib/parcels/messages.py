@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from kombu.serialization import prepare_accept_content
+
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.documents.body import stub
+from kombu_couchdb.documents.body import decoded, loaded, stub
 from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.documents.unique_merge import once_id
 from kombu_couchdb.errors import ConfigurationError, CouchDBError, Unstorable
@@ -135,3 +137,13 @@ def attached_body(client: Client, doc: Document) -> bytes | None:
     if body.content is None:
         raise ParcelRefused(body.reason)
     return body.content
+
+
+def embedded_in(message: Mapping[str, Any], body: bytes | None, content: Collection[str]) -> dict[str, Any]:
+    """Return the callbacks, errbacks, chain and chord in the body of a task; `body` is the attached body, or None.
+
+    `content` are the accepted content types. *Raises* errors of many kinds if it cannot be decoded.
+    """
+    text = decoded(message['body'] if body is None else body, message['properties'].get('body_encoding'))
+    found: dict[str, Any] = loaded(message, text, prepare_accept_content(content))[2]
+    return found

@@ -54,7 +54,9 @@ def _copies(signature: Signature, region: str) -> list[Signature]:
         raise ConfigurationError(
             'everywhere() takes no chord: the header of a chord runs in the region where it is sent'
         )
-    return [signature.clone().set(region=region)]
+    copy = signature.clone().set(region=region)
+    copy.options.pop('task_id', None)  # each copy has a result of its own
+    return [copy]
 
 
 def where(task_id: str, app: Any = None) -> Whereabouts | None:

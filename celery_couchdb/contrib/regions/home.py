@@ -1,21 +1,22 @@
-"""Home: what a region does about the records of tasks that it gave to another region.
+"""Home: what a region does about the records of all tasks that it gave to other ones.
 
-The record exists until the task has ended: its final result has returned, or home has decided otherwise (see
-`region.decide`). Home changes a record by its revision, so that it decides nothing that the other region has decided.
+The record exists until the task has ended: its end has returned, or home has decided otherwise (see `region.decide`).
+Home changes a record by its revision, so that it decides nothing that the other region has decided. It makes requests
+to its own region only: an outage of another one delays nothing.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from math import inf
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery import states
+from celery.worker import state
 
 from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.contrib.regions import region
-from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_current, rivals
 from kombu_couchdb.log import get_logger
 
@@ -30,61 +31,69 @@ from .taker import DELAY_SECONDS
 
 logger = get_logger(__name__)
 
-#: The records that are changed together.
+#: The records that are read together.
 _BATCH_DOCS = 100
 
 
 class Home:
-    """The records of tasks that this region, `name`, gave to region `other`. Use it in one thread.
+    """The records of tasks that this region gave to others, also to removed ones. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
 
-    def __init__(self, app: Any, transport: Any, own: Client, other: str, wake: Callable[[], None]) -> None:
+    def __init__(self, app: Any, transport: Any, own: Client, wake: Callable[[], None]) -> None:
         """`own` is a client for the database of regions of this region. Another thread calls `wake()` when it changes.
 
-        `other` may have been removed from the option `regions`.
+        The connected `transport` is that of the broker.
         """
-        self._own, self._other = own, other
-        self._name, self._regions = transport.options.region, transport.options.regions
+        self._own, self._name, self._regions = own, transport.options.region, transport.options.regions
         self._messages, self._backend = ParcelMessages(transport), couchdb_backend_of(app)
-        self._results = ResultsAtHome(app, own, other)
-        self._records_there = Inbox(own, wake, region.records_to(other))
+        self._results = ResultsAtHome(app, own)
+        self._inbox = Inbox(own, wake, region.RECORD)
+        #: Since the last look of the owner: the regions that have not taken what was lent to them, and whether lent
+        #: tasks have ended.
+        self.silent, self.has_room = set[str](), False
         self.reset()
 
     def reset(self) -> None:
         """Forget the records, and follow nothing until the next call of `step`, which reads all again."""
-        self._records_there.reset()
-        #: When home decides about records, by the server's clock.
-        self._due: dict[str, float] = {}
-        #: All records, whose results are looked up: a result that another region has returned, for example, ends none.
-        self._records = set[str]()
+        self._inbox.reset()
+        #: The queue of each task that was lent, '' for the others; by id of the record. Results are looked up for all:
+        #: a result that another region has returned, for example, ends none.
+        self._records: dict[str, str] = {}
         self._look_ups = LookUps[str]()
-        #: The revisions of the records whose failures are stored, by id.
-        self._told: dict[str, str] = {}
 
     @property
     def next_at(self) -> float:
-        """The monotonic time at which `step` has something to do; infinite if it has not."""
-        due = min(self._due.values(), default=inf) - self._own.clock.now()
-        return min(time.monotonic() + max(0.0, due), self._look_ups.next_at, self._records_there.next_at)
+        """The monotonic time at which `step` has something to do."""
+        return min(self._look_ups.next_at, self._inbox.next_at)
+
+    @property
+    def lent(self) -> Counter[tuple[str, str]]:
+        """The number of tasks that are lent, by region and queue."""
+        return Counter((region.region_of(doc_id), queue) for doc_id, queue in self._records.items() if queue)
+
+    def note_lent(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Note records that were just stored; their changes come later."""
+        self._records |= {doc['_id']: doc['routing_key'] for doc in records}
+        self._inbox.put_back([doc['_id'] for doc in records], region.LEND_SECONDS)  # one may be gone already
 
     def close(self) -> None:
         """End the thread of the changes feed."""
-        self._records_there.close()
-
-    # -- records
+        self._inbox.close()
 
     def step(self) -> None:
         """Decide about records that are due or have changed, and look whether tasks have ended whose records remain.
 
         Of many that have changed it takes some. See `next_at`.
         """
-        self._note(self._records_there.take(_BATCH_DOCS))
-        now = self._own.clock.now()
-        due = [doc_id for doc_id, at in self._due.items() if at <= now]
-        for part in chunks(due, _BATCH_DOCS):
-            self._note(dict(zip(part, self._own.find(part), strict=True)))
+        try:
+            for doc_id, doc in self._inbox.take(_BATCH_DOCS).items():
+                if region.task_id_of(doc_id):  # others are somebody else's documents
+                    self._note(doc_id, doc)
+        except BaseException:
+            self._inbox.repeat()
+            raise
         if self._backend is not None and (due := self._look_ups.take(self._records)):
             ids = [self._backend.get_key_for_task(region.task_id_of(doc_id)) for doc_id in due]
             results = zip(due, self._backend.store.read_many(ids), strict=True)
@@ -94,39 +103,45 @@ class Home:
             ended = [doc for doc in docs if doc and ends[doc['_id']] >= date_in(doc, 'published')]
             delete_current(self._own, [doc for doc in ended if region.state_of(doc) != 'refused'])
 
-    def _note(self, changed: Mapping[str, Document | None]) -> None:
-        """Note records that have changed, by id; None for deleted ones. Decide about those that are due."""
-        for doc_id, doc in changed.items():
-            if not region.task_id_of(doc_id):
-                continue  # somebody else's document
-            self._due.pop(doc_id, None)
-            if doc is None:
-                self._records.discard(doc_id)
-                self._told.pop(doc_id, None)
-                continue
-            self._records.add(doc_id)
-            decision = region.decide(doc, self._name, self._own.clock.now())
-            if decision is None:
-                if (due := region.due_at(doc)) is not None:
-                    self._due[doc_id] = due
-            elif any(region.state_of(leaf) == 'there' for leaf in rivals(self._own, [doc]).get(doc_id, ())):
-                self._due[doc_id] = self._own.clock.now() + DELAY_SECONDS  # the other region ends the conflict
-            elif decision.what == 'run':
-                self._run(doc, decision.where)
-            elif doc['_rev'] != self._told.get(doc_id):
-                self._end(doc, decision)
+    def cancel_revoked(self) -> None:
+        """Cancel the lent tasks that were revoked here: the workers of other regions do not learn of it otherwise."""
+        revoked = [
+            doc_id for doc_id, queue in self._records.items() if queue and region.task_id_of(doc_id) in state.revoked
+        ]
+        docs = [doc for doc in self._own.find(revoked) if doc and 'cancelled' not in doc] if revoked else []
+        self._own.bulk([{**doc, 'cancelled': self._own.clock.now()} for doc in docs])
+
+    def _note(self, doc_id: str, doc: Document | None) -> None:
+        """Note a record that has changed, None for a deleted one. Decide about it if it is due."""
+        if doc is None:
+            self.has_room |= bool(self._records.pop(doc_id, ''))
+            return
+        self._records[doc_id] = str(doc.get('routing_key') or '') if 'lent' in doc else ''
+        now = self._own.clock.now()
+        decision = region.decide(doc, self._name, now)
+        if decision is None:
+            if (due := region.due_at(doc)) is not None:
+                self._inbox.put_back([doc_id], due - now)
+        elif any(region.state_of(leaf) == 'there' for leaf in rivals(self._own, [doc]).get(doc_id, ())):
+            self._inbox.put_back([doc_id], DELAY_SECONDS)  # the other region ends the conflict
+        elif decision.what == 'run':
+            self._run(doc, decision.where)
+        elif not doc.get('told') and not self._end(doc, decision):
+            self._inbox.put_back([doc_id], DELAY_SECONDS)
 
     def _run(self, doc: Document, where: str) -> None:
         """Run the task of a record in the region `where`, and delete the record. It is safe to repeat this."""
         if where not in self._regions:
-            self._due[doc['_id']] = self._own.clock.now() + DELAY_SECONDS
+            self._inbox.put_back([doc['_id']], DELAY_SECONDS)
             reason = f'{where!r:.80} is not one of the regions'
             if not doc.get('delayed'):  # the other region may have written why it has not taken it
                 logger.warning('task %s cannot run in another region yet: %s', doc.get('id'), reason)
                 self._own.bulk([{**doc, 'delayed': reason}])
             return
         if region.state_of(doc) != 'withdrawn':
-            logger.warning('region %s has not taken task %s: it runs in %s', self._other, doc.get('id'), where)
+            other = region.region_of(doc['_id'])
+            logger.warning('region %s has not taken task %s: it runs in %s', other, doc.get('id'), where)
+            self.silent |= {other} if 'lent' in doc else set()
             if (changed := self._withdrawn(doc, where)) is None:
                 return
             doc = changed
@@ -166,15 +181,23 @@ class Home:
         [result] = self._own.create_once([made])
         return '' if result.is_stored else result.reason
 
-    def _end(self, doc: Document, decision: region.Decision) -> None:
-        """Store the result of a task that does not run. The record of one that was refused stays."""
+    def _end(self, doc: Document, decision: region.Decision) -> bool:
+        """Store the result of a task that does not run; return False if it is refused for now.
+
+        The record of a task that the other region has refused stays. If this process is killed before it has noted that
+        it has told so, errbacks are called once more.
+        """
         if decision.what == 'failed':
-            self._results.store_outcome(doc, states.FAILURE, decision.reason)
-            self._told[doc['_id']] = doc['_rev']
-            return
+            is_stored = self._results.store_outcome(doc, states.FAILURE, decision.reason)
+            if is_stored:
+                self._results.fail_next(doc, decision.reason)
+                self._own.bulk([{**doc, 'told': True}])
+            return is_stored
         if region.state_of(doc) != 'withdrawn':
             if (changed := self._withdrawn(doc, '')) is None:
-                return
+                return True
             doc = changed
-        self._results.store_outcome(doc, states.REVOKED, 'it was cancelled')
-        delete_current(self._own, [doc])
+        is_stored = self._results.store_outcome(doc, states.REVOKED, 'it was cancelled')
+        if is_stored:
+            delete_current(self._own, [doc])
+        return is_stored

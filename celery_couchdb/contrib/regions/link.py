@@ -1,8 +1,9 @@
-"""Links: what the leader of a region does for each other region, in two threads.
+"""The leader of a region, and its links: what it does for each other region.
 
-A link reads what the other region has for this one, in that region's database of regions: tasks (`taker`), and results
-that return (`home`). It lends it tasks (`lending`). The other thread decides about the tasks that this region gave to
-the other one (`home`). An outage of one region therefore delays nothing between the others, and no fallback.
+The leader says what the region wants, lends tasks (`lending`), and decides about the tasks that the region gave to
+other ones (`home`), in one thread that makes requests to its own server only. A link, in a thread of its own, reads
+what one other region has for this one, in that region's database of regions: tasks (`taker`), and what returns
+(`outcomes`). An outage of one region therefore delays nothing between the others, and no fallback.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 from kombu_couchdb.contrib.regions import records, region
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_current
-from kombu_couchdb.errors import AccessDenied, CouchDBError
+from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.outage import Outage
 
 from ..parcels.inbox import Inbox
 from .home import Home
-from .lending import Activity, Demand, Lender, Looks
+from .lending import LENT_SECONDS, LOAD_SECONDS, ROOM_SECONDS, Demand, Lender, Looks, loads_of
 from .outcomes import ResultsAtHome
 from .taker import DELAY_SECONDS, Taker
 
@@ -44,21 +45,32 @@ _LOOK_SECONDS = 1.0
 
 
 class SharedLead:
-    """The lead of the region, as seen by the links of its process. It has the members of `LeaderLease` for a duty."""
+    """The lead of the region, and what its links know. It has the members of `LeaderLease` that a duty uses."""
 
     renewal = next_in = _LOOK_SECONDS
 
-    def __init__(self, lease: LeaderLease) -> None:
-        self._lease = lease
+    def __init__(self, lease: LeaderLease, wake: Callable[[], None]) -> None:
+        """`wake()` wakes the leader of the region."""
+        self._lease, self._wake = lease, wake
+        #: Whether the leader of the region has not seen yet what links have noted.
+        self.has_news = False
         #: Why other regions cannot be read, by region.
         self.errors: dict[str, str] = {}
-        #: How many tasks other regions have lent to this one since the process was started, by region.
-        self.lent = Counter[str]()
+        #: How many tasks of each queue other regions want, and the monotonic time until which they do.
+        self.wants: dict[str, tuple[dict[str, int], float]] = {}
+        #: By region and queue: the tasks that it has lent to this one, and how many of those have ended.
+        self.lent: dict[str, Counter[str]] = {}
+        self.done: dict[str, Counter[str]] = {}
 
     @property
     def term(self) -> int | None:
         """The number of the term in which this process leads; None if it does not."""
         return self._lease.term
+
+    def tell(self) -> None:
+        """Let the leader of the region see what a link has noted; any thread may call this."""
+        self.has_news = True
+        self._wake()
 
     def step(self) -> int | None:
         """Return `term`."""
@@ -69,69 +81,103 @@ class SharedLead:
 
 
 class RegionLeader(Duty):
-    """Leads a region: says what it wants, and lets the links of this process work. Use it in one thread."""
+    """Leads a region, and lets the links of this process work. Use it in one thread.
+
+    *Every* method raises the errors of `kombu_couchdb.errors`.
+    """
 
     process = 'this worker'
 
     def __init__(self, app: Any, transport: Any, wake: Callable[[], None], concurrency: int) -> None:
         """Use the connected `transport`. The worker runs up to `concurrency` tasks at once."""
-        own = transport.options.region
-        super().__init__(LeaderLease(transport.couchdb, f'region:{own}'))
-        self._app, self._name, self._others = app, own, sorted({*transport.options.regions} - {own})
-        self._lead, self._links = SharedLead(self._leader), list[Led]()
-        self._client = transport.couchdb.beside(region.database(transport.options.regions, own))
-        self._activity = Activity(transport.couchdb, wake)
-        self._demand = Demand(transport.couchdb, self._client, own, concurrency, Looks(self._activity))
+        options, broker = transport.options, transport.couchdb
+        own = options.region
+        super().__init__(LeaderLease(broker, f'region:{own}'))
+        self._app, self._name, self._others = app, own, sorted({*options.regions} - {own})
+        self._broker, self._concurrency = broker, concurrency
+        self._lead, self._links = SharedLead(self._leader, wake), list[Led]()
+        self._client = broker.beside(region.database(options.regions, own))
+        self._looks, self._demand = Looks(broker, wake), Demand(self._client, own)
+        self._home = Home(app, transport, self._client, wake)
+        content = app.conf.accept_content
+        self._lender = Lender(broker, self._client, own, options.lend_after, content, self._home.note_lent)
 
     def begin(self) -> None:
         """Forget what a former term knew, and start the links, unless they run."""
         logger.info('this worker leads region %s from now on', self._name)
-        self._demand.reset()
-        for other in sorted({*self._others, *records.Records(self._client).regions()}) if not self._links else ():
-            self._start(Decisions, other, f'celery-couchdb-records-{other}')
-            if other in self._others:
-                self._start(Link, other, f'celery-couchdb-region-{other}')
+        self._client.info()  # it raises if the region is not set up
+        for part in (self._home, self._looks, self._demand, self._lender):
+            part.reset()
+        for other in self._others if not self._links else ():
+            failed = f'tasks and results of region {other} wait'
+            again = f'tasks and results of region {other} are processed again'
+            connection = self._app.connection_for_write()
+            link = Led(connection, partial(self._link, other), failed, again, setup='regions setup')
+            link.start(f'celery-couchdb-region-{other}')
+            self._links.append(link)
 
-    def _start(self, kind: type[Link | Decisions], other: str, name: str) -> None:
-        duty = partial(_duty, kind, self._app, self._lead, other)
-        failed = f'tasks and results of region {other} wait'
-        again = f'tasks and results of region {other} are processed again'
-        led = Led(self._app.connection_for_write(), duty, failed, again, setup='regions setup')
-        led.start(name)
-        self._links.append(led)
+    def _link(self, other: str, connection: Any, wake: Callable[[], None]) -> Link:
+        return Link(self._app, connection.connection, wake, self._lead, other)
 
     def rest(self) -> float:
         """Follow nothing."""
-        self._activity.pause()
+        self._looks.reset()
+        self._home.reset()
         return super().rest()
 
     def work(self, *, stale: bool) -> float:
-        """Say what the region wants, and which regions it cannot read."""
-        if self._activity.take():
-            self._demand.note_activity()
-        self._demand.note_errors(dict(self._lead.errors))
-        self._demand.note_lent(sum(self._lead.lent.copy().values()))
-        self._demand.step()
-        return self._demand.next_at - time.monotonic()
+        """Decide about the tasks that were given away, say what the region wants, and lend."""
+        self._home.step()
+        for other in self._home.silent:
+            self._lead.wants.pop(other, None)  # until it writes again that it wants some
+        self._home.silent.clear()
+        self._lender.finish()
+        if self._lead.has_news or (self._home.has_room and self._wants):
+            self._looks.soon(ROOM_SECONDS)
+        self._lead.has_news = self._home.has_room = False
+        if self._looks.begin(min(LENT_SECONDS, self._lender.lend_after)):
+            self._look()
+        return min(self._home.next_at, self._looks.next_at) - time.monotonic()
+
+    @property
+    def _wants(self) -> dict[str, dict[str, int]]:
+        """What other regions want now, with what they have."""
+        now = time.monotonic()
+        return {other: want for other, (want, until) in self._lead.wants.copy().items() if want and until > now}
+
+    def _look(self) -> None:
+        loads, lent = loads_of(self._broker, self._concurrency), self._home.lent
+        here, done = (sum(found.copy().values(), Counter()) for found in (self._lead.lent, self._lead.done))
+        self._demand.update(loads, here, done, dict(self._lead.errors))
+        wants = self._wants
+        for other, want in wants.items():
+            self._lender.lend(other, {queue: count - lent[other, queue] for queue, count in want.items()}, loads)
+        self._home.cancel_revoked()
+        is_lending = bool(
+            here or any(load.waiting and any(queue in want for want in wants.values()) for queue, load in loads.items())
+        )
+        found = is_lending or bool(lent) or any(load.waiting or load.claimed for load in loads.values())
+        self._looks.end(LENT_SECONDS if is_lending else LOAD_SECONDS, found=found)
 
     def close(self) -> None:
         """Say that the region wants nothing, if it leads, stop the links, and release the lead to another process."""
         if self._leader.leads:
             try:
-                self._demand.close()
+                self._demand.close(self._lead.errors)
             except CouchDBError as exc:
                 logger.debug('region %s still wants tasks: %s', self._name, exc)
-        for led in self._links:
-            led.end()
-        for led in self._links:  # this takes seconds if a region does not respond
-            led.stop()
-        self._activity.close()
+        for link in self._links:
+            link.end()
+        for link in self._links:  # this takes seconds if a region does not respond
+            link.stop()
+        self._looks.close()
+        self._home.close()
         super().close()
         self._client.close()
 
 
 class Link(Duty):
-    """Takes tasks and results of another region, and lends it tasks. Use it in one thread.
+    """Takes tasks and results of another region. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`, but an outage of the other region is no error.
     """
@@ -141,156 +187,107 @@ class Link(Duty):
     def __init__(self, app: Any, transport: Any, wake: Callable[[], None], lead: SharedLead, other: str) -> None:
         """Use the connected `transport`. Another thread calls `wake()` when there is something to do."""
         super().__init__(lead)  # type: ignore[arg-type]  # it has the members that a duty uses
-        options, broker, own = transport.options, transport.couchdb, transport.options.region
-        self._name, self._other, self._errors, self._lent = own, other, lead.errors, lead.lent
+        options, own = transport.options, transport.options.region
+        self._name, self._other, self._lead = own, other, lead
         address = region.addresses(options, app.conf.broker_use_ssl)[other]
-        self._own = broker.beside(region.database(options.regions, own))
+        self._own = transport.couchdb.beside(region.database(options.regions, own))
         self._there = Client(address, _REQUEST_SECONDS, _CONNECT_SECONDS)
         prefixes = region.results_to(own), region.records_to(own), region.region_id('')
         self._arriving = Inbox(self._there, wake, *prefixes, docs=True)
-        self._taker = Taker(app, transport, self._own, self._there, own, other)
-        self._results = ResultsAtHome(app, self._own, other)
-        self._activity = Activity(broker, wake)
-        self._lender = Lender(
-            broker, self._own, own, other, options.lend_after, app.conf.accept_content, Looks(self._activity)
-        )
-        #: When results are read again that this region has refused, as monotonic times, by id.
-        self._again: dict[str, float] = {}
-        self._refusals = Outage(
-            logger, f'results of region {other} wait: %s', f'the results of region {other} are stored again'
-        )
+        self._taker = Taker(app, transport, self._own, self._arriving, own, other)
+        self._results = ResultsAtHome(app, self._own)
         self._outage = Outage(
             logger, f'region {other} cannot be read just now: %s', f'region {other} can be read again'
         )
+        #: The documents with results that this region has refused.
+        self._refused = set[str]()
 
     def begin(self) -> None:
         """Forget what a former term knew."""
-        self._forget()
+        self._arriving.reset()
+        self._taker.reset()
+        self._refused.clear()
 
     def rest(self) -> float:
         """Follow nothing."""
-        self._forget()
-        self._activity.pause()
+        self.begin()
         return super().rest()
 
     def work(self, *, stale: bool) -> float:
-        """Do all that is due."""
-        if stale:
-            self._forget()
-        arriving = self._work_there()
-        if self._activity.take():
-            self._lender.note_activity()
-        self._lender.step()
-        return min(arriving, self._lender.next_at) - time.monotonic()
+        """Do what is due in the other region's database."""
+        if time.monotonic() < self._outage.until:
+            return self._outage.until - time.monotonic()
+        try:
+            # Not more at a time: a steady stream must not keep waiting what else is due.
+            self._process(self._arriving.take(_TURN_DOCS))
+            self._taker.step()
+        except Exception as exc:
+            self._arriving.repeat()
+            if isinstance(exc, CouchDBError):
+                return self._blame(exc)
+            raise
+        self._outage.recovered()
+        self._note_problems()
+        self._lead.lent[self._other], self._lead.done[self._other] = self._taker.lent, self._taker.done.copy()
+        return min(self._arriving.next_at, self._taker.next_at) - time.monotonic()
 
     def close(self) -> None:
         """Close the connections."""
-        self._activity.close()
         self._arriving.close()
         self._there.close()
         self._own.close()
 
-    def _forget(self) -> None:
-        self._again.clear()
-        for part in (self._arriving, self._taker, self._lender):
-            part.reset()
-
-    def _due_again(self) -> list[str]:
-        due = [doc_id for doc_id, at in self._again.items() if at <= time.monotonic()]
-        for doc_id in due:
-            del self._again[doc_id]
-        return due
-
-    def _work_there(self) -> float:
-        """Do what is due in the other region's database; return the monotonic time at which to call this again."""
-        if time.monotonic() < self._outage.until:
-            return self._outage.until
+    def _blame(self, error: CouchDBError) -> float:
+        """Note that the other region fails, and return the seconds to pause; *raises* the error if this one does."""
         try:
-            self._arriving.put_back([*self._taker.due(), *self._due_again()])
-            # Not more at a time: a steady stream must not keep waiting what else is due.
-            self._process(self._arriving.take(_TURN_DOCS))
-            self._taker.step()
+            self._there.sequence()
         except CouchDBError as exc:
-            self._arriving.reset()
-            self._taker.reset()
-            self._lender.set_wants(None)
-            self._own.sequence()  # it raises if it is this region that does not respond
-            self._errors[self._other] = records.without_remedy(exc)
-            least = _DENIED_SECONDS if isinstance(exc, AccessDenied) else 0.0
-            self._outage.failed(exc, self._errors[self._other], least=least)
-            return self._outage.until
-        self._outage.recovered()
-        if self._again:
-            self._errors[self._other] = f'this region refuses its results: {self._results.problem}'
+            if isinstance(exc, DatabaseMissing):
+                self.begin()
+            self._lead.wants.pop(self._other, None)
+            self._arriving.put_back([region.region_id(self._other)])
+            text = records.without_remedy(exc)
+            self._note_error(text)
+            return self._outage.failed(exc, text, least=_DENIED_SECONDS if isinstance(exc, AccessDenied) else 0.0)
+        raise error
+
+    def _note_problems(self) -> None:
+        """Note what is wrong although the other region can be read."""
+        text = None
+        if self._refused:
+            text = f'this region refuses its results: {self._results.problem}'
+        elif self._taker.foreign:
+            text = f'another server is called region {self._name}, too, and has taken tasks: rename one of them'
+        if text and text != self._lead.errors.get(self._other):
+            logger.warning('tasks of region %s wait: %s', self._other, text)
+        self._note_error(text)
+
+    def _note_error(self, text: str | None) -> None:
+        if text == self._lead.errors.get(self._other):
+            return
+        if text:
+            self._lead.errors[self._other] = text
         else:
-            self._errors.pop(self._other, None)
-            self._refusals.recovered()
-        return min(self._arriving.next_at, self._taker.next_at, *self._again.values())
+            self._lead.errors.pop(self._other)
+        self._lead.tell()
 
     def _process(self, changed: dict[str, Document | None]) -> None:
         docs = [doc for doc in changed.values() if doc]
         self._taker.ended(doc_id for doc_id, doc in changed.items() if doc is None)
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
-            taken = self._results.take(results)
+            taken = self._results.take(results, self._other)
             delete_current(self._there, taken)
+            self._refused -= {doc['_id'] for doc in taken}
             left = {doc['_id'] for doc in results} - {doc['_id'] for doc in taken}
-            self._again |= dict.fromkeys(left, time.monotonic() + DELAY_SECONDS)
-            if left and self._results.problem:
-                self._refusals.failed(self._results.problem)
-        tasks = [doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))]
-        self._taker.take(tasks)
-        self._lent[self._other] += sum('lent' in doc and region.state_of(doc) == 'sent' for doc in tasks)
+            self._refused |= left
+            self._arriving.put_back(left, DELAY_SECONDS)
+        self._taker.take([doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))])
         if (name := region.region_id(self._other)) in changed:
-            self._lender.set_wants(changed[name])
-
-
-class Decisions(Duty):
-    """Decides about the tasks that this region gave to another one. Use it in one thread.
-
-    It makes requests to this region only, so that an outage of the other one delays nothing. The other region may have
-    been removed from the option `regions`.
-    """
-
-    process = 'this worker'
-
-    def __init__(self, app: Any, transport: Any, wake: Callable[[], None], lead: SharedLead, other: str) -> None:
-        """Use the connected `transport`. Another thread calls `wake()` when there is something to do."""
-        super().__init__(lead)  # type: ignore[arg-type]  # it has the members that a duty uses
-        own = region.database(transport.options.regions, transport.options.region)
-        self._own = transport.couchdb.beside(own)
-        self._home = Home(app, transport, self._own, other, wake)
-
-    def begin(self) -> None:
-        """Forget what a former term knew."""
-        self._home.reset()
-
-    def rest(self) -> float:
-        """Follow nothing."""
-        self._home.reset()
-        return super().rest()
-
-    def work(self, *, stale: bool) -> float:
-        """Decide about the records that are due."""
-        if stale:
-            self._home.reset()
-        self._home.step()
-        return self._home.next_at - time.monotonic()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._home.close()
-        self._own.close()
-
-
-def _duty(
-    kind: type[Link | Decisions],
-    app: Any,
-    lead: SharedLead,
-    other: str,
-    connection: Any,
-    wake: Callable[[], None],
-) -> Duty:
-    return kind(app, connection.connection, wake, lead, other)
+            want, seconds = region.wants_of(changed[name] or {}, self._there.clock.now())
+            before, _ = self._lead.wants.get(self._other, ({}, 0.0))
+            self._lead.wants[self._other] = want, time.monotonic() + seconds
+            if want != before:  # it is not only renewed
+                self._lead.tell()
 
 
 def loop(app: Any, concurrency: int) -> Led:

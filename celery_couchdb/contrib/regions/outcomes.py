@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import states
+from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
 from kombu_couchdb.contrib.regions import region
@@ -18,6 +19,7 @@ from kombu_couchdb.values import is_number
 from ...backend import CouchDBBackend, couchdb_backend_of
 from ...results.documents import is_final, is_outdated, stamp
 from ...results.queue_item import QueueItem
+from ..parcels.messages import attached_body, embedded_in
 
 logger = get_logger(__name__)
 
@@ -41,19 +43,19 @@ def outcome(backend: CouchDBBackend, task_id: str, task: str | None, state: str,
 
 
 class ResultsAtHome:
-    """Stores the results of tasks that this region gave to region `other`. Use it in one thread.
+    """Stores the results of tasks that this region gave to other ones. Use it in one thread.
 
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
 
-    def __init__(self, app: Any, own: Client, other: str) -> None:
+    def __init__(self, app: Any, own: Client) -> None:
         """`own` is a client for the database of regions of this region."""
-        self._own, self._other, self._backend = own, other, couchdb_backend_of(app)
+        self._own, self._backend, self._content = own, couchdb_backend_of(app), app.conf.accept_content
         #: Why this region's database has refused a result for now, the last time that it has.
         self.problem: CouchDBError | None = None
 
-    def take(self, docs: Sequence[Document]) -> list[Document]:
-        """Store results that have returned, and delete the records of the tasks that have ended.
+    def take(self, docs: Sequence[Document], other: str) -> list[Document]:
+        """Store results that region `other` has returned, and delete the records of its tasks that have ended.
 
         Return the documents that are not needed any more. A result that this region's database refuses for now stays
         in the other region, and its record stays here: see `problem`.
@@ -61,32 +63,63 @@ class ResultsAtHome:
         found = [(joined['_id'], doc) for joined in docs for doc in region.results_in(joined)]
         best, record_of, source_of = dict[str, Document](), dict[str, str](), list[tuple[str, str]]()
         for source, doc in sorted(found, key=lambda pair: date_in(pair[1], 'date')):
-            if (result := _result_in(doc)) is None:
-                logger.warning('region %s has returned no result: %.200r', self._other, doc)
+            if (result := self._result_in(doc)) is None:
+                logger.warning('region %s has returned no result: %.200r', other, doc)
                 continue
             source_of.append((result['_id'], source))
-            if result['_id'] not in best or not is_outdated(result, best[result['_id']]):
+            is_over = result['status'] == states.IGNORED
+            if not is_over and (result['_id'] not in best or not is_outdated(result, best[result['_id']])):
                 best[result['_id']] = result
             record = doc.get('record')
-            if is_final(result) and isinstance(record, str) and record.startswith(region.records_to(self._other)):
+            if (
+                (is_over or is_final(result))
+                and isinstance(record, str)
+                and record.startswith(region.records_to(other))
+            ):
                 record_of[record] = result['_id']
         refused = self.store(list(best.values()))
         for error in refused.values():
             self.problem = error
         kept = {source for doc_id, source in source_of if doc_id in refused}
         left = [record for record, doc_id in record_of.items() if doc_id not in refused]
-        for _ in range(2):  # the other region may say `there` meanwhile; `step` finds what is left
+        for _ in range(2):  # the other region may say `there` meanwhile; a look-up finds what is left
             current = [doc for doc in self._own.find(left) if doc] if left else []
             left = delete_current(self._own, current)
         return [doc for doc in docs if doc['_id'] not in kept]
 
-    def store_outcome(self, doc: Document, state: str, reason: str) -> None:
-        """Store the result of the task of a record, which may be malformed."""
-        if self._backend is not None:
-            task = doc.get('task') if isinstance(doc.get('task'), str) else None
-            result = outcome(self._backend, region.task_id_of(doc['_id']), task, state, reason)
-            for error in self.store([result]).values():
-                raise error
+    def _result_in(self, doc: Mapping[str, Any]) -> Document | None:
+        """Return the result of a task that a document brings back, as it is stored here; None if it brings none."""
+        found = doc.get('result')
+        result = {name: value for name, value in (found if isinstance(found, dict) else {}).items() if name[:1] != '_'}
+        is_result = result.get('type') == 'Result' and isinstance(result.get('status'), str)
+        if not is_result or not isinstance(doc_id := doc.get('_id'), str) or not region.task_id_of(doc_id):
+            return None
+        # Regions may have different prefixes of keys.
+        key = self._backend.get_key_for_task(region.task_id_of(doc_id)) if self._backend else doc_id
+        return {'_id': key, **result}
+
+    def store_outcome(self, doc: Document, state: str, reason: str) -> bool:
+        """Store the result of the task of a record, which may be malformed; return False if it is refused for now."""
+        if self._backend is None:
+            return True
+        task_id, task = region.task_id_of(doc['_id']), doc.get('task') if isinstance(doc.get('task'), str) else None
+        refused = self.store([outcome(self._backend, task_id, task, state, reason)])
+        self.problem = next(iter(refused.values()), self.problem)
+        return not refused
+
+    def fail_next(self, doc: Document, reason: str) -> None:
+        """Let the later steps of the chain of a task fail that has failed without running, and call its errbacks."""
+        if self._backend is None:
+            return
+        try:
+            headers, body = doc['message']['headers'], attached_body(self._own, doc)
+            embedded = embedded_in(doc['message'], body, self._content)
+            request = Context({**headers, **embedded}, headers=headers, delivery_info={})
+            self._backend.mark_as_failure(region.task_id_of(doc['_id']), TaskNotRun(reason), request=request)
+        except CouchDBError:
+            raise
+        except Exception as exc:  # anything may be in the record
+            logger.warning('nothing that follows task %s can be told of its failure: %r', doc.get('id'), exc)
 
     def store(self, results: Sequence[Document]) -> dict[str, CouchDBError]:
         """Store results, as every other result: a success stays, for example.
@@ -102,7 +135,7 @@ class ResultsAtHome:
             try:
                 items.append(QueueItem.of(stamp(doc, now, backend.lifetime_of(doc['status']))))
             except Unstorable as exc:
-                logger.warning('the result %s of region %s is not stored: %s', doc['_id'], self._other, exc)
+                logger.warning('the result %s of another region is not stored: %s', doc['_id'], exc)
         try:
             while refusals := backend.store.write_batch(items):
                 refused |= {item.id: error for item, error in refusals if isinstance(error, _FOR_NOW)}
@@ -116,13 +149,3 @@ class ResultsAtHome:
 def date_in(doc: Mapping[str, Any], name: str) -> float:
     """Return a date in a document; 0 without one."""
     return date if is_number(date := doc.get(name)) else 0.0
-
-
-def _result_in(doc: Mapping[str, Any]) -> Document | None:
-    """Return the result of a task that a document brings back, as it may be stored; None if it brings none."""
-    found = doc.get('result')
-    result = {name: value for name, value in (found if isinstance(found, dict) else {}).items() if name[:1] != '_'}
-    doc_id = found.get('_id') if isinstance(found, dict) else None
-    is_id = isinstance(doc_id, str) and 'celery-task-meta-' in doc_id and doc_id[0] != '_'
-    is_result = result.get('type') == 'Result' and isinstance(result.get('status'), str)
-    return {'_id': doc_id, **result} if is_id and is_result else None

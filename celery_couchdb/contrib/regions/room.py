@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
+from celery import states
 from celery.canvas import Signature
 
 from kombu_couchdb.contrib.parcels.parcel import FROM_REGION, GIVER
@@ -35,16 +36,18 @@ class RegionsRoom(Room):
 
         It returns to the region where the first task was sent. The result of a task that was given away also returns to
         its giver, and is stored here only if the first task was sent here. Results of the tasks that it sends are
-        stored here.
+        stored here. The member `region` of a result that returns says where the task ran.
         """
         giver, sent_in = Giver.of({GIVER: header_of(request, GIVER)}), header_of(request, FROM_REGION)
         if giver is None:
             return [], True
-        is_given = giver.task_id == task_id
-        record_in: dict[str, str | None] = {sent_in: None} if isinstance(sent_in, str) and sent_in != giver.own else {}
+        is_given, is_result = giver.task_id == task_id, doc.get('status') != states.IGNORED
+        is_from_elsewhere = isinstance(sent_in, str) and sent_in != giver.own
+        record_in: dict[str, str | None] = {str(sent_in): None} if is_from_elsewhere and is_result else {}
         if is_given:
             record_in[giver.region] = giver.record
-        docs = [returned(home, task_id, uuid4().hex, doc, record, doc['date']) for home, record in record_in.items()]
+        result = {**doc, 'region': giver.own}
+        docs = [returned(home, task_id, uuid4().hex, result, record, doc['date']) for home, record in record_in.items()]
         return [(giver.database, document) for document in docs], not is_given or sent_in == giver.own
 
     def check_header(self, app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:
@@ -63,6 +66,11 @@ class RegionsRoom(Room):
                         f'task {step.task!r:.200} of the header of a chord names region {region!r:.80}: the header of '
                         f'a chord runs in the region where the chord is sent'
                     )
+
+    def prepare_worker(self, app: Any) -> None:
+        """Let tasks of other regions that end without a result be told, if the app has the option `region`."""
+        if (app.conf.broker_transport_options or {}).get('region'):
+            _part('ends').connect()
 
     def services(self, app: Any, concurrency: int) -> Mapping[str, Led]:
         """Return the loop of the leader of a region, if the app has the option `region`."""

@@ -1,18 +1,19 @@
 """The taker: puts tasks of another region into the queues of this one, and says there what became of them.
 
-The records of the other region say which tasks it has given away (`kombu_couchdb.contrib.regions.region`). The message
-of a record is published under an id that is derived from the record's id, if that was never stored. So it is stored
-once, even if the leader is killed at any point, or two leaders work for a moment.
+The records of the other region say which tasks it has given away (`kombu_couchdb.contrib.regions.region`). The taker
+says `there` in a record, by revision, and then publishes its message under an id that is derived from the record's id,
+if that was never stored. So it is stored once, even if the leader is killed at any point, two leaders work for a
+moment, or two servers have the name of this region.
 
-Whoever runs the task returns its result. The taker returns one if the message ends without a worker, or is cancelled.
+Whoever ends the task returns how it ended. The taker does if the message ends without a worker, or is cancelled.
 """
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Iterable, Sequence
-from math import inf
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from celery import states
@@ -21,7 +22,7 @@ from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.contrib.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.contrib.regions.region import Giver
-from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_current, delete_revisions, rivals
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import JOB_KEY
@@ -30,6 +31,7 @@ from kombu_couchdb.log import get_logger
 
 from ...backend import couchdb_backend_of
 from ...results.documents import is_final
+from ..parcels.inbox import Inbox
 from ..parcels.look_ups import LookUps, ends_of_messages
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
 from ..parcels.parcel_checks import ParcelRefused, message_of
@@ -41,9 +43,6 @@ logger = get_logger(__name__)
 #: The pause before something is tried again that is not possible yet, in seconds.
 DELAY_SECONDS = 30.0
 
-#: The most records that are told in one request that their tasks are there.
-_BATCH_DOCS = 200
-
 
 class _Record(NamedTuple):
     """A record whose task was taken: `region.SOURCE`, and its id; see `parcel.moved_id`."""
@@ -54,8 +53,8 @@ class _Record(NamedTuple):
 
 class _Taken(NamedTuple):
     task: str | None
-    #: The monotonic time at which the record has to say `there`; infinite if it does.
-    tell_at: float
+    #: The queue of a task that was lent; None for others.
+    lent_to: str | None
 
 
 class Taker:
@@ -64,10 +63,10 @@ class Taker:
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
 
-    def __init__(self, app: Any, transport: Any, own: Client, there: Client, name: str, other: str) -> None:
-        """`own` and `there` are clients for the databases of regions of this region, `name`, and of region `other`."""
-        self._app, self._broker, self._own, self._there = app, transport.couchdb, own, there
-        self._name, self._other = name, other
+    def __init__(self, app: Any, transport: Any, own: Client, arriving: Inbox, name: str, other: str) -> None:
+        """`own` is a client for the database of regions of this region, `name`; `arriving` has that of `other`."""
+        self._app, self._broker, self._own, self._there = app, transport.couchdb, own, arriving.client
+        self._arriving, self._name, self._other = arriving, name, other
         self._messages, self._backend = ParcelMessages(transport), couchdb_backend_of(app)
         self.reset()
 
@@ -75,37 +74,41 @@ class Taker:
         """Forget which tasks were taken: all records will be read again."""
         self._taken: dict[str, _Taken] = {}
         self._look_ups = LookUps[_Record]()
-        #: When records are read again whose tasks could not be taken, as monotonic times.
-        self._delayed: dict[str, float] = {}
+        #: How many lent tasks have ended here since this process was started, by queue.
+        self.done = Counter[str]()
+        #: The records that another server with the name of this region has taken.
+        self.foreign = set[str]()
+
+    @cached_property
+    def _by(self) -> str:
+        return region.identity(self._broker)
 
     @property
     def next_at(self) -> float:
-        """The monotonic time at which `step` has something to do; infinite if it has not."""
-        tells = (taken.tell_at for taken in self._taken.values())
-        return min(min(tells, default=inf), self._look_ups.next_at, *self._delayed.values(), inf)
+        """The monotonic time at which `step` has something to do."""
+        return self._look_ups.next_at
 
-    def due(self) -> list[str]:
-        """Return the ids of records that are to be taken now, because they could not be taken before."""
-        now = time.monotonic()
-        found = [doc_id for doc_id, at in self._delayed.items() if at <= now]
-        for doc_id in found:
-            del self._delayed[doc_id]
-        return found
+    @property
+    def lent(self) -> Counter[str]:
+        """The number of tasks that were lent to this region and have not ended, by queue."""
+        return Counter(taken.lent_to for taken in self._taken.values() if taken.lent_to)
 
     def ended(self, doc_ids: Iterable[str]) -> None:
-        """Note that records were deleted: their tasks have ended."""
+        """Note that records were deleted, or withdrawn: their tasks have ended, or run elsewhere."""
         for doc_id in doc_ids:
-            self._taken.pop(doc_id, None)
-            self._delayed.pop(doc_id, None)
+            self.foreign.discard(doc_id)
+            if (taken := self._taken.pop(doc_id, None)) and taken.lent_to:
+                self.done[taken.lent_to] += 1
 
     def take(self, docs: Sequence[Document]) -> None:
         """Put the tasks of these records into their queues, unless they were."""
         docs = self._undisputed(docs)
-        self._cancel([doc for doc in docs if 'cancelled' in doc and region.state_of(doc) in ('sent', 'there')])
-        # A cancelled task that cannot be removed may end without a worker.
-        self.ended(doc['_id'] for doc in docs if not region.is_takeable(doc) and 'cancelled' not in doc)
-        new = [doc for doc in docs if region.is_takeable(doc) and doc['_id'] not in self._taken]
-        for part in in_parts(new):
+        mine = [doc for doc in docs if region.is_taken_by(doc, self._by)]
+        self.foreign |= {doc['_id'] for doc in docs if region.state_of(doc) == 'there'} - {doc['_id'] for doc in mine}
+        self.ended(doc['_id'] for doc in docs if region.state_of(doc) in ('withdrawn', 'refused'))
+        self._cancel([doc for doc in mine if 'cancelled' in doc])
+        new = [doc for doc in docs if region.is_takeable(doc, self._by) and 'cancelled' not in doc]
+        for part in in_parts([doc for doc in new if doc['_id'] not in self._taken]):
             self._take(part)
 
     def _undisputed(self, docs: Sequence[Document]) -> Sequence[Document]:
@@ -113,7 +116,7 @@ class Taker:
 
         If the message of the task was stored, the task stays here; otherwise home runs it.
         """
-        found = rivals(self._there, list(filter(region.is_exclusive, docs)))
+        found = rivals(self._there, docs)
         withdrawn = [leaf for leaves in found.values() for leaf in leaves if region.state_of(leaf) == 'withdrawn']
         ids = {leaf['_id']: parcel.moved_id(region.SOURCE, leaf['_id']) for leaf in withdrawn}
         stored = self._broker.known([*ids.values()])
@@ -133,53 +136,39 @@ class Taker:
         refused |= {doc_id: ParcelRefused(reason) for doc_id, reason in reasons.items()}
         self._refuse([(doc, refused[doc['_id']]) for doc in docs if doc['_id'] in refused])
         docs = [doc for doc in docs if doc['_id'] not in refused]
-        at = time.monotonic() + region.THERE_SECONDS
         for doc in docs:
-            is_told = region.state_of(doc) == 'there'
-            self._taken[doc['_id']] = _Taken(doc['message']['headers']['task'], inf if is_told else at)
+            queue = items[doc['_id']][0]['queue'] if 'lent' in doc else None
+            self._taken[doc['_id']] = _Taken(doc['message']['headers']['task'], queue)
         merged = self._messages.merged.items()
         self._return([(doc_id, states.REVOKED, merged_into(task_id)) for doc_id, task_id in merged])
-        # Nobody will say how these end.
-        delete_current(self._there, [doc for doc in docs if self._is_silent(doc)])
+        if self._backend is None:  # nobody will say how these end
+            delete_current(self._there, docs)
 
     def step(self) -> None:
-        """Say `there` in records whose tasks last, and return results for messages that ended without a worker."""
-        now = time.monotonic()
-        due = [doc_id for doc_id, taken in self._taken.items() if taken.tell_at <= now]
-        for part in chunks(due, _BATCH_DOCS):
-            docs = [doc for doc in self._there.find(part) if doc and region.state_of(doc) == 'sent']
-            self._there.bulk([region.there(doc, self._there.clock.now()) for doc in docs])
-            for doc_id in part:  # one that was changed meanwhile comes again
-                self._taken[doc_id] = self._taken[doc_id]._replace(tell_at=inf)
+        """Return results for messages that ended without a worker."""
         records = self._look_ups.take([_Record(region.SOURCE, doc_id) for doc_id in self._taken])
         self._return_stored(records)
         found = ends_of_messages(self._broker, [record for record in records if record.doc_id in self._taken])
         self._return([(record.doc_id, end.state, end.error or '') for record, end in found.items() if end])
 
     def _return_stored(self, records: Sequence[_Record]) -> None:
-        """Return results that are stored here only, as that of a task whose code this region does not have."""
+        """Return results that are stored here only: this region's database of regions has refused them before."""
         if self._backend is None or not records:
             return
-        taken = [(record.doc_id, region.task_id_of(record.doc_id)) for record in records]
-        results = self._backend.store.read_many(self._backend.get_key_for_task(task_id) for _, task_id in taken)
-        now, docs = self._own.clock.now(), list[Document]()
-        for (doc_id, task_id), result in zip(taken, results, strict=True):
-            if result and is_final(result):
-                docs.append(region.returned(self._other, task_id, uuid.uuid4().hex, result, doc_id, now))
-                del self._taken[doc_id]
-        self._own.bulk(docs)
+        keys = [self._backend.get_key_for_task(region.task_id_of(record.doc_id)) for record in records]
+        found = zip(records, self._backend.store.read_many(keys), strict=True)
+        self._bring_back({record.doc_id: result for record, result in found if result and is_final(result)})
 
     def _claimed(self, docs: Sequence[Document]) -> list[Document]:
-        """Return those of these records whose tasks this region may run; say `there` in the exclusive ones first."""
-        exclusive = [doc for doc in docs if region.is_exclusive(doc) and region.state_of(doc) == 'sent']
-        claims = [region.there(doc, self._there.clock.now()) for doc in exclusive]
-        claimed = list[Document]()
+        """Say `there` in these records; return those whose tasks this server may run."""
+        claimed = [doc for doc in docs if region.state_of(doc) == 'there']
+        claims = [region.there(doc, self._by, self._there.clock.now()) for doc in docs if doc not in claimed]
         for doc, result in zip(claims, self._there.bulk(claims), strict=True):
             if result.is_proven:
                 claimed.append({**doc, '_rev': result.rev})
             elif not result.is_conflict:  # with a conflict, another revision comes
-                self._delayed[doc['_id']] = time.monotonic() + DELAY_SECONDS
-        return [doc for doc in docs if doc not in exclusive] + claimed
+                self._arriving.put_back([doc['_id']], DELAY_SECONDS)
+        return claimed
 
     def _publish(self, doc: Document) -> None:
         message = message_of(doc, attached_body(self._there, doc))
@@ -193,17 +182,13 @@ class Taker:
     def _refuse(self, refused: Sequence[tuple[Document, ParcelRefused]]) -> None:
         now = self._there.clock.now()
         delayed = [(doc, str(reason)) for doc, reason in refused if isinstance(reason, Unroutable)]
-        self._delayed |= {doc['_id']: time.monotonic() + DELAY_SECONDS for doc, _ in delayed}
+        self._arriving.put_back([doc['_id'] for doc, _ in delayed], DELAY_SECONDS)
         delayed = [(doc, text) for doc, text in delayed if doc.get('delayed') != text]
         self._there.bulk([{**doc, 'delayed': text} for doc, text in delayed])
         final = [(doc, str(reason)) for doc, reason in refused if not isinstance(reason, Unroutable)]
         write(self._there, [parcel.refused(doc, text, now) for doc, text in final])
         for doc, text in delayed + final:
             logger.warning('task %s of region %s is not taken: %s', doc.get('id'), self._other, text)
-
-    def _is_silent(self, doc: Document) -> bool:
-        """Tell whether no result of a task returns."""
-        return self._backend is None or bool(doc['message']['headers'].get('ignore_result'))
 
     def _cancel(self, docs: Sequence[Document]) -> None:
         """Remove the messages of cancelled tasks that no worker has claimed; tell the workers about the others."""
@@ -216,24 +201,33 @@ class Taker:
         known, over = self._broker.known(list(ids)), list[Document]()
         for name, doc in ids.items():
             # The message of a unique job has another id.
-            is_job = JOB_KEY in headers_of(doc) and (doc['_id'] in self._taken or region.state_of(doc) == 'there')
-            if name in removed or not (name in known or is_job):
+            if name in removed or not (name in known or JOB_KEY in headers_of(doc)):
                 over.append(doc)
             else:
                 self._app.control.revoke(region.task_id_of(doc['_id']), terminate=doc.get('terminate') is True)
-                self._taken.setdefault(doc['_id'], _Taken(None, inf))
+                self._taken.setdefault(doc['_id'], _Taken(None, None))
         self._return([(doc['_id'], states.REVOKED, 'it was cancelled') for doc in over])
         if self._backend is None:
             delete_current(self._there, over)
 
     def _return(self, ends: Sequence[tuple[str, str, str]]) -> None:
         """Return results: for each the id of the record, the state, and the reason."""
-        docs, now = list[Document](), self._own.clock.now()
+        if self._backend is None:
+            return
+        results = dict[str, Document]()
         for doc_id, state, reason in ends:
-            task_id = region.task_id_of(doc_id)
-            if self._backend is None or not task_id:
-                continue
-            taken = self._taken.pop(doc_id, None)
-            found = outcome(self._backend, task_id, taken.task if taken else None, state, reason)
-            docs.append(region.returned(self._other, task_id, uuid.uuid4().hex, found, doc_id, now))
-        self._own.bulk(docs)
+            taken = self._taken.get(doc_id)
+            if task_id := region.task_id_of(doc_id):
+                task = taken.task if taken else None
+                results[doc_id] = outcome(self._backend, task_id, task, state, reason)
+        self._bring_back(results)
+
+    def _bring_back(self, results: Mapping[str, Document]) -> None:
+        """Store results that return, by id of the record."""
+        now = self._own.clock.now()
+        docs = [
+            region.returned(self._other, region.task_id_of(doc_id), uuid.uuid4().hex, result, doc_id, now)
+            for doc_id, result in results.items()
+        ]
+        stored = zip(docs, self._own.bulk(docs), strict=True)
+        self.ended(doc['record'] for doc, result in stored if result.is_stored)

@@ -91,6 +91,8 @@ class _ParcelOptions(TypedDict, total=False):
     fallback_at: float
     state: Literal['there', 'withdrawn']
     taken: float
+    by: str
+    told: bool
     run_in: str
     cancelled: float
     delayed: str

@@ -49,7 +49,7 @@ class Records(Parcels):
         'refused': 'failed',
     }
     columns = ('region',)
-    of_refused = Parcels.of_refused | {'state', 'taken', 'delayed', 'run_in', 'cancelled', 'terminate'}
+    of_refused = Parcels.of_refused | {'state', 'taken', 'by', 'told', 'delayed', 'run_in', 'cancelled', 'terminate'}
 
     def __init__(self, client: Client, to: str = '') -> None:
         super().__init__(client)

@@ -13,15 +13,17 @@ The record exists from the moment the task is sent until the task has ended. So 
      "task": …, "id": …, "exchange": …, "routing_key": …, "published": …, "message": {…},    as in each parcel
      "fallback": "us", "fallback_at": 1763709030.5,   where it runs if `eu` has not taken it by then
      "lent": 1763709000.5,                            when it was lent, if it may run in any region
-     "state": "there", "taken": 1763709001.5,         `eu` has put it into its queue; without it, it is *sent*
+     "state": "there", "taken": 1763709001.5,         `eu` runs it; without it, it is *sent*
+     "by": "1763700000",                              the `identity` of the broker that has taken it
      "state": "withdrawn", "run_in": "us",            home runs it elsewhere ("": nowhere), and deletes the record then
      "cancelled": 1763709002.5,                       home wants it to be removed
      "delayed": "exchange …",                         why `eu` has not taken it yet
      "status": "fail", "reason": …, "failed": …}      `eu` has refused it for good
+     "told": true}                                    home has told so whoever waits for the task
 
-Who changes a record replaces its revision, in one database: that of home. So of two regions one only can take an
-*exclusive* task (`is_exclusive`): the region `to` says `there` before it puts the task into its queue, and home says
-`withdrawn` before it runs it elsewhere. Other tasks cannot be withdrawn; their region says `there` when they last.
+Who changes a record replaces its revision, in one database: that of home. So one only can have a task: the region `to`
+says `there` before it puts the task into its queue, and home says `withdrawn` before it runs it elsewhere, or cancels
+it. Of two servers with the name `to` one only takes it.
 
 A *LentItem* is a message while it is moved from its home to an idle region::
 
@@ -39,10 +41,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ...couchdb.address import Address, parse_list
+from ...couchdb.client import Client
 from ...design import load
 from ...documents import concurrency, rates, validation, workitem
 from ...documents.body import stub
@@ -81,9 +85,6 @@ SOURCE = 'records of regions'
 #: A task that was lent is taken back if its region has not taken it after so many seconds.
 LEND_SECONDS = 10.0
 
-#: A region that has taken a task says so after so many seconds, unless the task has ended by then.
-THERE_SECONDS = 15.0
-
 #: The beginnings of the ids of records, and of results that return.
 RECORD, RETURNED = 'p:', 'r:'
 
@@ -94,8 +95,9 @@ class Region(Stored, total=False):
     _id: str
     type: Literal['Region']
     date: float
-    #: The number of tasks, by queue, that it would run for other regions.
+    #: How many tasks of other regions it would have at the same time, by queue, and until when, by its own clock.
     want: dict[str, int]
+    until: float
     #: By region: why that region cannot be read from here. Those that can be read are left out.
     errors: dict[str, str]
 
@@ -235,7 +237,7 @@ def region_of(doc_id: str) -> str:
 
 def task_id_of(doc_id: str) -> str:
     """Return the id of the task that the id of a record names."""
-    return doc_id.split(':', 2)[2].rpartition(':')[0]
+    return doc_id.partition(':')[2].partition(':')[2].rpartition(':')[0]
 
 
 def region_id(name: str) -> str:
@@ -246,8 +248,9 @@ def region_id(name: str) -> str:
 def returned(home: str, task_id: str, tag: str, result: Mapping[str, Any], record: str | None, now: float) -> Document:
     """Return the document that brings a result to the region `home`.
 
-    `result` is the document of the result, and `record` the id of the record at home, if it has one. `tag` makes the
-    id unique: a task may have several results, one for each state.
+    `result` is the document of the result; its status is `IGNORED` if the task has ended and has none. `record` is the
+    id of the record at home, if it has one. `tag` makes the id unique: a task may have several results, one for each
+    state.
     """
     doc: Document = {
         '_id': f'{RETURNED}{home}:{task_id}:{tag}',
@@ -264,14 +267,24 @@ def results_in(doc: Mapping[str, Any]) -> list[Document]:
     return [one for one in together if isinstance(one, dict)] if isinstance(together, list) else [dict(doc)]
 
 
-def wants_of(doc: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many tasks of each queue a region wants; malformed members of its document are ignored."""
-    want = doc.get('want')
-    return {
-        queue: count
-        for queue, count in (want.items() if isinstance(want, dict) else ())
-        if isinstance(count, int) and count > 0
-    }
+def wants_of(doc: Mapping[str, Any], now: float) -> tuple[dict[str, int], float]:
+    """Return how many tasks of each queue a region wants, and for how many seconds; `now` is by that region's clock.
+
+    Malformed members of its document are ignored.
+    """
+    want, until = doc.get('want'), doc.get('until')
+    if not isinstance(want, dict) or not is_number(until):
+        return {}, 0.0
+    return {queue: count for queue, count in want.items() if isinstance(count, int) and count > 0}, until - now
+
+
+def identity(broker: Client) -> str:
+    """Return what distinguishes a broker's database from one of the same name on another server: when it was created.
+
+    '' on the embedded server, which only knows when it was started. One request.
+    """
+    info = broker.info()
+    return str(info.get('instance_start_time')) if 'cluster' in info else ''
 
 
 # -- rules of records
@@ -285,20 +298,20 @@ def state_of(doc: Mapping[str, Any]) -> str:
     return 'refused' if doc.get('status') else found if (found := doc.get('state')) in STATES[1:3] else 'sent'
 
 
-def is_exclusive(doc: Mapping[str, Any]) -> bool:
-    """Tell whether a region says `there` in the record of a task before it puts the task into its queue."""
-    return 'fallback' in doc or 'lent' in doc
+def is_takeable(doc: Mapping[str, Any], by: str) -> bool:
+    """Tell whether the server `by` of its region may put the task of a record into a queue."""
+    return is_taken_by(doc, by) or (state_of(doc) == 'sent' and 'cancelled' not in doc)
 
 
-def is_takeable(doc: Mapping[str, Any]) -> bool:
-    """Tell whether the task of a record may be put into a queue of its region."""
-    return state_of(doc) in ('sent', 'there') and 'cancelled' not in doc
+def is_taken_by(doc: Mapping[str, Any], by: str) -> bool:
+    """Tell whether the server `by` has taken the task of a record."""
+    return state_of(doc) == 'there' and doc.get('by', by) == by
 
 
-def there(doc: Mapping[str, Any], now: float) -> Document:
-    """Return the record of a task that its region has taken."""
+def there(doc: Mapping[str, Any], by: str, now: float) -> Document:
+    """Return the record of a task that the server `by` of its region takes."""
     kept = {name: value for name, value in doc.items() if name != 'delayed'}
-    return {**kept, 'state': 'there', 'taken': now}
+    return {**kept, 'state': 'there', 'taken': now, 'by': by}
 
 
 def withdrawn(doc: Mapping[str, Any], run_in: str) -> Document:
@@ -332,19 +345,17 @@ def decide(doc: Mapping[str, Any], own: str, now: float) -> Decision | None:
         return None
     if 'cancelled' in doc:
         return Decision('cancelled')
-    return Decision('run', str(fallback)) if fallback else Decision('run', own)
+    return Decision('run', str(fallback or own))
 
 
 def due_at(doc: Mapping[str, Any]) -> float | None:
     """Return when home decides about a record whose task was not taken; None if it waits for its region."""
-    if not is_exclusive(doc) or state_of(doc) not in ('sent', 'withdrawn'):
+    if state_of(doc) not in ('sent', 'withdrawn'):
         return None
     if 'cancelled' in doc or state_of(doc) == 'withdrawn':
         return 0.0
-    at = doc.get('fallback_at') if 'fallback' in doc else doc.get('lent')
-    if not is_number(at):
-        return 0.0
-    return at if 'fallback' in doc else at + LEND_SECONDS
+    at, seconds = (doc.get('fallback_at'), 0.0) if 'fallback' in doc else (doc.get('lent', inf), LEND_SECONDS)
+    return None if at == inf else at + seconds if is_number(at) else 0.0
 
 
 # -- messages that are lent

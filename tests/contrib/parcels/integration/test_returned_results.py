@@ -9,9 +9,11 @@ import pytest
 from celery import states
 from celery.backends.base import Backend
 
+from celery_couchdb.contrib.regions.outcomes import ResultsAtHome
 from celery_couchdb.testing import Server
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.couchdb.client import Document
+from kombu_couchdb.errors import AccessDenied
 from tests.regions import Regions, killed_after, new_link, regions_on
 
 
@@ -127,6 +129,30 @@ def test_result_that_home_refuses_stays_until_home_accepts_it(regions: Regions, 
     regions.work('us')
     assert first.get(timeout=1) == 3
     assert us.records() == eu.returning() == []
+
+
+def test_regions_have_their_own_prefixes_of_keys(regions: Regions) -> None:
+    result = regions['us'].app.send_task('add', (1, 2), region='eu')
+    back(regions, result.id, states.SUCCESS, 3, _id=f'eu-celery-task-meta-{result.id}')
+    regions.work('us')
+    assert result.get(timeout=1) == 3
+
+
+def test_error_of_home_is_not_blamed_on_the_other_region(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = regions['us'].app.send_task('add', (1, 2), region='eu')
+    back(regions, result.id, states.SUCCESS, 3)
+    link = regions.link('us', 'eu')
+
+    def refuse(self: ResultsAtHome, docs: Any, other: str) -> Any:
+        raise AccessDenied('home refuses the user')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResultsAtHome, 'take', refuse)
+        with pytest.raises(AccessDenied):
+            link.step()
+    assert not link._lead.errors
+    link.step()
+    assert result.get(timeout=1) == 3
 
 
 def test_older_result_of_the_same_task_id_ends_no_record(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_idle_region_runs_lent_tasks_once(regions: Regions, start: Start, tmp_pa
     us, eu = regions['us'], regions['eu']
     start(us)
     start(eu)
-    wait_for(lambda: wants_of(eu.regions.find([region_id('eu')])[0] or {}), 'the idle region to ask for tasks')
+    wait_for(lambda: wants_of(eu.regions.find([region_id('eu')])[0] or {}, 0.0)[0], 'the idle region to ask for tasks')
     journal, names = tmp_path / 'journal', [str(number) for number in range(30)]
     result = group(us.app.signature('nap', (str(journal), name, 0.5)).set(region='any') for name in names)()
     assert result.get(timeout=PATIENCE) == names

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import chord, group
 from celery.worker import state
 
-from celery_couchdb.contrib.regions.lending import Activity, Demand, Looks
-from celery_couchdb.contrib.regions.link import Link
+from celery_couchdb.contrib.regions.lending import Demand, Looks, loads_of
 from celery_couchdb.testing import Server
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.documents import validation, workitem
 from tests.conftest import wait_for
-from tests.regions import Region, Regions, killed_after, new_link, regions_on
+from tests.regions import LeaderAndLink, Region, Regions, killed_after, new_link, regions_on
 from tests.support import items
 
 
@@ -27,7 +27,7 @@ def regions(server: Server) -> Iterator[Regions]:
 
 
 @pytest.fixture
-def home(regions: Regions) -> Link:
+def home(regions: Regions) -> LeaderAndLink:
     """The link of us with eu, in a process that leads us."""
     return regions.link('us', 'eu')
 
@@ -41,10 +41,16 @@ def want(regions: Regions, count: Any) -> None:
     """Let eu want tasks."""
     eu = regions['eu'].regions
     [doc] = eu.find(['region:eu'])
-    eu.bulk([{**(doc or {}), '_id': 'region:eu', 'type': 'Region', 'date': time.time(), 'want': {'celery': count}}])
+    eu.bulk([{**(doc or {}), **demand_of(count)}])
 
 
-def lend(home: Link, us: Region, *left: str) -> None:
+def demand_of(count: Any, **others: int) -> dict[str, Any]:
+    """Return the document of eu, which wants tasks."""
+    want = {'celery': count, **others}
+    return {'_id': 'region:eu', 'type': 'Region', 'date': time.time(), 'want': want, 'until': time.time() + 60}
+
+
+def lend(home: LeaderAndLink, us: Region, *left: str) -> None:
     """Let the home's link work until these tasks are left."""
 
     def is_done() -> bool:
@@ -54,17 +60,19 @@ def lend(home: Link, us: Region, *left: str) -> None:
     wait_for(is_done, f'only {left} are left')
 
 
-def test_idle_region_gets_as_many_as_it_wants(regions: Regions, home: Link) -> None:
+def test_idle_region_gets_as_many_as_it_wants(regions: Regions, home: LeaderAndLink) -> None:
     us, eu = regions['us'], regions['eu']
     send(us, '1', '2', '3')
     send(us, 'large', headers={'note': 'x'}, argsrepr='', kwargs={'text': 'x' * 40_000}, priority=9)
     us.app.send_task('add', (1, 2), task_id='home')
     want(regions, 2)
     lend(home, us, '3', 'home', 'large')
-    want(regions, 1)
+    for _ in range(3):
+        home.step()
+    assert us.tasks() == ['3', 'home', 'large'], 'it has as many as it wants'
+    want(regions, 3)
     lend(home, us, 'home', 'large')
-    home.step()
-    want(regions, 5)
+    want(regions, 8)
     lend(home, us, 'home')
     regions.work('eu')
     assert eu.tasks() == ['1', '2', '3', 'large']
@@ -76,7 +84,7 @@ def test_idle_region_gets_as_many_as_it_wants(regions: Regions, home: Link) -> N
     assert {doc['state'] for doc in us.records('eu')} == {'there'}
 
 
-def test_what_is_not_lent(regions: Regions, home: Link) -> None:
+def test_what_is_not_lent(regions: Regions, home: LeaderAndLink) -> None:
     us = regions['us']
     send(us, 'unique', headers={'job_key': 'k'})
     send(us, 'limited', headers={'concurrency_key': 'k', 'concurrency_limit': 1})
@@ -96,7 +104,7 @@ def test_what_is_not_lent(regions: Regions, home: Link) -> None:
     lend(home, us, 'unique', 'limited', 'rated', 'planned', 'delivered', 'claimed', 'no task', 'no date')
 
 
-def test_revoked_task_is_not_lent(regions: Regions, home: Link) -> None:
+def test_revoked_task_is_not_lent(regions: Regions, home: LeaderAndLink) -> None:
     """Workers here were told of it, and end it when they claim it; those of the other region were not."""
     us = regions['us']
     send(us, 'revoked', 'free')
@@ -108,7 +116,7 @@ def test_revoked_task_is_not_lent(regions: Regions, home: Link) -> None:
         state.revoked.discard('revoked')
 
 
-def test_many_messages_that_stay_do_not_hide_the_others(regions: Regions, home: Link) -> None:
+def test_many_messages_that_stay_do_not_hide_the_others(regions: Regions, home: LeaderAndLink) -> None:
     us = regions['us']
     add = us.app.signature('add', (1,)).set(region='any')
     chord([add] * 20, add).apply_async()
@@ -121,7 +129,7 @@ def test_many_messages_that_stay_do_not_hide_the_others(regions: Regions, home: 
 
 @pytest.mark.parametrize(('serializer', 'count'), [('json', 3), ('pickle', 0)])
 def test_header_of_a_chord_stays_and_what_cannot_be_read(
-    regions: Regions, home: Link, serializer: str, count: int
+    regions: Regions, home: LeaderAndLink, serializer: str, count: int
 ) -> None:
     us = regions['us']
     us.app.conf.accept_content = [serializer]
@@ -133,7 +141,7 @@ def test_header_of_a_chord_stays_and_what_cannot_be_read(
     send(us, 'last', serializer='json', queue='other')
     us.app.conf.accept_content = [serializer, 'json']
     eu = regions['eu'].regions
-    eu.bulk([{'_id': 'region:eu', 'type': 'Region', 'want': {'celery': 10, 'other': 1}}])
+    eu.bulk([demand_of(10, other=1)])
 
     def lent() -> list[str]:
         home.step()
@@ -143,29 +151,40 @@ def test_header_of_a_chord_stays_and_what_cannot_be_read(
     assert len(lent()) == count + 1
 
 
-def test_messages_of_a_paused_queue_stay_until_it_is_resumed(regions: Regions, home: Link) -> None:
+def test_messages_of_a_paused_queue_stay_until_it_is_resumed(regions: Regions, home: LeaderAndLink) -> None:
     us = regions['us']
     us.broker.bulk([{'_id': 'broker:closed:celery', 'type': 'Pause', 'queue': 'celery'}])
     send(us, 'paused')
     send(us, 'other', queue='other')
-    regions['eu'].regions.bulk([{'_id': 'region:eu', 'type': 'Region', 'want': {'celery': 1, 'other': 1}}])
+    regions['eu'].regions.bulk([demand_of(1, other=1)])
     lend(home, us, 'paused')
     us.broker.bulk([{**us.broker.get('broker:closed:celery'), '_deleted': True}])
     lend(home, us)
 
 
-@pytest.mark.parametrize('wrong', [{'want': 'x'}, {'want': {'celery': 'x'}}, {'want': None}, {'want': {'celery': -1}}])
-def test_malformed_wants_stop_nothing(regions: Regions, home: Link, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    'wrong',
+    [
+        {'want': 'x'},
+        {'want': {'celery': 'x'}},
+        {'want': None},
+        {'want': {'celery': -1}},
+        {'until': 'x'},
+        {'until': 1.0},
+    ],
+)
+def test_malformed_wants_stop_nothing(regions: Regions, home: LeaderAndLink, wrong: Any) -> None:
     us, eu = regions['us'], regions['eu'].regions
     send(us, 'one')
-    eu.bulk([{'_id': 'region:eu', **wrong}])
+    eu.bulk([{**demand_of(1), **wrong}])
     home.step()
+    assert us.tasks() == ['one']
     want(regions, 1)
     lend(home, us)
 
 
 def test_task_that_is_not_taken_comes_back_and_is_not_lent_again(
-    regions: Regions, home: Link, monkeypatch: pytest.MonkeyPatch
+    regions: Regions, home: LeaderAndLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(region, 'LEND_SECONDS', 0.0)
     us = regions['us']
@@ -174,9 +193,42 @@ def test_task_that_is_not_taken_comes_back_and_is_not_lent_again(
     lend(home, us)
     lend(home, us, 'one')
     assert us.records() == []
-    want(regions, 2)
     send(us, 'two')
+    time.sleep(0.3)
+    for _ in range(3):
+        home.step()
+    assert us.tasks() == ['one', 'two'], 'the region is silent: it gets nothing until it asks again'
+    want(regions, 2)
     lend(home, us, 'one')
+
+
+def test_place_of_a_task_that_has_ended_is_taken_by_the_next_one(regions: Regions, home: LeaderAndLink) -> None:
+    us, eu = regions['us'], regions['eu']
+    send(us, '1', '2', '3')
+    for count in (2, 1, 0):
+        want(regions, 1)  # the leader of eu, where nobody works, has written that it wants nothing
+        lend(home, us, *'123'[3 - count :])
+        regions.work('eu')
+        eu.broker.bulk([{**doc, '_deleted': True} for doc in items(eu.broker)])
+        us.regions.bulk([{**doc, '_deleted': True} for doc in us.records('eu')])  # as if its result had returned
+
+
+def test_lent_task_that_is_revoked_does_not_run(regions: Regions, home: LeaderAndLink) -> None:
+    us, eu = regions['us'], regions['eu']
+    send(us, 'revoked')
+    want(regions, 1)
+    lend(home, us)
+    regions.work('eu')
+    assert eu.tasks() == ['revoked']
+    state.revoked.add('revoked')
+    try:
+        wait_for(lambda: home.step() >= 0 and 'cancelled' in us.records('eu')[0], 'the cancellation')
+    finally:
+        state.revoked.discard('revoked')
+    regions.work()
+    regions.work('us')
+    assert us.app.AsyncResult('revoked').state == 'REVOKED'
+    assert (us.records(), eu.tasks()) == ([], [])
 
 
 @pytest.mark.parametrize('writes', range(4))
@@ -201,7 +253,7 @@ def test_next_leader_finishes_what_a_killed_one_has_begun(
 
 
 @pytest.mark.parametrize('changes', [{'region': None}, {'lent': 'x'}, {'message': None}])
-def test_malformed_lent_item_stops_nothing(regions: Regions, home: Link, changes: Any) -> None:
+def test_malformed_lent_item_stops_nothing(regions: Regions, home: LeaderAndLink, changes: Any) -> None:
     us = regions['us']
     send(us, 'broken', 'one')
     broken = next(doc for doc in items(us.broker) if doc['message']['headers']['id'] == 'broken')
@@ -219,23 +271,20 @@ def test_malformed_lent_item_stops_nothing(regions: Regions, home: Link, changes
 
 
 @pytest.fixture
-def demand(regions: Regions) -> Iterator[Demand]:
+def demand(regions: Regions) -> Demand:
     """The demand of eu, where two workers are idle."""
     eu = regions['eu']
     worker = {'type': 'Consumer', 'worker': 'w', 'queues': ['celery'], 'expires': time.time() + 3600}
     eu.broker.bulk([{**worker, '_id': f'broker:consumer:{name}'} for name in 'ab'])
     broken: list[dict[str, Any]] = [{'queues': 5}, {'queues': [None, {}]}, {'expires': 'x'}, {'worker': None}]
     eu.broker.bulk([{**worker, '_id': f'broker:consumer:{at}', **wrong} for at, wrong in enumerate(broken)])
-    activity = Activity(eu.broker, lambda: None)
-    yield Demand(eu.broker, eu.regions, 'eu', 1, Looks(activity))
-    activity.close()
+    return Demand(eu.regions, 'eu')
 
 
-def written(demand: Demand, eu: Region) -> Any:
-    """Let the demand be written if that is due, and return the document without its date."""
-    demand.reset()
-    demand.step()
-    return {name: value for name, value in eu.regions.get('region:eu').items() if name not in ('date', '_rev')}
+def written(demand: Demand, eu: Region, errors: dict[str, str] | None = None) -> Any:
+    """Let the demand be written if that is due, and return the document without its dates."""
+    demand.update(loads_of(eu.broker, 1), {}, Counter(), errors or {})
+    return {name: value for name, value in eu.regions.get('region:eu').items() if name not in ('date', 'until', '_rev')}
 
 
 def test_region_says_what_it_wants_and_which_regions_it_cannot_read(regions: Regions, demand: Demand) -> None:
@@ -243,36 +292,41 @@ def test_region_says_what_it_wants_and_which_regions_it_cannot_read(regions: Reg
     expected = {'_id': 'region:eu', 'type': 'Region', 'want': {'celery': 2}, 'errors': {}}
     assert written(demand, eu) == expected
     before = eu.regions.get('region:eu')
+    assert before['until'] > eu.regions.clock.now() + 60
     assert written(demand, eu) == expected
     assert eu.regions.get('region:eu') == before, 'it is written when something changes'
-    demand.note_errors({'us': 'no server listens'})
-    assert written(demand, eu) == {**expected, 'errors': {'us': 'no server listens'}}
-    demand.close()
+    errors = {'us': 'no server listens'}
+    assert written(demand, eu, errors) == {**expected, 'errors': errors}
+    demand.close({})
     assert eu.regions.get('region:eu')['want'] == {}
     assert written(demand, eu)['want'] == {'celery': 2}
 
 
+def test_demand_is_renewed_in_time_and_by_a_new_leader(
+    regions: Regions, demand: Demand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eu = regions['eu']
+    written(demand, eu)
+    first = eu.regions.get('region:eu')
+    demand.reset()
+    written(demand, eu)
+    second = eu.regions.get('region:eu')
+    assert second['until'] > first['until']
+    monkeypatch.setattr(demand._regions.clock, 'now', lambda: second['until'] - 59)
+    written(demand, eu)
+    assert eu.regions.get('region:eu')['until'] > second['until'] + 30
+
+
 @pytest.mark.parametrize('change', [None, {'want': 'x'}, {'type': 'x'}, {'_deleted': True}])
-def test_document_that_somebody_changed_is_written_again(regions: Regions, demand: Demand, change: Any) -> None:
+def test_document_that_somebody_changed_is_written_by_the_next_leader(
+    regions: Regions, demand: Demand, change: Any
+) -> None:
     eu = regions['eu']
     expected = written(demand, eu)
     if change:
         eu.regions.bulk([{**eu.regions.get('region:eu'), **change}])
+    demand.reset()
     assert written(demand, eu) == expected
-
-
-def test_region_asks_again_after_lent_tasks_have_arrived(regions: Regions, demand: Demand) -> None:
-    eu = regions['eu']
-    demand.step()
-    first = eu.regions.get('region:eu')
-    demand.note_lent(2)
-
-    def has_asked_again() -> bool:
-        demand.step()
-        return bool(eu.regions.get('region:eu') != first)
-
-    wait_for(has_asked_again, 'eu asks again')
-    assert eu.regions.get('region:eu')['want'] == {'celery': 4}, 'twice as many: the first ones are done already'
 
 
 @pytest.mark.parametrize('change', ['messages', 'pause'])
@@ -286,30 +340,21 @@ def test_busy_or_paused_region_wants_nothing(regions: Regions, demand: Demand, c
     assert written(demand, eu)['want'] == {}
 
 
-def rest(looks: Looks, step: Callable[[], object]) -> None:
-    """Look until the next look waits for activity."""
+def test_looks_rest_until_something_happens(regions: Regions) -> None:
+    us, woken = regions['us'], list[bool]()
+    looks = Looks(us.broker, lambda: woken.append(True))
 
     def is_resting() -> bool:
         looks.next_at = 0.0
-        step()
+        assert looks.begin(0.0)
+        looks.end(0.2, found=False)
         return looks.next_at > time.monotonic() + 30
 
-    wait_for(is_resting, 'the looks to rest')
-
-
-def test_looks_rest_until_something_happens(regions: Regions) -> None:
-    us = regions['us']
-    activity = Activity(us.broker, lambda: None)
-    looks = Looks(activity)
-
-    def look() -> None:
-        looks.begin(0.2)
-        looks.end(found=False)
-
     try:
-        rest(looks, look)
-        assert not activity.take()
+        wait_for(is_resting, 'the looks to rest')
+        assert not looks.begin(0.0)
         send(us, '1', region='us')
-        wait_for(activity.take, 'the message')
+        wait_for(lambda: looks.begin(0.0), 'the message')
+        assert woken
     finally:
-        activity.close()
+        looks.close()

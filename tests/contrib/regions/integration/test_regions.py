@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import chain, signals
+from celery.app.task import Context
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore
 
+from celery_couchdb.contrib.parcels.messages import ParcelMessages
+from celery_couchdb.contrib.regions import ends
 from celery_couchdb.testing import Server
+from kombu_couchdb import design
+from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.contrib.regions import region
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable, Unstorable
 from kombu_couchdb.queues.store import Store
+from tests.conftest import wait_for
 from tests.regions import Regions, new_link, regions_on
 from tests.support import items
 
@@ -114,20 +124,163 @@ def test_task_without_a_queue_waits_for_it(regions: Regions) -> None:
     assert eu.tasks() == ['one']
 
 
-def test_task_that_lasts_is_said_to_be_there(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_that_was_taken_is_said_to_be_there(regions: Regions) -> None:
     us = regions['us']
     us.app.send_task('add', (1, 2), region='eu')
-    monkeypatch.setattr(region, 'THERE_SECONDS', 0.0)
     regions.work('eu')
     [doc] = us.records()
     assert region.state_of(doc) == 'there'
 
 
-def test_record_of_a_task_without_a_result_ends_when_the_task_is_taken(regions: Regions) -> None:
-    regions['us'].app.send_task('add', (1, 2), task_id='one', region='eu', ignore_result=True)
-    regions.work()
+def test_two_servers_with_one_name_run_each_task_once(
+    regions: Regions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody starts a copy of eu: what one of them has taken, the other one leaves, and both say so."""
+    us, eu = regions['us'], regions['eu']
+    us.app.send_task('add', (1, 2), task_id='one', region='eu')
+    regions.work('eu')
+    assert eu.tasks() == ['one']
+    eu.broker.delete()
+    eu.broker.create()
+    for step in plan(Wanted(eu.broker, design.documents())):
+        if step.do:
+            step.do()
+    monkeypatch.setattr(region, 'identity', lambda broker: 'the copy')
+    with new_link(eu.app, 'us') as copy:
+        while not copy.step():
+            pass
+    assert eu.tasks() == []
+    assert 'another server is called region eu' in eu.regions.get('region:eu')['errors']['us']
+    us.app.send_task('add', (1, 2), task_id='two', region='eu')
+    with new_link(eu.app, 'us') as copy:
+        while not copy.step():
+            pass
+    assert eu.tasks() == ['two']
+
+
+def test_identity_is_that_of_the_database(regions: Regions, apache_couchdb: bool) -> None:
+    eu = regions['eu'].broker
+    assert region.identity(eu) == region.identity(eu.beside(eu.address.database))
+    assert bool(region.identity(eu)) is apache_couchdb
+
+
+def run(regions: Regions, how: Callable[..., Any], **options: Any) -> None:
+    """Let a task of us run in eu, as a worker runs it."""
+    us, eu = regions['us'], regions['eu']
+    task = eu.app.task(how, bind=True, name='add', max_retries=3, shared=False)._get_current_object()
+    us.app.send_task('add', (), task_id='one', region='eu', **options)
+    regions.work('eu')
+    [item] = items(eu.broker)
+    headers = item['message']['headers']
+    request = {**headers, 'delivery_info': {}, 'headers': headers, 'hostname': 'w', 'called_directly': False}
+    ends.connect()
+    build_tracer('add', task, app=eu.app)('one', (), {}, request)
+    eu.broker.bulk([deletion(item)])
+
+
+def returns(self: Any) -> int:
+    return 3
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def body(self: Any) -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ('how', 'options'),
+    [
+        (raises(Ignore()), {}),
+        (returns, {'ignore_result': True}),
+        (raises(ValueError()), {'ignore_result': True}),
+    ],
+    ids=['Ignore', 'success', 'failure'],
+)
+def test_record_of_a_task_without_a_result_ends_when_the_task_has_ended(
+    regions: Regions, how: Callable[..., Any], options: Any
+) -> None:
+    us = regions['us']
+    run(regions, how, **options)
+    assert len(us.records()) == 1
+    regions.work('us')
+    assert us.records() == regions['eu'].returning() == []
+    assert us.app.AsyncResult('one').state == 'PENDING'
+
+
+@pytest.mark.parametrize('how', ['retry', 'replace'])
+def test_task_that_goes_on_has_not_ended(regions: Regions, how: str) -> None:
+    us = regions['us']
+
+    def body(self: Any) -> None:
+        if how == 'retry':
+            raise self.retry(countdown=0)
+        self.replace(self.app.signature('add'))
+
+    run(regions, body, ignore_result=True)
+    regions.work('us')
+    assert len(us.records()) == 1
     assert regions['eu'].tasks() == ['one']
-    assert regions['us'].records() == []
+
+
+def test_revoked_task_without_a_result_ends(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
+    us.app.send_task('add', (), task_id='one', region='eu', ignore_result=True)
+    regions.work('eu')
+    [item] = items(eu.broker)
+    headers = item['message']['headers']
+    ends.connect()
+    request = Context({**headers, 'headers': headers})
+    signals.task_revoked.send(
+        eu.app.task(returns, bind=True, name='add', shared=False)._get_current_object(), request=request
+    )
+    regions.work('us')
+    assert us.records() == []
+
+
+def test_failure_tells_where_the_task_ran(regions: Regions) -> None:
+    us = regions['us']
+    run(regions, raises(ValueError('x')))
+    regions.work('us')
+    result = us.results.get(us.app.backend.get_key_for_task('one'))
+    assert (result['status'], result['region']) == ('FAILURE', 'eu')
+
+
+def test_behind_a_refused_task_the_chain_fails_and_errbacks_are_called_once(regions: Regions) -> None:
+    us = regions['us']
+    add = us.app.signature('add', (1,))
+    first = add.clone().set(region='eu', task_id='first')
+    chain(first, add.clone().set(task_id='last'), app=us.app).apply_async(link_error=us.app.signature('tell'))
+    [doc] = us.records()
+    us.regions.bulk([{**doc, 'exchange': 7}])
+    for _ in range(2):  # as a new leader
+        regions.work()
+    assert us.app.AsyncResult('first').state == us.app.AsyncResult('last').state == 'FAILURE'
+    assert [item['message']['headers']['task'] for item in items(us.broker)] == ['tell']
+    assert region.state_of(us.records()[0]) == 'refused'
+
+
+def test_cut_link_goes_on_where_it_was(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken before is neither read nor published again."""
+    us, eu = regions['us'], regions['eu']
+    us.app.send_task('add', (1, 2), task_id='one', region='eu')
+    link = regions.link('eu', 'us')
+    wait_for(lambda: link.step() > 0 and eu.tasks() == ['one'], 'the task')
+    us.road.refuse()
+    wait_for(lambda: link.step() >= 0 and link._lead.errors, 'the outage')
+    us.road.restore()
+    published = list[Any]()
+    make = ParcelMessages.make
+
+    def counted(self: ParcelMessages, source: str, docs: Any, publish: Any) -> Any:
+        published.extend(docs)
+        return make(self, source, docs, publish)
+
+    monkeypatch.setattr(ParcelMessages, 'make', counted)
+    us.app.send_task('add', (1, 2), task_id='two', region='eu')
+    wait_for(lambda: link.step() >= 0 and len(eu.tasks()) == 2, 'the next task')
+    assert [doc['id'] for doc in published] == ['two']
 
 
 def test_task_that_is_elsewhere_runs_once_although_its_region_is_renamed(server: Server) -> None:

@@ -320,7 +320,7 @@ def test_a_task_is_shown_with_where_it_is(eu: Region) -> None:
         assert (done.exit_code, 'sent to region us' in done.output) == (0, True), done.output
         assert 'shop.add' in done.output
         assert f'p:us:{task_id}' in succeed(eu, 'show', name)
-    eu.regions.put(region.there(eu.regions.get(doc_id), eu.broker.clock.now()))
+    eu.regions.put(region.there(eu.regions.get(doc_id), '', eu.broker.clock.now()))
     assert json.loads(run(eu, 'show', task_id, '--json').output)['state'] == 'elsewhere'
     assert 'taken by region us ' in run(eu, 'show', task_id).output
     assert 'was given to another region, or it has ended' in fail(eu, 'show', str(uuid.uuid4()))
@@ -366,7 +366,7 @@ def test_a_cancelled_task_ends_as_revoked(regions: Regions, eu: Region, us: Regi
 def test_change_of_a_record_that_others_change(eu: Region) -> None:
     doc_id, gone = give(eu), give(eu)
     docs = [doc for doc in eu.regions.fetch([doc_id, gone]) if doc]
-    eu.regions.put(region.there(docs[0], 7.0))
+    eu.regions.put(region.there(docs[0], '', 7.0))
     eu.regions.request('DELETE', f'/{gone}', {'rev': docs[1]['_rev']})
     assert records.Records(eu.regions).cancel(docs) == (
         1,

@@ -32,7 +32,7 @@ def test_task_that_was_taken_and_withdrawn_runs_once(regions: Regions, shown: st
     if runs_there:
         regions.work('eu', 'us')
     else:
-        us.regions.bulk([region.there(record, 5.0)])
+        us.regions.bulk([region.there(record, region.identity(eu.broker), 5.0)])
     [record] = us.records('eu')
     other = 'f' * 32 if shown == 'withdrawn' else '0' * 32
     leave_leaf(us.regions, record['_id'], f'2-{other}', **without_rev(region.withdrawn(record, 'us')))

@@ -49,6 +49,14 @@ def test_every_first_task_is_sent_to_each_region(app: Celery, sent: list[tuple[A
     assert sent == [(number, region) for region in ('eu', 'us') for number in expected]
 
 
+def test_each_copy_has_an_id_of_its_own(app: Celery) -> None:
+    task = app.signature('add').set(task_id='one', queue='news')
+    assert [copy.options for copy in everywhere(task).tasks] == [
+        {'queue': 'news', 'region': region} for region in ('eu', 'us')
+    ]
+    assert task.options['task_id'] == 'one'
+
+
 def test_options_of_a_group_are_those_of_its_tasks(app: Celery) -> None:
     tasks = group(app.signature('add'), app.signature('add'), app=app).set(queue='news')
     assert [task.options for task in everywhere(tasks).tasks] == [

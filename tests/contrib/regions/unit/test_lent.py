@@ -56,7 +56,6 @@ def test_item_that_stays_at_home_is_not_lent_again() -> None:
 def test_record_names_region_and_task_and_keeps_the_rest_of_the_lifetime() -> None:
     found = region.lent_parcel(item(expires=NOW + 60), 'us', 'eu', None, NOW + 10)
     assert (found['_id'], found['routing_key'], found['lent']) == ('p:eu:a:one', 'celery', NOW + 10)
-    assert region.is_exclusive(found)
     assert found['message']['headers']['x-from-region'] == 'us'
     assert found['message']['properties']['expiration'] == '50000'
     assert 'region' not in found['message']['properties']

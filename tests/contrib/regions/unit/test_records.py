@@ -22,7 +22,8 @@ HOME, ASIA, NEVER = Decision('run', 'us'), Decision('run', 'asia'), Decision('ca
     ('members', 'now', 'decision'),
     [
         ({}, 1e9, None),
-        (CANCELLED, 1e9, None),  # its region may have it in its queue
+        (CANCELLED, 1e9, NEVER),
+        ({**CANCELLED, **THERE}, 1e9, None),  # its region has it in its queue
         (FALLBACK, 129.0, None),
         (FALLBACK, 130.0, ASIA),
         ({'lent': 100.0}, 100.0 + region.LEND_SECONDS - 1, None),
@@ -62,10 +63,12 @@ def test_home_decides_when_the_record_is_due(members: dict[str, Any]) -> None:
 
 def test_task_is_taken_or_withdrawn() -> None:
     doc = {**RECORD, **FALLBACK, **REFUSED, 'delayed': 'x'}
-    assert not region.is_takeable(doc)
-    assert not region.is_takeable(region.withdrawn(doc, 'asia'))
-    assert not region.is_takeable({**RECORD, **CANCELLED})
-    assert region.is_takeable(region.there(RECORD, 5.0))
+    assert not region.is_takeable(doc, 'server')
+    assert not region.is_takeable(region.withdrawn(doc, 'asia'), 'server')
+    assert not region.is_takeable({**RECORD, **CANCELLED}, 'server')
+    assert region.is_takeable(RECORD, 'server')
+    assert region.is_takeable(region.there(RECORD, 'server', 5.0), 'server')
+    assert not region.is_takeable(region.there(RECORD, 'another server', 5.0), 'server')
     assert region.state_of(region.withdrawn(doc, 'asia')) == 'withdrawn'  # not refused any more
 
 
