@@ -50,7 +50,7 @@ def shorten(text: str, length: int) -> str:
 # -- values of options
 
 
-class _Typed(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
+class Typed(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
     """A value that a function of `inputs` reads."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
@@ -64,21 +64,21 @@ class _Typed(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
             self.fail(f'{exc}.', param, ctx)
 
 
-class Duration(_Typed):
+class Duration(Typed):
     """A duration such as `90s`, `15m`, `2h` or `7d`, in seconds; without a unit it is in seconds."""
 
     def __init__(self, least: float = 0.0) -> None:
         super().__init__('duration', partial(inputs.duration, least=least))
 
 
-class Age(_Typed):
+class Age(Typed):
     """How long ago something was, in seconds: a duration with a unit, or a date, which is in UTC by default."""
 
     def __init__(self) -> None:
         super().__init__('age', inputs.age)
 
 
-class Json(_Typed):
+class Json(Typed):
     """A list or an object in JSON."""
 
     def __init__(self, kind: type[Any]) -> None:

@@ -114,7 +114,7 @@ def test_documents_of_messages(connect: Connect, client: Client, sent: list[Requ
     worker.wait(3)
     with idempotent('a schedule'):
         publish(connection, 'job', 'jobs', headers={**job, 'id': 'e'})
-    jobs.remove(client, worker.messages[2].headers['id'])  # the worker holds it
+    jobs.remove(client, [worker.messages[2].headers['id']])  # the worker holds it
     limited = Inbox(connect(), 'limited', ack=False)
     for body in ('first', 'second'):
         publish(connection, body, 'limited', headers={'concurrency_key': 'k', 'concurrency_limit': 1})

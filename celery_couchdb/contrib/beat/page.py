@@ -13,11 +13,12 @@ from kombu_couchdb.errors import CouchDBError
 
 from ...jobs import Jobs
 from ...resources.columns import Row, json_line
+from ...resources.fields import Field
 from ...resources.inputs import choice, duration, json_value, whole
 from ...resources.jobs import stored_states
 from ...web.actions import each
 from ...web.tables import Table
-from ...web.view import Action, ActionOutcome, Field, InputRefused, Page, View
+from ...web.view import Action, ActionOutcome, InputRefused, Page, View
 from .entries import DEFAULT_GRACE_SECONDS, MISSED, is_date
 from .inputs import KINDS, members_of, typed_rule
 from .resource import no_beat, schedule_resource

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.responses import Response
 
 from kombu_couchdb.values import is_number
@@ -9,7 +11,7 @@ from kombu_couchdb.values import is_number
 from ... import audit
 from ...resources.columns import NO_VALUE, Column, Row, format_date
 from ..tables import Table
-from ..view import Page, View
+from ..view import Action, ActionOutcome, Page, View
 
 #: The number of actions that are shown.
 _LIMIT = 200
@@ -55,4 +57,9 @@ def show(view: View) -> Response:
     return view.render('activity.html', table=table)
 
 
-page = Page('/activity', 'Activity', show, noun='action')
+def _stop(view: View, targets: Sequence[str]) -> ActionOutcome:
+    stopped = [name for name in targets if view.site.operations.stop(name)]
+    return ActionOutcome('It stops after what it does just now.' if stopped else 'It has ended.', 'info')
+
+
+page = Page('/activity', 'Activity', show, noun='action', actions=(Action('stop', 'Stop', _stop),))

@@ -18,11 +18,11 @@ from kombu_couchdb.values import is_number
 from ...failures import EVERY, KINDS, Failure, FailureFilter, Failures
 from ...resources.columns import json_line
 from ...resources.failures import failure_resource
+from ...resources.fields import Field
 from ...resources.inputs import json_value
 from ...resources.resource import counted
 from ..actions import sentence
-from ..view import Action, ActionOutcome, Field, InputRefused, View
-from .jobs import known
+from ..view import Action, ActionOutcome, InputRefused, View
 
 #: For how long an action goes on, in seconds. It can be repeated for the rest.
 _SECONDS = 20.0
@@ -162,7 +162,7 @@ def _drop(act: Callable[..., ActionOutcome], view: View, targets: Sequence[str])
 
 
 def _queue_field(view: View, targets: Sequence[str]) -> Sequence[Field]:
-    return (Field('queue', 'Queue', options=known(view)['queue'], hint='Empty: the queue that it was sent to.'),)
+    return (Field('queue', 'Queue', options=view.known['queue'], hint='Empty: the queue that it was sent to.'),)
 
 
 def _edit_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:

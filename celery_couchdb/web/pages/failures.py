@@ -25,7 +25,6 @@ from ..live import StatusReading
 from ..tables import Table
 from ..view import Page, View
 from .failure_actions import ACTIONS, FOR_ALL, failures_of, target_of
-from .jobs import known
 
 #: The failures of a page, the groups above them, and how many new failures are counted.
 _LIMIT, _MAX_GROUPS, _MAX_NEW = 50, 8, 100
@@ -128,7 +127,7 @@ def show(view: View) -> Response:
         remark=remark,
         asked=asked,
         kinds=[(kind, kind in asked.kinds) for kind in KINDS],
-        known={**known(view), 'error': sorted({group.error for group in found.groups if group.error})},
+        known={**view.known, 'error': sorted({group.error for group in found.groups if group.error})},
         groups=_groups(view, found.groups, at),
         table=table,
         total=found.total,

@@ -12,10 +12,11 @@ from kombu_couchdb.values import enumerated
 
 from ...remote_control import REPLY_SECONDS, RemoteControl, Reply
 from ...resources.columns import Column, Row, Tone, count_cell, rate_cell
+from ...resources.fields import Field
 from ...resources.workers import CONSUMERS, running_tasks, task_columns
 from ..actions import sentence
 from ..tables import Table
-from ..view import Action, ActionOutcome, Field, InputRefused, Page, View
+from ..view import Action, ActionOutcome, InputRefused, Page, View
 
 #: The maximum number of running tasks that are shown, and of workers that an outcome names.
 _LIMIT, _MAX_NAMED = 200, 5
