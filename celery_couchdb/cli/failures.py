@@ -9,12 +9,15 @@ import click
 
 from ..failures import EVERY, KINDS, Failure, FailureFilter, Failures, Kind
 from ..resources.failures import failure_resource, group_resource
+from ..resources.fields import ARGS, before
+from ..resources.job_actions import new_arguments
 from ..resources.resource import Selection, counted
 from ..resources.task import find_task, task_resource
 from .clients import failures_of
 from .resource_commands import (
     Command,
     change,
+    field_options,
     json_option,
     limit_option,
     print_details,
@@ -22,7 +25,7 @@ from .resource_commands import (
     selection_options,
     since_option,
 )
-from .tables import Json
+from .tables import Age
 
 _NAMES: Mapping[Kind, str] = {'failed': 'failed task', 'dead': 'dead letter'}
 
@@ -43,6 +46,8 @@ def _filter_options(function: Command) -> Command:
     )
     for decorate in (
         click.option('--kind', type=click.Choice(KINDS), help='Only failed tasks, or only dead letters.'),
+        click.option('--args', metavar='TEXT', help=ARGS.hint),
+        click.option('--before', metavar='TIME', type=Age(), help=before('failed').hint),
         since_option('Only what failed'),
         click.option('--error', metavar='TEXT', help=error),
         click.option('--task', metavar='NAME', help='Only failures of the task with this name.'),
@@ -52,28 +57,29 @@ def _filter_options(function: Command) -> Command:
     return function
 
 
-def _filter(failures: Failures, options: Mapping[str, Any], args: str | None = None) -> FailureFilter:
+def _filter(failures: Failures, options: Mapping[str, Any]) -> FailureFilter:
     kind: Kind | None = options['kind']
-    since = None if options['age'] is None else failures.now() - options['age']
-    return FailureFilter(kind, options['queue'], options['task'], options['error'], since, args=args)
+    since, until = (None if age is None else failures.now() - age for age in (options['age'], options['before']))
+    return FailureFilter(kind, options['queue'], options['task'], options['error'], since, until, options['args'])
 
 
 @command.command('list')
 @_filter_options
-@click.option('--args', metavar='TEXT', help='Only tasks whose arguments, as Python shows them, contain this text.')
 @click.option('--group', 'grouped', is_flag=True, help='List groups of the same task and error, with their numbers.')
 @limit_option
 @json_option
 @click.pass_context
-def list_(ctx: click.Context, /, args: str | None, grouped: bool, limit: int, as_json: bool, **options: Any) -> None:
+def list_(ctx: click.Context, /, grouped: bool, limit: int, as_json: bool, **options: Any) -> None:
     """List failures, the newest first."""
     failures = failures_of(ctx)
-    wanted = _filter(failures, options, args)
+    wanted = _filter(failures, options)
     if not grouped:
         resource = failure_resource(failures, failures.now())
         print_list(resource, failures.listing(wanted), as_json, empty='There are no failures.', limit=limit)
         return
-    if any(given is not None for given in (wanted.queue, wanted.since, wanted.args)) or ':' in (wanted.error or ''):
+    if any(given is not None for given in (wanted.queue, wanted.since, wanted.until, wanted.args)) or ':' in (
+        wanted.error or ''
+    ):
         raise click.UsageError('--group goes with --kind, --task and the type of the error only.')
     print_list(group_resource(), failures.groups(wanted), as_json, empty='There are no failures.', limit=limit)
 
@@ -116,15 +122,14 @@ _options = selection_options('Select all failures, of which the other options ma
 @command.command('retry')
 @_options
 @click.option('--to', metavar='QUEUE', help='Send the tasks to this queue. Default: the one they were sent to.')
-@click.option('--args', 'args', metavar='JSON', type=Json(list), help='The new positional arguments of one task.')
-@click.option('--kwargs', metavar='JSON', type=Json(dict), help='The new keyword arguments of one task.')
+@field_options(new_arguments('Of one task only.'))
 @click.pass_context
 def retry(
     ctx: click.Context,
     /,
     to: str | None,
-    args: list[Any] | None,
-    kwargs: dict[str, Any] | None,
+    new_args: list[Any] | None,
+    new_kwargs: dict[str, Any] | None,
     **options: Any,
 ) -> None:
     """Send failed tasks again, and put dead letters back into their queues.
@@ -135,11 +140,11 @@ def retry(
     workers, or give them here. Only the tasks themselves are sent, and not what was to follow them in a chain or a
     chord.
     """
-    if (args is not None or kwargs is not None) and len(options['names']) != 1:
-        raise click.UsageError('Give one ID with --args JSON and --kwargs.')
+    if (new_args is not None or new_kwargs is not None) and len(options['names']) != 1:
+        raise click.UsageError('Give one ID with --new-args and --new-kwargs.')
 
     def act(failures: Failures, part: Sequence[Failure]) -> tuple[list[Failure], Mapping[str, str]]:
-        return failures.retry(part, queue=to, args=args, kwargs=kwargs)
+        return failures.retry(part, queue=to, args=new_args, kwargs=new_kwargs)
 
     _change(ctx, 'Retry', 'retried', options, act)
 

@@ -46,7 +46,7 @@ def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
 
     assert couchdb(site, 'failures', 'retry', first).exit_code == 1, 'it was not confirmed'
     site.journal.with_name('may pass').touch()
-    edited = couchdb(site, 'failures', 'retry', first, '--args', f'["{site.journal}", "1st"]', '--yes')
+    edited = couchdb(site, 'failures', 'retry', first, '--new-args', f'["{site.journal}", "1st"]', '--yes')
     assert succeeded(edited) == '1 retried.\n'
     assert site.app.AsyncResult(first).get(timeout=PATIENCE) == '1st'
     assert succeeded(couchdb(site, 'failures', 'retry', '--error', 'ValueError', '--yes')) == '2 retried.\n'

@@ -267,7 +267,7 @@ def test_what_fails_again_meanwhile_is_not_retried_again(
     for number in range(5):
         letter(f'd{number}', 100.0 + number)
         fail(f'f{number}', 100.0 + number)
-    monkeypatch.setattr('celery_couchdb.cli.resource_commands._BATCH', 2)
+    monkeypatch.setattr('celery_couchdb.resources.change.BATCH', 2)
     retried: list[str] = []
 
     def retry(failures: Failures, part: Any, **options: Any) -> Any:
@@ -313,7 +313,7 @@ def test_commands_select_by_id_or_by_options(
         for words in ('', '3f2a --all', '3f2a --task pay'):
             done = run('failures', verb, *words.split())
             assert (done.exit_code, 'Name failures by id, or select them' in done.stderr) == (2, True)
-    assert 'Give one ID with --args' in run('failures', 'retry', '--all', '--args', '[1]').stderr
+    assert 'Give one ID with --new-args' in run('failures', 'retry', '--all', '--new-args', '[1]').stderr
     assert '--group goes with' in run('failures', 'list', '--group', '--since', '1h').stderr
     short, several = "'3f2' is too short: give at least 4 characters", "several ids begin with '4f2b'"
     fail('4f2b-other', 400.0, task='mail')

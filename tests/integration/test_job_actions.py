@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -78,7 +80,7 @@ def test_command_that_is_interrupted_says_what_was_done(
         app.send_task('shop.mail', (number,), queue='mail')
     remove_all = Jobs.remove_all
 
-    def interrupted(self: Jobs, *given: list[str], **settings: bool) -> object:
+    def interrupted(self: Jobs, *given: Any, **settings: Any) -> object:
         if len(items(client)) == 1:
             raise KeyboardInterrupt
         return remove_all(self, *given, **settings)
@@ -141,11 +143,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let each action go to the background, one job at a time; return a function that lets one part go on."""
     monkeypatch.setattr(change, 'BATCH', 1)
     monkeypatch.setattr(actions, '_FOREGROUND_SECONDS', 0.0)
-    import threading
-
     allowed, remove_all = threading.Semaphore(0), Jobs.remove_all
 
-    def wait(self: Jobs, *given: list[str], **settings: bool) -> object:
+    def wait(self: Jobs, *given: Any, **settings: Any) -> object:
         allowed.acquire()
         return remove_all(self, *given, **settings)
 

@@ -16,8 +16,8 @@ pytest.importorskip('starlette')
 
 from celery_couchdb import audit
 from celery_couchdb.failures import Failures
+from celery_couchdb.resources import change
 from celery_couchdb.testing import Server
-from celery_couchdb.web.pages import failure_actions
 from celery_couchdb.web.pages import failures as page_of_failures
 from kombu_couchdb.admin.jobs import find
 from kombu_couchdb.admin.setup import Wanted, plan
@@ -105,6 +105,28 @@ def test_groups_and_filters(fail: Fail, letter: str, admin: Browser) -> None:
         assert admin.get(f'/failures?{query}&format=json').status_code == 400
 
 
+def test_largest_groups_are_first_and_all_are_reachable(
+    fail: Fail, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_of_failures, '_MAX_GROUPS', 2)
+    for number in range(3):
+        fail(f'largest-{number}', KeyError('k'), 'largest')
+    for name in ('a', 'b', 'c'):
+        fail(f'of-{name}', ValueError('v'), f'task-{name}')
+
+    def groups(query: str) -> list[str]:
+        section = admin.get(f'/failures{query}').text.partition('id="groups"')[2].partition('id="list"')[0]
+        return re.findall(r'task=([a-z-]*)&amp;error=', section)
+
+    assert groups('')[0] == 'largest'
+    assert (len(groups('')), 'These are the largest of 4 groups. Show all' in admin.text) == (2, True)
+    assert sorted(groups('?groups=all')) == ['largest', 'task-a', 'task-b', 'task-c']
+    assert groups('?sort=task') == ['largest', 'task-a', 'task-b', 'task-c']
+    assert groups('?sort=last')[-1] == 'largest'
+    for button in ('Retry selected groups', 'Retry all 6', '>Retry<'):
+        assert admin.page.text.count(button) == 1, button
+
+
 def test_first_page_without_failures(app: Celery, client: Client, admin: Browser) -> None:
     admin.get('/')
     assert admin.page.url.endswith('/queues')
@@ -150,7 +172,7 @@ def test_all_that_match_are_retried(
     app: Celery, client: Client, fail: Fail, letter: str, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The form asks with the number, and what fails after the page was shown is left as it is."""
-    monkeypatch.setattr(failure_actions, '_BATCH', 2)
+    monkeypatch.setattr(change, 'BATCH', 2)
     with app.connection_for_write() as connection:
         connection.default_channel.queue_declare('again')
     pays, key = [fail(f'pay-{number}') for number in range(5)], fail('key', KeyError('k'))
@@ -169,18 +191,6 @@ def test_all_that_match_are_retried(
     assert states(app, client, letter)[0] == ['ready']
     [_, record] = audit.newest(client, 2)
     assert (record['outcome'], record['reason']) == ('5 failures retried.', 'paid')
-
-
-def test_action_stops_when_its_time_is_up(
-    app: Celery, fail: Fail, admin: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(3):
-        fail(f'pay-{number}')
-    admin.get('/failures')
-    monkeypatch.setattr(failure_actions, '_SECONDS', -1.0)
-    admin.post('/failures', action='drop-all', select=target(admin, 'class="all"'), confirmed='1')
-    assert '0 failures dropped; this stopped after' in admin.text
-    assert len(shown(admin)) == 3
 
 
 def test_selected_are_edited_and_dropped(app: Celery, client: Client, fail: Fail, letter: str, admin: Browser) -> None:

@@ -6,38 +6,30 @@ A target is the id of a failure, or of the actions for all that match a filter, 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain
 from typing import Any
 
-from kombu_couchdb.errors import ConfigurationError, CouchDBError
+from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.values import is_number
 
 from ...failures import EVERY, KINDS, Failure, FailureFilter, Failures
+from ...resources.change import Change, Part
 from ...resources.columns import json_line
 from ...resources.failures import failure_resource
 from ...resources.fields import Field
 from ...resources.inputs import json_value
 from ...resources.resource import counted
-from ..actions import sentence
-from ..view import Action, ActionOutcome, InputRefused, View
-
-#: For how long an action goes on, in seconds. It can be repeated for the rest.
-_SECONDS = 20.0
-
-#: How many failures are changed together.
-_BATCH = 200
+from ..view import Action, InputRefused, View
 
 #: Up to this number, failures are read to count those that match.
 _MAX_COUNTED = 1000
 
-#: The maximum number of reasons why failures were not changed that are shown.
-_MAX_REASONS = 5
+_GONE = 'this failure is not there any more'
 
 #: Changes some failures, and returns those that were changed, and why others were not, by id.
-Change = Callable[[Failures, Sequence[Failure]], tuple[list[Failure], Mapping[str, str]]]
+Act = Callable[[Failures, Sequence[Failure]], tuple[list[Failure], Mapping[str, str]]]
 
 
 def failures_of(view: View) -> Failures:
@@ -89,60 +81,35 @@ def _described(view: View, targets: Sequence[str]) -> str:
 # -- changes
 
 
-def _changed(view: View, parts: Iterator[list[Failure]], verb: str, change: Change) -> ActionOutcome:
-    """Change failures part by part, as long as there is time, and return what came of it."""
-    failures, end = failures_of(view), time.monotonic() + _SECONDS
-    count, reasons, is_cut = 0, dict[str, str](), False
-    for part in parts:
-        if is_cut := time.monotonic() > end:
-            break
-        done, refused = change(failures, part)
-        count += len(done)
-        reasons |= refused
-    return _outcome(count, verb, reasons, is_cut)
+def _selected(view: View, targets: Sequence[str], verb: str, act: Act) -> Change:
+    """Return the change of the failures with these ids, which are looked up together."""
+    failures = failures_of(view)
+    found = failures.named(targets)
+    gone = {name: _GONE for name, some in found.items() if not some}
+    items = [failure for some in found.values() for failure in some]
+    change = _change(failures, len(targets), items, verb, act)
+    return Change('failure', len(targets), chain([Part(len(gone), {}, gone)] if gone else [], change.run()))
 
 
-def _outcome(count: int, verb: str, reasons: Mapping[str, str], is_cut: bool) -> ActionOutcome:
-    texts = [f'{counted(count, "failure")} {verb}'] if count or not reasons else []
-    texts += [f'{name}: {reason}' for name, reason in islice(reasons.items(), _MAX_REASONS)]
-    if len(reasons) > _MAX_REASONS:
-        texts.append(f'and {len(reasons) - _MAX_REASONS:,} more were not {verb}')
-    if is_cut:
-        texts.append(f'this stopped after {_SECONDS:.0f} s, and the rest is as it was: do it again to go on')
-    tone = 'bad' if reasons else 'warning' if is_cut or not count else 'good'
-    return ActionOutcome(sentence('; '.join(texts)), tone)  # type: ignore[arg-type]
-
-
-def _named(failures: Failures, name: str) -> list[Failure]:
-    """Return the failures with exactly this id; *raises* `ConfigurationError` if there is none."""
-    found = failures.find([name])
-    exact = [failure for failure in found if name in (failure.id, (failure.letter or {}).get('_id'))]
-    if not exact:
-        raise ConfigurationError('this failure is not there any more')
-    return exact
-
-
-def _selected(view: View, targets: Sequence[str], verb: str, change: Change) -> ActionOutcome:
-    """Change the failures with these ids."""
-    failures, found, gone = failures_of(view), list[Failure](), dict[str, str]()
-    for name in targets:
-        try:
-            found += _named(failures, name)
-        except ConfigurationError:
-            gone[name] = 'this failure is not there any more'
-    done, refused = change(failures, found)
-    return _outcome(len(done), verb, {**gone, **refused}, False)
-
-
-def _matching(view: View, targets: Sequence[str], verb: str, change: Change) -> ActionOutcome:
-    """Change all failures that match these filters."""
+def _matching(view: View, targets: Sequence[str], verb: str, act: Act) -> Change:
+    """Return the change of all failures that match these filters."""
     filters, failures = [_wanted(target) for target in targets], failures_of(view)
-    return _changed(view, (part for wanted in filters for part in _parts(failures.listing(wanted))), verb, change)
+    total = sum(failures.count(wanted._replace(until=None), _MAX_COUNTED + 1) for wanted in filters)
+    found = chain.from_iterable(map(failures.listing, filters))
+    return _change(failures, total if total <= _MAX_COUNTED or _is_whole(filters) else None, found, verb, act)
 
 
-def _parts(found: Iterator[Failure]) -> Iterator[list[Failure]]:
-    while part := list(islice(found, _BATCH)):
-        yield part
+def _is_whole(filters: Sequence[FailureFilter]) -> bool:
+    """Tell whether filters are groups, whose numbers are known."""
+    return all((wanted.queue, wanted.since, wanted.args) == (None, None, None) for wanted in filters)
+
+
+def _change(failures: Failures, total: int | None, items: Iterable[Failure], verb: str, act: Act) -> Change:
+    def part_of(part: Sequence[Failure]) -> Iterator[Part]:
+        done, refused = act(failures, part)
+        yield Part(len(part), {verb: len(done)}, refused)
+
+    return Change.of('failure', total, items, part_of)
 
 
 # -- the forms
@@ -152,12 +119,12 @@ def _queue(view: View) -> str | None:
     return view.form.get('queue', '').strip() or None
 
 
-def _retry(act: Callable[..., ActionOutcome], view: View, targets: Sequence[str]) -> ActionOutcome:
+def _retry(act: Callable[..., Change], view: View, targets: Sequence[str]) -> Change:
     queue = _queue(view)
     return act(view, targets, 'retried', lambda failures, part: failures.retry(part, queue=queue))
 
 
-def _drop(act: Callable[..., ActionOutcome], view: View, targets: Sequence[str]) -> ActionOutcome:
+def _drop(act: Callable[..., Change], view: View, targets: Sequence[str]) -> Change:
     return act(view, targets, 'dropped', Failures.drop)
 
 
@@ -168,7 +135,9 @@ def _queue_field(view: View, targets: Sequence[str]) -> Sequence[Field]:
 def _edit_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:
     failures = failures_of(view)
     try:
-        found = _named(failures, targets[0])
+        found = failures.named(targets[:1])[targets[0]]
+        if not found:
+            raise InputRefused(_GONE)
         [failure, *_] = failure_resource(failures, failures.now()).describe(found)
     except CouchDBError as exc:
         raise InputRefused(str(exc)) from None
@@ -183,7 +152,7 @@ def _edit_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:
     )
 
 
-def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
+def _edit(view: View, targets: Sequence[str]) -> Change:
     shown, given = {field.name: field.value for field in _edit_fields(view, targets)}, dict[str, Any]()
     for name, label, kind in (('args', 'Arguments', list), ('kwargs', 'Named arguments', dict)):
         text = view.form.get(name, '').strip()
@@ -193,10 +162,7 @@ def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
         except ValueError as exc:
             raise InputRefused(f'{label}: {exc}') from None
     queue = _queue(view)
-    outcome = _selected(view, targets[:1], 'retried', lambda failures, part: failures.retry(part, queue=queue, **given))
-    if outcome.tone == 'bad':
-        raise InputRefused(outcome.text)
-    return outcome
+    return _selected(view, targets[:1], 'retried', lambda failures, part: failures.retry(part, queue=queue, **given))
 
 
 _RETRIED = (
@@ -225,7 +191,7 @@ ACTIONS = (
 FOR_ALL = (
     Action(
         'retry-all',
-        'Retry all',
+        'Retry',
         partial(_retry, _matching),
         'Retry {}?',
         _RETRIED,
@@ -235,7 +201,7 @@ FOR_ALL = (
     ),
     Action(
         'drop-all',
-        'Drop all',
+        'Drop',
         partial(_drop, _matching),
         'Drop {}?',
         _DROPPED,

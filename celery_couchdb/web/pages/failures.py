@@ -6,10 +6,10 @@ retried or dropped since are marked, and the page says how many tasks have faile
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import inf, nextafter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -30,6 +30,15 @@ from .failure_actions import ACTIONS, FOR_ALL, failures_of, target_of
 _LIMIT, _MAX_GROUPS, _MAX_NEW = 50, 8, 100
 
 _FIELDS = ('task', 'error', 'queue', 'since')
+
+#: In which orders groups are shown.
+_ORDERS: Mapping[str, Callable[[FailureGroup], Any]] = {
+    'count': lambda group: (-group.count, -group.last),
+    'task': lambda group: (group.task or '', -group.count),
+    'error': lambda group: (group.error or '', -group.count),
+    'first': lambda group: group.first,
+    'last': lambda group: -group.last,
+}
 
 #: The dates of a group, in the time zone of the browser.
 _DATES = (Column('FIRST', 'first'), Column('LAST', 'last'))
@@ -241,16 +250,21 @@ def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
             return ''  # no filter selects just these
         return target_of(FailureFilter(row['kind'], None, row['task'], row['error'], until=at))
 
-    resource, more = group_resource(), len(groups) - _MAX_GROUPS
+    wanted = view.param('sort')
+    groups = sorted(groups, key=_ORDERS.get(wanted, _ORDERS['count']))
+    shown = groups if view.param('groups') == 'all' or wanted in _ORDERS else groups[:_MAX_GROUPS]
+    resource = group_resource()
     return Table.of(
         'Groups',
         [*(column for column in resource.columns if 'UTC' not in column.title), *_DATES],
-        resource.summary(groups[:_MAX_GROUPS]),
+        resource.summary(shown),
         key,
         links={'TASK': link},
         dates={'FIRST': lambda row: [row['first']], 'LAST': lambda row: [row['last']]},
+        sorts={name.upper(): view.link('/failures', **view.request.query_params, sort=name) for name in _ORDERS},
         selectable=view.may_act,
-        more=f'{more:,} more groups, whose last failures are older.' if more > 0 else '',
+        more=f'These are the largest of {len(groups):,} groups.' if len(groups) > len(shown) else '',
+        more_link=view.link('/failures', **view.request.query_params, groups='all'),
     )
 
 
@@ -276,7 +290,7 @@ def _is_first(view: View) -> bool:
 
 
 def _count(found: StatusReading) -> int:
-    return sum(queue['dead'] for queue in found.status['queues'].values())
+    return sum(queue['dead'] for queue in found.status['queues'].values()) + found.status['malformed']
 
 
 page = Page(
