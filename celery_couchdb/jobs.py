@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
@@ -37,6 +38,9 @@ from .results.documents import is_expired
 
 #: The maximum number of results that are read in one request.
 _BATCH_DOCS = 100
+
+#: How many results of removed jobs become REVOKED at the same time.
+_THREADS = 32
 
 #: The maximum length of the arguments in the headers, in characters, as Celery cuts them.
 _MAX_REPR = 1024
@@ -155,9 +159,10 @@ class Jobs:
         if to_revoke:
             with control_as(self.app, self.client) as mailbox:
                 mailbox.abcast('revoke', {'task_id': to_revoke, 'terminate': terminate, 'signal': signal})
-        for removal in removals.values():
-            if removal.removed and not removal.claimed:
-                self._mark_as_revoked(removal.removed[0])
+        docs = [removal.removed[0] for removal in removals.values() if removal.removed and not removal.claimed]
+        is_ours = isinstance(self._backend, CouchDBBackend) if docs else False
+        with ThreadPoolExecutor(_THREADS if is_ours else 1) as threads:
+            list(threads.map(self._mark_as_revoked, docs))  # our backend writes results of several threads together
         return removals
 
     def _to_revoke(self, task_id: str, removal: jobs.Removal, terminate: bool) -> list[str]:

@@ -17,7 +17,7 @@ from ..resources.columns import Lines, Row, json_line
 from ..resources.fields import Field
 from ..resources.resource import Resource, Selection, counted
 from ..resources.selectable import ItemAction, Selectable
-from .tables import Age, Typed, confirm, echo, echo_styled, format_table
+from .tables import Typed, confirm, echo, echo_styled, format_table
 
 #: The maximum length of one value in the details of an item; longer values are cut.
 _MAX_VALUE_CHARACTERS = 2000
@@ -34,12 +34,6 @@ limit_option = click.option(
     '--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.'
 )
 yes_option = click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
-
-
-def since_option(what: str) -> Callable[[Command], Command]:
-    """Return the decorator of the option `--since`. The command gets the argument `age`, in seconds before now."""
-    text = f'{what} since then: a duration before now (90s, 30m, 2h, 1d) or a date (2026-11-22T14:30; UTC).'
-    return click.option('--since', 'age', metavar='TIME', type=Age(), help=text)
 
 
 def selection_options(every: str, *others: Callable[[Command], Command]) -> Callable[[Command], Command]:

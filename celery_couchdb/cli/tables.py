@@ -40,11 +40,8 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = '\x1b[H', '\x1b[K', '\x1b[J'
 
 
 def shorten(text: str, length: int) -> str:
-    """Return text with at most `length` characters; an ellipsis replaces the middle of a longer text."""
-    if len(text) <= length:
-        return text
-    head = length // 2
-    return f'{text[:head]}…{text[len(text) + head + 1 - length :]}'
+    """Return text with at most `length` characters; an ellipsis replaces the end of a longer text."""
+    return text if len(text) <= length else f'{text[: length - 1]}…'
 
 
 # -- values of options
@@ -71,13 +68,6 @@ class Duration(Typed):
         super().__init__('duration', partial(inputs.duration, least=least))
 
 
-class Age(Typed):
-    """How long ago something was, in seconds: a duration with a unit, or a date, which is in UTC by default."""
-
-    def __init__(self) -> None:
-        super().__init__('age', inputs.age)
-
-
 class Json(Typed):
     """A list or an object in JSON."""
 
@@ -98,6 +88,13 @@ def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int 
     lines = [[Cell(column.title, 'strong') for column in columns]]
     lines += [[column.cell(row) for column in columns] for row in rows]
     widths = [max(len(line[i].text) for line in lines) for i in range(len(columns))]
+    if (
+        sum(widths) + len(_GAP) * (len(widths) - 1) > max_width
+    ):  # the first characters of an id are enough for a command
+        widths = [
+            min(width, column.min_width or width) if column.title == 'ID' else width
+            for width, column in zip(widths, columns, strict=True)
+        ]
     while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
         flexible = [i for i, column in enumerate(columns) if widths[i] > (column.min_width or widths[i])]
         if not flexible:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from .inputs import age, choice
+from .inputs import choice, json_value, moment
 
 #: What was typed into fields, by name. A value is what `Field.read` returns; a field that was left empty is missing.
 Values = Mapping[str, Any]
@@ -30,6 +31,8 @@ class Field:
     #: How the option is called beside `--name`, and what its help shows in place of a value.
     short: str = ''
     metavar: str = 'TEXT'
+    #: Whether it shows arguments of tasks.
+    is_argument: bool = False
 
     def filled(self, texts: Mapping[str, Sequence[str]]) -> Field:
         """Return the field with what the user has typed."""
@@ -57,15 +60,50 @@ def values_in(fields: Iterable[Field], texts: Mapping[str, Sequence[str]]) -> di
 
 QUEUE = Field('queue', 'Queue', hint='Only those of this queue.', short='-Q', metavar='NAME')
 TASK = Field('task', 'Task', hint='Only those of the task with this name.', metavar='NAME')
-ARGS = Field('args', 'Arguments contain', hint='Only those whose arguments, as Python shows them, contain this text.')
+ARGS = Field(
+    'args',
+    'Arguments contain',
+    hint='Only those whose arguments, as Python shows them, contain this text.',
+    is_argument=True,
+)
 
 
 def since(what: str) -> Field:
-    """Return the field for the earliest date of `what` happened; its value is in seconds before now."""
+    """Return the field for the earliest date of `what` happened; its value is a function of the server's time."""
     hint = f'Only what {what} since then: a duration before now (90s, 30m, 2h, 1d) or a date (2026-11-22T14:30; UTC).'
-    return Field('since', 'Since', hint=hint, read=age, metavar='TIME')
+    return Field('since', 'Since', hint=hint, read=moment, metavar='TIME')
 
 
 def before(what: str) -> Field:
-    """Return the field for the latest date of `what` happened; its value is in seconds before now."""
-    return Field('before', 'Before', hint=f'Only what {what} before then, given likewise.', read=age, metavar='TIME')
+    """Return the field for the latest date of `what` happened; its value is a function of the server's time."""
+    return Field('before', 'Before', hint=f'Only what {what} before then, given likewise.', read=moment, metavar='TIME')
+
+
+def dates_in(values: Values, now: float) -> tuple[float | None, float | None]:
+    """Return the values of the fields `since` and `before` as dates; `now` is the server's time."""
+    since, before = (values[name](now) if name in values else None for name in ('since', 'before'))
+    return since, before
+
+
+def new_arguments(condition: str = '') -> tuple[Field, Field]:
+    """Return the fields for other arguments; `condition` is a sentence."""
+    return (
+        Field(
+            'new_args',
+            'Arguments',
+            hint=f'The new positional arguments: a list in JSON. {condition}'.strip(),
+            kind='area',
+            read=partial(json_value, kind=list),
+            metavar='JSON',
+            is_argument=True,
+        ),
+        Field(
+            'new_kwargs',
+            'Named arguments',
+            hint=f'The new named arguments: an object in JSON. {condition}'.strip(),
+            kind='area',
+            read=partial(json_value, kind=dict),
+            metavar='JSON',
+            is_argument=True,
+        ),
+    )

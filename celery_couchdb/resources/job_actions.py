@@ -21,8 +21,9 @@ from kombu_couchdb.errors import CouchDBError, NotChangeable
 from ..jobs import Jobs
 from .change import Part
 from .columns import json_line
-from .fields import ARGS, QUEUE, TASK, Field, Values, before, since
-from .inputs import due_date, duration, json_value
+from .fields import ARGS, QUEUE, TASK, Field, Values, before, dates_in, new_arguments
+from .fields import since as since_field
+from .inputs import due_date, duration
 from .jobs import arguments_of
 from .selectable import ItemAction, Selectable
 
@@ -35,10 +36,9 @@ _MAX_NAME = 80
 
 def wanted_jobs(jobs: Jobs, values: Values) -> JobFilter:
     """Return the filter that the values of the fields are; by default, all but dead and done jobs."""
-    now = jobs.client.clock.now()
-    dates = {name: now - values[name] if name in values else None for name in ('since', 'before')}
     texts = {name: values.get(name) for name in ('queue', 'task', 'args')}
-    return JobFilter(values.get('state') or OPEN, since=dates['since'], until=dates['before'], **texts)
+    since, until = dates_in(values, jobs.client.clock.now())
+    return JobFilter(values.get('state') or OPEN, since=since, until=until, **texts)
 
 
 def _matching(jobs: Jobs, values: Values) -> Iterator[str]:
@@ -157,28 +157,6 @@ def _arguments(jobs: Jobs, name: str) -> Mapping[str, str]:
     return {'new_args': json_line(args), 'new_kwargs': json_line(kwargs)}
 
 
-def new_arguments(condition: str = '') -> tuple[Field, Field]:
-    """Return the fields for other arguments; `condition` is a sentence."""
-    return (
-        Field(
-            'new_args',
-            'Arguments',
-            hint=f'The new positional arguments: a list in JSON. {condition}'.strip(),
-            kind='area',
-            read=partial(json_value, kind=list),
-            metavar='JSON',
-        ),
-        Field(
-            'new_kwargs',
-            'Named arguments',
-            hint=f'The new named arguments: an object in JSON. {condition}'.strip(),
-            kind='area',
-            read=partial(json_value, kind=dict),
-            metavar='JSON',
-        ),
-    )
-
-
 _ONLY_WAITING = 'Only a job that waits can be changed.'
 
 JOBS: Selectable[Jobs, str] = Selectable(
@@ -196,7 +174,7 @@ JOBS: Selectable[Jobs, str] = Selectable(
         ),
         QUEUE,
         TASK,
-        since('was published, failed or finished'),
+        since_field('was published, failed or finished'),
         before('was published, failed or finished'),
         ARGS,
     ),
@@ -232,7 +210,6 @@ JOBS: Selectable[Jobs, str] = Selectable(
             fields=new_arguments(),
             check=lambda values: '' if values else 'Give other arguments',
             filled=_arguments,
-            has_arguments=True,
         ),
         ItemAction(
             'remove',

@@ -45,7 +45,7 @@ def job_resource(jobs: Jobs, *, arguments: bool = False) -> Resource[Document]:
     """Return the resource of jobs, which are given as items; with a column for their `arguments` on wish."""
     now = jobs.client.clock.now()
     columns = [
-        Column('ID', None, lambda job: job['id'] or job['document'], min_width=36),
+        Column('ID', None, lambda job: job['id'] or job['document'], min_width=9),
         Column('TASK', 'task', min_width=8),
         *([Column('ARGUMENTS', 'headers', arguments_of, min_width=8)] if arguments else []),
         Column('QUEUE', 'queue', min_width=6),

@@ -39,8 +39,6 @@ class ItemAction(Generic[S, T]):
     amount: Callable[[S, Sequence[T]], int] | None = None
     #: `bad` if it destroys something.
     tone: Tone = ''
-    #: Whether it shows arguments.
-    has_arguments: bool = False
     #: Whether the act takes `by` and `reason`: who does it, and why.
     is_signed: bool = False
     #: Whether the page asks before.

@@ -46,6 +46,8 @@ def perform(view: View, page: Page) -> Response:
     if action.question and 'confirmed' not in view.form:
         return _ask(view, page, action, targets)
     try:
+        if action.preview and 'preview' in view.form:
+            return _ask(view, page, action, targets, dates=action.preview(view, targets))
         outcome = _done(view, page, action, targets)
     except InputRefused as exc:
         return _ask(view, page, action, targets, sentence(str(exc)))
@@ -73,8 +75,16 @@ def sentence(text: str) -> str:
     return f'{text[:1].upper()}{text[1:].rstrip(".")}.'
 
 
-def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem: str = '') -> Response:
-    """Return the form that asks before an action; with `problem`, once more, with what the user has typed."""
+def _ask(
+    view: View,
+    page: Page,
+    action: Action,
+    targets: Sequence[str],
+    problem: str = '',
+    dates: Sequence[float] | None = None,
+) -> Response:
+    """Return the form that asks before an action; once more with `problem`, or the next dates of what was typed."""
+    again = problem or dates is not None
     try:
         fields = action.fields_for(view, targets)
         what = action.describe(view, targets) if action.describe else described(page, targets)
@@ -89,7 +99,8 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
         question=action.question.format(what),
         named=named,
         query=view.form.get('query', ''),
-        fields=[field.filled(view.texts) for field in fields] if problem else fields,
+        fields=[field.filled(view.texts) for field in fields] if again else fields,
+        dates=dates,
         problem=problem,
         reason=view.reason or '',
     )
@@ -120,7 +131,8 @@ def _done(view: View, page: Page, action: Action, targets: Sequence[str]) -> Act
     subjects = [what] if action.rows == 'match' else targets
 
     def recorded(text: str, tone: Tone, changes: Mapping[str, Changes] | None = None) -> str:
-        verb = f'{action.title.lower()} {page.noun}'
+        title = action.title.lower()
+        verb = f'let {page.noun} {title}' if ' a ' in title else f'{title} {page.noun}'
         try:
             audit.record(view.account.broker, view.session.name, verb, subjects, text, view.reason, changes)
         except CouchDBError as exc:

@@ -25,8 +25,27 @@ T = TypeVar('T')
 
 def target_of(query: Mapping[str, Any], now: float) -> str:
     """Return filters as a target: what matches them now. What happens after `now`, the server's time, is left out."""
-    last = {} if query.get('before') else {'before': datetime.fromtimestamp(now, timezone.utc).isoformat()}
+    last = {} if query.get('before') else {'before': datetime.fromtimestamp(now + 1e-6, timezone.utc).isoformat()}
     return urlencode({**{name: value for name, value in query.items() if value}, **last}, doseq=True)
+
+
+def filled(selectable: Selectable[S, T], view: View) -> list[Field]:
+    """Return the filters as the URL fills them, without those for chips, and without arguments if they are masked."""
+    query = view.request.query_params
+    texts = {name: query.getlist(name) for name in query}
+    return [
+        field.filled(texts)
+        for field in selectable.filters
+        if field.kind != 'chips' and not (field.is_argument and view.site.mask_args)
+    ]
+
+
+def no_match(selectable: Selectable[S, T], view: View) -> str:
+    """Return the sentence that nothing matches the filters in the URL; '' without filters."""
+    query = view.request.query_params
+    given = [(field.label.lower(), ', '.join(filter(None, query.getlist(field.name)))) for field in selectable.filters]
+    texts = [f'{label} {value}' for label, value in given if value]
+    return f'No {selectable.noun} matches {"; ".join(texts)}.' if texts else ''
 
 
 def actions_of(selectable: Selectable[S, T], opened: Callable[[View], S]) -> tuple[Action, ...]:
@@ -62,7 +81,8 @@ class _ForSelected(Generic[S, T]):
 
     def is_offered(self, view: View) -> bool:
         """Tell whether the user of a view has it."""
-        return not (self.item_action.has_arguments and view.site.mask_args)
+        fields = self.item_action.fields
+        return not fields or not view.site.mask_args or not all(field.is_argument for field in fields)
 
     def items(self, source: S, targets: Sequence[str]) -> Sequence[T]:
         """Return the items of the selected rows."""
@@ -79,7 +99,7 @@ class _ForSelected(Generic[S, T]):
     def values(self, view: View, targets: Sequence[str]) -> Values:
         """Return what the user has typed into the fields, and changed; *raises* `InputRefused`."""
         try:
-            values = values_in(self.item_action.fields, view.texts)
+            values = values_in(self.fields(view, targets), view.texts)
         except ValueError as exc:
             raise InputRefused(str(exc)) from None
         shown = self.shown(view, targets)
@@ -105,6 +125,7 @@ class _ForSelected(Generic[S, T]):
         return [
             replace(field, value=shown.get(field.name, field.value), options=known.get(field.metavar.lower(), ()))
             for field in self.item_action.fields
+            if not (field.is_argument and view.site.mask_args)
         ]
 
     def described(self, view: View, targets: Sequence[str]) -> str:
@@ -136,11 +157,19 @@ class _ForAll(_ForSelected[S, T]):
         return {}
 
     def filters(self, targets: Sequence[str]) -> list[Values]:
-        """Return the filters that the targets are; *raises* `InputRefused`."""
+        """Return the filters that the targets are; *raises* `InputRefused`. No page has a target without a date."""
         try:
-            return [values_in(self.selectable.filters, parse_qs(target)) for target in targets]
+            found = [parse_qs(target, strict_parsing=True) for target in targets]
+            if all('before' in texts and texts.keys() <= self.names_of_filters for texts in found):
+                return [values_in(self.selectable.filters, texts) for texts in found]
         except ValueError:
-            raise InputRefused('This form is not from this page: load it again') from None
+            pass
+        raise InputRefused('This form is not from this page: load it again')
+
+    @property
+    def names_of_filters(self) -> set[str]:
+        """The names of the filters."""
+        return {field.name for field in self.selectable.filters}
 
     def total(self, source: S, filters: Sequence[Values]) -> int | None:
         """Return how many items match; None if they are too many to count."""

@@ -19,6 +19,7 @@ from ..audit import Changes
 from ..resources.change import Change
 from ..resources.columns import Tone, json_line
 from ..resources.fields import Field
+from ..resources.queues import queue_rows, queue_warnings
 from .live import StatusReading
 from .recent_history import RecentHours
 from .sessions import Session
@@ -77,6 +78,12 @@ class View:
             'queue': sorted(found.status['queues']) if found else (),
             'task': sorted(name for name in self.site.app.tasks if not name.startswith('celery.')),
         }
+
+    @property
+    def warnings(self) -> list[tuple[str, list[str]]]:
+        """What every page says of queues, as they were read last: sentences, each with the names of queues."""
+        found = self.account.live.last
+        return queue_warnings(queue_rows(found.status)) if found else []
 
     @property
     def reason(self) -> str | None:
@@ -189,6 +196,8 @@ class Action:
     rows: Literal['any', 'one', 'none', 'match'] = 'any'
     #: Returns the targets as words for the question, if they are no names. It may raise `InputRefused`.
     describe: Callable[[View, Sequence[str]], str] | None = None
+    #: Returns the next dates of what the form says, which can be looked at before. It may raise `InputRefused`.
+    preview: Callable[[View, Sequence[str]], Sequence[float]] | None = None
     #: Returns the names of targets, if they are not the targets.
     names: Callable[[View, Sequence[str]], Sequence[str]] = lambda view, targets: targets
     #: Whether it is there for the user of a view.

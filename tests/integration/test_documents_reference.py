@@ -158,7 +158,9 @@ def test_other_documents_of_the_broker(
     monkeypatch.setattr(lease._Process, 'worker', 'worker@host')
     running = RunningTask('1', 'report', 'of direct', 0.0, True)
     monkeypatch.setattr(worker_hooks, '_hooks', {'running': lambda queues: [running]})
-    monkeypatch.setattr(worker_hooks, '_members', {'tasks': lambda: {'since': 1.0, 'counts': {}}})
+    pool = {'name': 'solo', 'processes': 1, 'since': 1.0, 'versions': []}
+    members = {'tasks': lambda: {'since': 1.0, 'counts': {}}, 'pool': lambda: pool}
+    monkeypatch.setattr(worker_hooks, '_members', members)
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
     connection.transport.broadcaster.send('to fanout', '', {'body': 'x'}, reply={'exchange': 'replies'})
     bells = BroadcastsDatabase(client)

@@ -124,8 +124,8 @@ def test_groups_count_failures_by_task_and_error_in_one_request_each(
     found = [(group.kind, group.task, group.error, group.count, group.first, group.last) for group in failures.groups()]
     assert found == [
         ('dead', 'pay', 'rejected', 3, 200.0, 202.0),
-        ('failed', 'pay', 'KeyError', 1, 150.0, 150.0),
         ('failed', 'pay', 'ValueError', 3, 100.0, 102.0),
+        ('failed', 'pay', 'KeyError', 1, 150.0, 150.0),
     ]
     assert (len(sent), len(to_results)) == (1, 1)
 

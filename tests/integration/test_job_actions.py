@@ -101,7 +101,7 @@ def test_many_jobs_are_read_and_written_together(app: Celery, client: Client, se
     assert (len(changed), refused, len(sent) <= 3) == (50, {}, True)
     sent.clear()
     assert all(removal.removed for removal in jobs.remove_all(ids).values())
-    assert len([request for request in sent if request.path != '/_bulk_docs']) < 70  # one for each result
+    assert len(sent) < 12, [request.path for request in sent]
 
 
 def test_jobs_that_others_hold_or_changed(app: Celery, connect: Connect, client: Client) -> None:
@@ -133,7 +133,7 @@ def test_all_that_match_on_the_page(app: Celery, admin: Browser, client: Client)
     assert find(client, newer)
     [done] = audit.newest(client, 9)
     assert (done['action'], done['targets']) == ('remove job', ['all 2 jobs (states: ready, queue: q1)'])
-    for wrong in ('state=new', 'since=soon'):
+    for wrong in ('', 'state=new', 'since=soon', 'queue=q1', 'before=2099-01-01&state=new'):
         admin.post('/jobs', action='remove-all', select=wrong)
         assert 'This form is not from this page' in admin.text
 

@@ -23,11 +23,11 @@ from kombu_couchdb.values import is_number
 from ...cli.clients import options_of
 from ...jobs import Jobs
 from ...resources.columns import Row
-from ...resources.fields import Field, values_in
+from ...resources.fields import values_in
 from ...resources.job_actions import JOBS, wanted_jobs
 from ...resources.jobs import job_resource, without_arguments
 from ..actions import sentence
-from ..selections import actions_of, target_of
+from ..selections import actions_of, filled, no_match, target_of
 from ..tables import Table
 from ..view import Page, View
 
@@ -77,18 +77,24 @@ def show(view: View) -> Response:
         resource.columns,
         resource.summary(docs),
         _key,
-        links={'ID': lambda job: view.link(f'/tasks/{_key(job)}')},
+        links={
+            'ID': lambda job: view.link(f'/tasks/{_key(job)}'),
+            'TASK': lambda job: (
+                view.link('/jobs', task=job['task'], state=_given_states(view)) if job['task'] else None
+            ),
+            'QUEUE': lambda job: view.link('/jobs', queue=job['queue'], state=_given_states(view)),
+        },
         selectable=view.may_act,
         keeps=bool(docs) or shown is not None,
         empty='' if problem else _empty(view, asked, following),
     )
-    query = {field.name: field.value for field in _filters(view)} | {'state': _given_states(view)}
+    query = {field.name: field.value for field in filled(JOBS, view)} | {'state': _given_states(view)}
     return view.render(
         'jobs.html',
         table=table,
         problem=problem and sentence(problem),
         asked=asked,
-        filters=_filters(view),
+        filters=filled(JOBS, view),
         states=[(state, state in asked.states, _count(view, state, asked.wanted.queue)) for state in STATES],
         target=target_of(query, now),
         count=_total(view, asked),
@@ -112,9 +118,7 @@ def _empty(view: View, asked: JobQuery, following: Place | None) -> str:
             'Jobs that are done are not kept. With the transport option keep_done, a number of seconds, workers keep '
             'them for so long. The page Tasks counts what ended in the last hours.'
         )
-    given = [('states', ', '.join(_given_states(view))), *((one.label.lower(), one.value) for one in _filters(view))]
-    texts = [f'{label} {value}' for label, value in given if value]
-    return f'No job matches {"; ".join(texts)}.' if texts else 'No job waits or runs.'
+    return no_match(JOBS, view) or 'No job waits or runs.'
 
 
 def _jobs(view: View) -> Jobs:
@@ -145,13 +149,6 @@ def _asked(view: View, jobs: Jobs) -> JobQuery:
     except ValueError as exc:
         raise ValueError(f'this page cannot be shown: {exc}') from None
     return JobQuery([*wanted.states], wanted, after)
-
-
-def _filters(view: View) -> list[Field]:
-    """Return the fields of the filter as they were filled, without the states."""
-    hidden = ('state', 'args') if view.site.mask_args else ('state',)
-    texts = {name: view.request.query_params.getlist(name) for name in view.request.query_params}
-    return [field.filled(texts) for field in JOBS.filters if field.name not in hidden]
 
 
 def _place(view: View, name: str) -> Place | None:

@@ -36,6 +36,10 @@ def show(view: View) -> Response:
         [*others, *([Column('LAST HOUR', None, in_words)] if ready else [])],
         rows,
         lambda row: row['name'],
+        links={
+            'QUEUE': lambda row: view.link('/jobs', queue=row['name']),
+            'DEAD': lambda row: view.link('/failures', queue=row['name']) if row['dead'] else None,
+        },
         charts={'LAST HOUR': last_hour},
         note=_note,
         remark=lambda row: ''.join(pause.cell(row).text for pause in pauses),

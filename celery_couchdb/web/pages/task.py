@@ -20,15 +20,15 @@ from ...resources.jobs import STATE_TONES
 from ...resources.task import find_task, task_resource, without_arguments
 from ..actions import sentence
 from ..view import Page, View
+from . import failures as failures_page
 from . import jobs as jobs_page
-from .failure_actions import ACTIONS, failures_of
-from .failures import without_results
+from .failures import failures_of, without_results
 
 #: The maximum length of a value, in characters, and of a list of children.
 _MAX_CHARACTERS, _MAX_CHILDREN = 4000, 50
 
 #: The actions for a task by what it is.
-_FOR_FAILURES = ('retry', 'edit-retry', 'drop')
+_FOR_FAILURES = ('retry', 'drop')
 _FOR_WAITING = ('run', 'move', 'edit', 'remove')
 _FOR_HELD = ('remove',)
 
@@ -178,7 +178,7 @@ page = Page(
     show,
     noun='task',
     actions=(
-        *ACTIONS,
+        *failures_page.page.actions,
         *jobs_page.page.actions,
     ),
     targets=lambda view: [_name(view)],
