@@ -22,9 +22,6 @@ from ..resources.selectable import ItemAction
 from .clients import app_of, broker_of
 from .resource_commands import json_option, print_list, run_change, yes_option
 
-#: The maximum number of queues that an error lists.
-_MAX_LISTED = 10
-
 
 @click.group('queues')
 def command() -> None:
@@ -113,7 +110,7 @@ def _change(
 ) -> None:
     """Ask for confirmation unless `yes` is true, and do something to these queues."""
     total = action.amount(client, names) if action.amount else len(names)
-    what = f'{enumerated(names, _MAX_LISTED)} with {counted(total, action.unit)}'
+    what = f'{enumerated(names)} with {counted(total, action.unit)}'
     run_change(
         ctx,
         '' if yes else action.question.format(what),
@@ -136,7 +133,7 @@ def _select(known: Mapping[str, bool], patterns: Sequence[str], every: bool) -> 
         matches = [pattern] if pattern in known else [name for name in lasting if fnmatchcase(name, pattern)]
         if not matches:
             raise click.ClickException(
-                f'there is no queue {pattern!r}; the queues are {enumerated(lasting, _MAX_LISTED)}'
+                f'there is no queue {pattern!r}; the queues are {enumerated(lasting)}'
                 if lasting
                 else f'there is no queue {pattern!r}: none has been declared yet'
             )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from ..couchdb.bulk import ATTEMPTS
 from ..couchdb.client import Client, Document
 from ..documents import validation, workitem
 from ..documents.concurrency import unpark
@@ -17,9 +18,6 @@ from .jobs import find_all
 
 #: The default of arguments that may be None.
 UNCHANGED: Any = object()
-
-#: The most attempts to write jobs. An attempt fails only if another process has changed the job.
-_MAX_TRIES = 20
 
 
 def change(
@@ -34,7 +32,7 @@ def change(
     one does not wait, and what `edit` raises of that kind; by id.
     """
     left, changed, refused = dict.fromkeys(names), dict[str, Document](), dict[str, CouchDBError]()
-    for _ in range(_MAX_TRIES):
+    for _ in range(ATTEMPTS):
         edited = dict[str, Document]()
         for name, docs in find_all(client, left).items():
             try:
@@ -53,7 +51,7 @@ def change(
                 refused[name] = result.exception(client.address.url)
         if not left:
             return changed, refused
-    tries = f'was changed by others at each of {_MAX_TRIES} attempts'
+    tries = f'was changed by others at each of {ATTEMPTS} attempts'
     return changed, {**refused, **{name: NotChangeable(f'job {name} {tries}') for name in left}}
 
 
