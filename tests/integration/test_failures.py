@@ -281,7 +281,7 @@ def test_what_fails_again_meanwhile_is_not_retried_again(
 
     monkeypatch.setattr(Failures, 'retry', retry)
     done = command_of(app)('failures', 'retry', '--all', '--yes')
-    assert (done.exit_code, done.stdout) == (0, '10 retried.\n')
+    assert (done.exit_code, done.stdout) == (0, '10 failures retried.\n')
     assert len(retried) == len(set(retried)) == 10
 
 
@@ -320,14 +320,14 @@ def test_commands_select_by_id_or_by_options(
     for name, sentence in (('3f2', short), ('4f2b', several), ('4f2c', "there is no failure '4f2c'")):
         for verb in ('show', 'drop', 'retry'):
             assert sentence in run('failures', verb, name).stderr
-    assert 'Retry dead letter 3f2a-dead? [y/N]' in run('failures', 'retry', '3f2a', answer='n\n').stdout
-    assert run('failures', 'retry', '3f2a', '3f2b', '--yes').stdout == '2 retried.\n'
+    assert 'Retry the failure ' in run('failures', 'retry', '3f2a', answer='n\n').stdout
+    assert run('failures', 'retry', '3f2a', '3f2b', '--yes').stdout == '2 failures retried.\n'
     assert len(items(client)) == 2
     assert 'Drop 2 failures? [y/N]' in run('failures', 'drop', '--task', 'mail', answer='n\n').stdout
-    assert run('failures', 'drop', '--task', 'mail', '--error', 'KeyError', '--yes').stdout == '1 dropped.\n'
+    assert run('failures', 'drop', '--task', 'mail', '--error', 'KeyError', '--yes').stdout == '1 failure dropped.\n'
     assert ids(failures) == ['4f2b-other']
-    assert run('failures', 'drop', '--all', '--yes').stdout == '1 dropped.\n'
-    assert run('failures', 'drop', '--all').stdout == '0 dropped.\n'
+    assert run('failures', 'drop', '--all', '--yes').stdout == '1 failure dropped.\n'
+    assert run('failures', 'drop', '--all').stdout == 'no failure was changed.\n'
 
 
 def test_one_of_broker_and_results_may_be_something_else(
@@ -346,6 +346,6 @@ def test_one_of_broker_and_results_may_be_something_else(
             assert [line.split()[0] for line in run('failures', 'list').stdout.splitlines()] == ['ID', expected]
             assert len(run('failures', 'list', '--group').stdout.splitlines()) == 2
             assert f'id         {expected}' in run('show', expected).stdout
-            assert run('failures', 'retry', expected, '--yes').stdout == '1 retried.\n'
+            assert run('failures', 'retry', expected, '--yes').stdout == '1 failure retried.\n'
     with Celery('none', set_as_current=False, broker='memory://', backend='cache+memory://') as none:
         assert 'neither the broker nor the result backend' in command_of(none)('failures', 'list').stderr
