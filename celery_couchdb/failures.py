@@ -230,7 +230,7 @@ class Failures:
         return True
 
     def groups(self, wanted: FailureFilter = EVERY) -> list[FailureGroup]:
-        """Return failures in groups by kind, task and error, the group with the newest failure first.
+        """Return failures in groups by kind, task and error, the largest group first.
 
         Only `kind`, `task` and the type of the error of `wanted` count. One request for each database, however many
         failures there are; up to 1,000 groups of each. The results of rejected messages are left out beside their dead
@@ -251,7 +251,7 @@ class Failures:
                 for group in found
                 if wanted.task in (None, group.task) and wanted.error_type in (None, group.error)
             ),
-            key=lambda group: -group.last,
+            key=lambda group: (-group.count, -group.last),
         )
 
     def count(self, wanted: FailureFilter = EVERY, most: int | None = None) -> int:
@@ -275,24 +275,26 @@ class Failures:
         *Raises* `ConfigurationError` if there is no such failure, or if an id is too short or ambiguous.
         """
         found: dict[str, Failure] = {}
-        for name in names:
-            failures = self._exactly(name)
+        for name, failures in self.named(names).items():
             if not failures:
                 full = choose(name, partial(self._complete, name))
-                failures = self._exactly(full) if full else []
+                failures = self.named([full])[full] if full else []
             if not failures:
                 raise ConfigurationError(f'there is no failure {name!r}')
             found |= {(failure.letter or {'_id': failure.id})['_id']: failure for failure in failures}
         return list(found.values())
 
-    def _exactly(self, name: str) -> list[Failure]:
-        docs = find_all(self.jobs.client, [name])[name] if self.jobs else []
-        letters = [dead.as_letter(doc) for doc in docs if dead.is_letter(doc)]
-        task_ids = {name, *(task_id for doc in letters if (task_id := workitem.task_id(doc)))}
-        results = self._failed_among(task_ids)
-        if letters:
-            return [Failure(doc, results.get(workitem.task_id(doc) or '')) for doc in letters]
-        return [Failure(None, results[name])] if name in results else []
+    def named(self, names: Sequence[str]) -> dict[str, list[Failure]]:
+        """Return the failures with exactly these ids: of tasks, or of documents; a few requests for each 100 ids."""
+        docs = find_all(self.jobs.client, names) if self.jobs else {name: [] for name in names}
+        letters = {name: [dead.as_letter(doc) for doc in found if dead.is_letter(doc)] for name, found in docs.items()}
+        task_ids = {task_id for found in letters.values() for doc in found if (task_id := workitem.task_id(doc))}
+        results = self._failed_among({*names, *task_ids})
+        return {
+            name: [Failure(doc, results.get(workitem.task_id(doc) or '')) for doc in found]
+            or ([Failure(None, results[name])] if name in results else [])
+            for name, found in letters.items()
+        }
 
     def _complete(self, start: str) -> set[str]:
         found = {*complete(self.jobs.client, start, dead=True)} if self.jobs else set[str]()

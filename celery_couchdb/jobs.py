@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
@@ -21,7 +22,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from kombu_couchdb.admin import dead, jobs
-from kombu_couchdb.admin.edit import UNCHANGED, change, check_queue, in_queue, move
+from kombu_couchdb.admin.edit import UNCHANGED, change, check_queue, in_queue, moving
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.bulk import BATCH_DOCS
 from kombu_couchdb.couchdb.client import Client, Document, chunks
@@ -29,18 +30,21 @@ from kombu_couchdb.documents.body import attached, decoded, encoded, is_large, l
 from kombu_couchdb.documents.types import Message
 from kombu_couchdb.documents.workitem import is_unique, task_name
 from kombu_couchdb.documents.workitem import task_id as task_id_of
-from kombu_couchdb.errors import AccessDenied, ConfigurationError, NotChangeable
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotChangeable
 from kombu_couchdb.values import is_number
 
 from .backend import CouchDBBackend
 from .connections import backend_as, client_of, control_as
 from .results.documents import is_expired
 
+#: How many results of removed jobs become REVOKED at the same time.
+_THREADS = 32
+
 #: The maximum length of the arguments in the headers, in characters, as Celery cuts them.
 _MAX_REPR = 1024
 
 
-class Unreadable(ValueError):
+class Unreadable(NotChangeable):
     """The body of a message cannot be decoded, or the app does not accept its content type."""
 
 
@@ -139,21 +143,36 @@ class Jobs:
         `done`, but only if its result says that it has started, or if `terminate` is true and its result is not final.
         Dead letters are kept.
         """
-        removal = jobs.remove(self.client, task_id)
+        return self.remove_all([task_id], terminate=terminate, signal=signal)[task_id]
+
+    def remove_all(
+        self, task_ids: Collection[str], *, terminate: bool = False, signal: str = 'SIGTERM'
+    ) -> dict[str, jobs.Removal]:
+        """Remove jobs as `remove` does, and return what came of each, by id: workers are told once for all of them."""
+        removals, to_revoke = jobs.remove(self.client, task_ids), list[str]()
+        for task_id, removal in removals.items():
+            names = self._to_revoke(task_id, removal, terminate)
+            removals[task_id] = removal._replace(revoked=bool(names))
+            to_revoke += names
+        if to_revoke:
+            with control_as(self.app, self.client) as mailbox:
+                mailbox.abcast('revoke', {'task_id': to_revoke, 'terminate': terminate, 'signal': signal})
+        docs = [removal.removed[0] for removal in removals.values() if removal.removed and not removal.claimed]
+        is_ours = isinstance(self._backend, CouchDBBackend) if docs else False
+        with ThreadPoolExecutor(_THREADS if is_ours else 1) as threads:
+            list(threads.map(self._mark_as_revoked, docs))  # our backend writes results of several threads together
+        return removals
+
+    def _to_revoke(self, task_id: str, removal: jobs.Removal, terminate: bool) -> list[str]:
+        """Return the ids under which workers know a job that they may run."""
+        if not removal.claimed and (removal.removed or removal.dead):
+            return []  # a task that is a dead letter only is not revoked: workers would refuse it after a replay
         # Workers know a task by its own id only, not by the id of its document.
         found = removal.claimed or removal.done
         names = [*dict.fromkeys(task_id_of(doc) or task_id for doc in found)] or [task_id]
         if removal.done and not removal.claimed:
             names = [name for name in names if self._is_running(name, if_unknown=terminate)]
-        if removal.claimed or not (removal.removed or removal.dead):
-            # Do not revoke a task that is a dead letter only: workers would refuse it after a replay.
-            if names:
-                with control_as(self.app, self.client) as mailbox:
-                    mailbox.abcast('revoke', {'task_id': names, 'terminate': terminate, 'signal': signal})
-            return removal._replace(revoked=bool(names))
-        if removal.removed:
-            self._mark_as_revoked(removal.removed[0])
-        return removal
+        return names
 
     def move(
         self,
@@ -170,6 +189,18 @@ class Jobs:
         *Raises* `NotChangeable` if the job does not wait, or is a unique job and `queue` is given;
         `ConfigurationError` if the queue is not declared or a value is wrong.
         """
+        return _only(self.move_all([task_id], queue=queue, eta=eta, countdown=countdown, priority=priority))
+
+    def move_all(
+        self,
+        task_ids: Collection[str],
+        *,
+        queue: str | None = None,
+        eta: datetime | None = UNCHANGED,
+        countdown: float | None = None,
+        priority: int | None = None,
+    ) -> tuple[dict[str, Document], dict[str, CouchDBError]]:
+        """Move jobs as `move` does. Return their documents, and the errors of jobs that were not moved, by id."""
         if countdown is not None:
             if eta is not UNCHANGED:
                 raise ConfigurationError('give eta or countdown, not both')
@@ -182,7 +213,7 @@ class Jobs:
                 )
             except (OverflowError, ValueError) as exc:
                 raise ConfigurationError(f'the countdown of {countdown!r:.40} seconds is too long') from exc
-        return move(self.client, task_id, queue=queue, eta=eta, priority=priority)
+        return change(self.client, task_ids, moving(self.client, queue=queue, eta=eta, priority=priority))
 
     def edit(
         self, task_id: str, *, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -193,9 +224,19 @@ class Jobs:
         `NotChangeable` if the job does not wait, is not a task of Celery's protocol 2, or if the
         task, when this app knows it, does not take these arguments; `Unreadable` as `decode`.
         """
+        return _only(self.edit_all([task_id], args=args, kwargs=kwargs))
+
+    def edit_all(
+        self,
+        task_ids: Collection[str],
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, Document], dict[str, CouchDBError]]:
+        """Edit jobs as `edit` does. Return their documents, and the errors of jobs that were not edited, by id."""
         if args is None and kwargs is None:
             raise ConfigurationError('nothing to change: give args or kwargs')
-        return change(self.client, task_id, lambda doc: _with_arguments(self.app, doc, self.decode(doc), args, kwargs))
+        return change(self.client, task_ids, lambda doc: _with_arguments(self.app, doc, self.decode(doc), args, kwargs))
 
     def held(self, task: Any) -> bool:
         """Tell a task that runs whether its worker still holds the message: call it before writes of your own.
@@ -271,7 +312,7 @@ class Jobs:
                     doc = in_queue(doc, queue)
                 if args is not None or kwargs is not None:
                     doc = _with_arguments(self.app, doc, self.decode(doc), args, kwargs)
-            except (NotChangeable, Unreadable) as exc:
+            except NotChangeable as exc:
                 refused[doc['_id']] = str(exc)
             else:
                 ready.append(doc)
@@ -334,6 +375,15 @@ class Jobs:
                 backend.forget(task_id)
             except NotImplementedError:
                 pass  # a backend without `forget` overwrites its results
+
+
+def _only(outcome: tuple[dict[str, Document], dict[str, CouchDBError]]) -> Document:
+    """Return the one document that was changed, or raise why it was not."""
+    changed, refused = outcome
+    for error in refused.values():
+        raise error
+    [doc] = changed.values()
+    return doc
 
 
 def _with_arguments(

@@ -57,7 +57,9 @@ class RemoteControl:
 
     def add_consumer(self, names: Sequence[str], queue: str) -> dict[str, Reply]:
         """Let workers consume a queue, too, until they end."""
-        return self._call(names, 'add_consumer', queue=_valid(queue))
+        found = self._call(names, 'add_consumer', queue=_valid(queue))
+        added = Reply(f'consumes {queue} now')  # Celery replies: add consumer reports
+        return {name: added if reply.text == f'add consumer {queue}' else reply for name, reply in found.items()}
 
     def cancel_consumer(self, names: Sequence[str], queue: str) -> dict[str, Reply]:
         """Let workers consume a queue no more, until they end."""

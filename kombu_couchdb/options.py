@@ -166,7 +166,7 @@ def _check_number(name: str, value: Any, kind: str, types: Any, may_be_zero: boo
     ):
         least = 'from 0 on' if may_be_zero else 'above 0'
         raise ConfigurationError(
-            f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {MAX_NUMBER}'
+            f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {MAX_NUMBER:,}'
         )
     return value
 

@@ -28,7 +28,6 @@ _COMMANDS = {
     'queues': '.queues',
     'jobs': '.jobs',
     'show': '.failures',
-    'remove': '.jobs',
     'failures': '.failures',
     'vacuum': '.vacuum',
     'plan': '.plan',

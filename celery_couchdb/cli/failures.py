@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from ..failures import EVERY, KINDS, Failure, FailureFilter, Failures, Kind
+from ..failures import Failures
+from ..resources.failure_actions import FAILURES, wanted_failures
 from ..resources.failures import failure_resource, group_resource
-from ..resources.resource import Selection, counted
 from ..resources.task import find_task, task_resource
 from .clients import failures_of
 from .resource_commands import (
-    Command,
-    change,
+    action_command,
+    field_options,
+    given,
     json_option,
     limit_option,
     print_details,
     print_list,
-    selection_options,
-    since_option,
 )
-from .tables import Json
-
-_NAMES: Mapping[Kind, str] = {'failed': 'failed task', 'dead': 'dead letter'}
 
 
 @click.group('failures')
@@ -35,45 +31,23 @@ def command() -> None:
     """
 
 
-def _filter_options(function: Command) -> Command:
-    """Add the options that select failures to a command. It gets them as arguments, see `_filter`."""
-    error = (
-        'Only this type of exception (ValueError) or kind of reason (rejected); or with a colon the beginning of the '
-        'error ("ValueError: no such").'
-    )
-    for decorate in (
-        click.option('--kind', type=click.Choice(KINDS), help='Only failed tasks, or only dead letters.'),
-        since_option('Only what failed'),
-        click.option('--error', metavar='TEXT', help=error),
-        click.option('--task', metavar='NAME', help='Only failures of the task with this name.'),
-        click.option('--queue', '-Q', metavar='NAME', help='Only failures of this queue.'),
-    ):
-        function = decorate(function)
-    return function
-
-
-def _filter(failures: Failures, options: Mapping[str, Any], args: str | None = None) -> FailureFilter:
-    kind: Kind | None = options['kind']
-    since = None if options['age'] is None else failures.now() - options['age']
-    return FailureFilter(kind, options['queue'], options['task'], options['error'], since, args=args)
-
-
 @command.command('list')
-@_filter_options
-@click.option('--args', metavar='TEXT', help='Only tasks whose arguments, as Python shows them, contain this text.')
+@field_options(FAILURES.filters)
 @click.option('--group', 'grouped', is_flag=True, help='List groups of the same task and error, with their numbers.')
 @limit_option
 @json_option
 @click.pass_context
-def list_(ctx: click.Context, /, args: str | None, grouped: bool, limit: int, as_json: bool, **options: Any) -> None:
+def list_(ctx: click.Context, /, grouped: bool, limit: int, as_json: bool, **options: Any) -> None:
     """List failures, the newest first."""
     failures = failures_of(ctx)
-    wanted = _filter(failures, options, args)
+    wanted = wanted_failures(failures, given(FAILURES.filters, options))
     if not grouped:
         resource = failure_resource(failures, failures.now())
         print_list(resource, failures.listing(wanted), as_json, empty='There are no failures.', limit=limit)
         return
-    if any(given is not None for given in (wanted.queue, wanted.since, wanted.args)) or ':' in (wanted.error or ''):
+    if any(given is not None for given in (wanted.queue, wanted.since, wanted.until, wanted.args)) or ':' in (
+        wanted.error or ''
+    ):
         raise click.UsageError('--group goes with --kind, --task and the type of the error only.')
     print_list(group_resource(), failures.groups(wanted), as_json, empty='There are no failures.', limit=limit)
 
@@ -108,80 +82,5 @@ def _show(failures: Failures, names: Sequence[str], as_json: bool) -> None:
     print_details(task_resource(failures, failures.now()), found, as_json)
 
 
-# -- changes
-
-_options = selection_options('Select all failures, of which the other options may select some.', _filter_options)
-
-
-@command.command('retry')
-@_options
-@click.option('--to', metavar='QUEUE', help='Send the tasks to this queue. Default: the one they were sent to.')
-@click.option('--args', 'args', metavar='JSON', type=Json(list), help='The new positional arguments of one task.')
-@click.option('--kwargs', metavar='JSON', type=Json(dict), help='The new keyword arguments of one task.')
-@click.pass_context
-def retry(
-    ctx: click.Context,
-    /,
-    to: str | None,
-    args: list[Any] | None,
-    kwargs: dict[str, Any] | None,
-    **options: Any,
-) -> None:
-    """Send failed tasks again, and put dead letters back into their queues.
-
-    ID is the id of a task or of a document, or its first characters. A task keeps its id; its failed result goes, so
-    that the new one can be stored. Dead letters wait at the end of their queues as if they had never been delivered,
-    and do not expire any more. The arguments of failed tasks must be stored: set result_extended = True for the
-    workers, or give them here. Only the tasks themselves are sent, and not what was to follow them in a chain or a
-    chord.
-    """
-    if (args is not None or kwargs is not None) and len(options['names']) != 1:
-        raise click.UsageError('Give one ID with --args JSON and --kwargs.')
-
-    def act(failures: Failures, part: Sequence[Failure]) -> tuple[list[Failure], Mapping[str, str]]:
-        return failures.retry(part, queue=to, args=args, kwargs=kwargs)
-
-    _change(ctx, 'Retry', 'retried', options, act)
-
-
-@command.command('drop')
-@_options
-@click.pass_context
-def drop(ctx: click.Context, /, **options: Any) -> None:
-    """Delete failed results and dead letters for good.
-
-    ID is the id of a task or of a document, or its first characters.
-    """
-    _change(ctx, 'Drop', 'dropped', options, Failures.drop)
-
-
-def _change(
-    ctx: click.Context,
-    verb: str,
-    done: str,
-    options: Mapping[str, Any],
-    act: Callable[[Failures, Sequence[Failure]], tuple[list[Failure], Mapping[str, str]]],
-) -> None:
-    """Change the failures that the options select by `act(failures, some of them)`."""
-    failures = failures_of(ctx)
-    selection = _selected(failures, options)
-
-    def changed(part: Sequence[Failure]) -> tuple[int, Mapping[str, str]]:
-        found, refused = act(failures, part)
-        return len(found), refused
-
-    change(ctx, verb, selection, changed, done, yes=options['yes'])
-
-
-def _selected(failures: Failures, options: Mapping[str, Any]) -> Selection[Failure]:
-    """Return failures; *raises* `UsageError` unless either ids are given, or others of the options."""
-    wanted, names = _filter(failures, options), options['names']
-    is_filtered = wanted != EVERY
-    if bool(names) == (is_filtered or options['every']):
-        raise click.UsageError('Name failures by id, or select them with --task, --error, --since …, or give --all.')
-    if not names:
-        total = failures.count(wanted)
-        return Selection(counted(total, 'failure'), failures.listing(wanted), total)
-    found = failures.find(names)
-    which = f'{_NAMES[found[0].kind]} {found[0].id}' if len(found) == 1 else counted(len(found), 'failure')
-    return Selection(which, found, len(found))
+for action in FAILURES.actions:
+    command.add_command(action_command(FAILURES, action, failures_of))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import click
 
@@ -14,11 +15,12 @@ from kombu_couchdb.values import enumerated
 
 from ..audit import who_runs_this
 from ..resources.columns import Row
+from ..resources.queue_actions import DELETE, PAUSE, PURGE, QUEUES, RESUME
 from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
 from ..resources.resource import Resource, counted
+from ..resources.selectable import ItemAction
 from .clients import app_of, broker_of
-from .resource_commands import json_option, print_list, yes_option
-from .tables import confirm, echo
+from .resource_commands import json_option, print_list, run_change, yes_option
 
 
 @click.group('queues')
@@ -55,17 +57,13 @@ def pause(
 
     QUEUE is a name, or a pattern such as "mail.*", which does not match queues for replies, events and remote control.
 
-    Workers stop to claim within a second. Tasks that they run, or have received (up to their prefetch count), go on.
+    Workers stop claiming within a second. Tasks that they run, or have received (up to their prefetch count), go on.
     Messages can be published, and wait. With --refuse, programs that publish get an error instead, within a second.
     What the tasks of workers send (retries, next steps) is accepted.
     """
     client = broker_of(app_of(ctx))
     selected = _select({**queues.names(client), **dict.fromkeys(patterns if new else (), False)}, patterns, every)
-    for name in selected:
-        done = queues.pause(client, name, by=who_runs_this(), reason=reason, refuse=refuse)
-        echo(f'{name}: paused' if done else f'{name}: was paused already')
-    if not selected:
-        echo('There are no queues.')
+    _change(ctx, client, PAUSE, selected, yes=True, by=who_runs_this(), reason=reason, refuse=refuse)
 
 
 @command.command('resume')
@@ -73,18 +71,13 @@ def pause(
 @click.option('--all', 'every', is_flag=True, help='Resume all paused queues.')
 @click.pass_context
 def resume(ctx: click.Context, patterns: tuple[str, ...], every: bool) -> None:
-    """Let workers claim messages from these queues again; they begin at once.
+    """Let workers claim messages from these queues again, at once.
 
     QUEUE is a name, or a pattern such as "mail.*".
     """
     client = broker_of(app_of(ctx))
-    selected = _select(
-        queues.names(client) if patterns else dict.fromkeys(queues.paused(client), False), patterns, every
-    )
-    for name in selected:
-        echo(f'{name}: resumed' if queues.resume(client, name) else f'{name}: was not paused')
-    if not selected:
-        echo('No queue is paused.')
+    known = queues.names(client) if patterns else dict.fromkeys(queues.paused(client), False)
+    _change(ctx, client, RESUME, _select(known, patterns, every), yes=True)
 
 
 @command.command('purge')
@@ -92,11 +85,12 @@ def resume(ctx: click.Context, patterns: tuple[str, ...], every: bool) -> None:
 @yes_option
 @click.pass_context
 def purge(ctx: click.Context, patterns: tuple[str, ...], yes: bool) -> None:
-    """Delete the ready and scheduled messages of these queues for good.
+    """Delete the ready and scheduled messages of these queues.
 
     QUEUE is a name, or a pattern such as "mail.*". Messages that workers hold, and dead letters, are kept.
     """
-    _for_each(ctx, patterns, yes, 'Delete all waiting messages of', queues.purge, '{} deleted')
+    client = broker_of(app_of(ctx))
+    _change(ctx, client, PURGE, _select(queues.names(client), patterns, every=False), yes=yes)
 
 
 @command.command('delete')
@@ -105,35 +99,28 @@ def purge(ctx: click.Context, patterns: tuple[str, ...], yes: bool) -> None:
 @yes_option
 @click.pass_context
 def delete(ctx: click.Context, patterns: tuple[str, ...], force: bool, yes: bool) -> None:
-    """Delete these queues with their bindings and their ready and scheduled messages.
+    """Delete these queues with their bindings and messages.
 
-    QUEUE is a name, or a pattern such as "mail.*". Messages that workers hold, and dead letters, are kept. A queue that
-    workers consume is kept unless you give --force: they would go on to consume what is published to this name.
-    """
-    _for_each(
-        ctx, patterns, yes, 'Delete', lambda client, name: queues.delete(client, name, force=force), 'deleted, with {}'
-    )
-
-
-def _for_each(
-    ctx: click.Context,
-    patterns: tuple[str, ...],
-    yes: bool,
-    question: str,
-    act: Callable[[Client, str], int],
-    outcome: str,
-) -> None:
-    """Ask for confirmation, and call `act` for each selected queue; it returns the number of deleted messages.
-
-    `outcome` is what is printed of a queue, with `{}` for the messages.
+    QUEUE is a name, or a pattern such as "mail.*". The ready and scheduled messages are deleted for good. Messages that
+    workers hold, and dead letters, are kept. A queue that workers consume is kept unless you give --force: they would
+    go on to consume what is published to this name.
     """
     client = broker_of(app_of(ctx))
-    selected = _select(queues.names(client), patterns, every=False)
-    if not yes:
-        confirm(f'{question} {enumerated(selected)}?')
-    for name in selected:
-        count = act(client, name)
-        echo(f'{name}: ' + outcome.format(counted(count, 'message')))
+    _change(ctx, client, DELETE, _select(queues.names(client), patterns, every=False), yes=yes, force=force)
+
+
+def _change(
+    ctx: click.Context, client: Client, action: ItemAction[Client, str], names: list[str], *, yes: bool, **values: Any
+) -> None:
+    """Ask for confirmation unless `yes` is true, and do something to these queues."""
+    total = action.amount(client, names) if action.amount else len(names)
+    what = f'{enumerated(names)} with {counted(total, action.unit)}'
+    run_change(
+        ctx,
+        '' if yes else action.question.format(what),
+        action.title,
+        QUEUES.change(action, client, names, total, values),
+    )
 
 
 def _select(known: Mapping[str, bool], patterns: Sequence[str], every: bool) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any, TypeVar
@@ -12,12 +12,12 @@ import click
 
 from kombu_couchdb.log import printable
 
+from ..resources.change import BATCH, Change, Part
 from ..resources.columns import Lines, Row, json_line
-from ..resources.resource import Resource, Selection
-from .tables import Age, confirm, echo, echo_styled, format_table
-
-#: The items that are read and printed, or changed, together. A progress bar is shown for more.
-_BATCH = 200
+from ..resources.fields import Field
+from ..resources.resource import Resource, Selection, counted
+from ..resources.selectable import ItemAction, Selectable
+from .tables import Typed, confirm, echo, echo_styled, format_table
 
 #: The maximum length of one value in the details of an item; longer values are cut.
 _MAX_VALUE_CHARACTERS = 2000
@@ -25,6 +25,7 @@ _MAX_VALUE_CHARACTERS = 2000
 #: The maximum number of lines of one value; of a longer one, the last lines are printed.
 _MAX_LINES = 200
 
+S = TypeVar('S')
 T = TypeVar('T')
 Command = Callable[..., Any]
 
@@ -33,12 +34,6 @@ limit_option = click.option(
     '--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.'
 )
 yes_option = click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
-
-
-def since_option(what: str) -> Callable[[Command], Command]:
-    """Return the decorator of the option `--since`. The command gets the argument `age`, in seconds before now."""
-    text = f'{what} since then: a duration before now (90s, 30m, 2h, 1d) or a date (2026-11-22T14:30; UTC).'
-    return click.option('--since', 'age', metavar='TIME', type=Age(), help=text)
 
 
 def selection_options(every: str, *others: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -63,7 +58,7 @@ def print_list(
     """
     items, rows = iter(found), list[Row]()
     left = limit
-    while part := list(islice(items, min(left, _BATCH))):
+    while part := list(islice(items, min(left, BATCH))):
         left -= len(part)
         if not as_json:
             rows += resource.summary(part)
@@ -117,20 +112,105 @@ def change(
     `act` returns how many items it changed, and the reasons why others were refused, by id. `done` is what happened to
     them. The command ends with status 1 unless all were changed.
     """
-    if selection.total and not yes:
-        confirm(f'{verb} {selection.name}?')
-    count, left, refused = 0, 0, 0
-    items, has_bar = iter(selection.items), selection.total > _BATCH
-    with click.progressbar(length=selection.total, label=verb, file=sys.stderr) if has_bar else nullcontext() as bar:
-        while part := list(islice(items, _BATCH)):
-            changed, reasons = act(part)
-            count, left, refused = count + changed, left + len(part) - changed, refused + len(reasons)
-            for name, reason in reasons.items():
-                echo(f'{name}: {reason}', err=True)
-            if bar:
-                bar.update(len(part))
-    echo(f'{count:,} {done}.')
-    if refused:
+
+    def part_of(part: Sequence[T]) -> Iterator[Part]:
+        count, refused = act(part)
+        yield Part(len(part), {done: count}, refused)
+
+    change = Change.of('', selection.total, selection.items, part_of)
+    change.done[done] = 0
+    run_change(ctx, f'{verb} {selection.name}?' if selection.total and not yes else '', verb, change)
+
+
+def run_change(ctx: click.Context, question: str, verb: str, change: Change) -> None:
+    """Ask a question, unless it is '', do a change with a progress bar, and print what came of it.
+
+    The command ends with status 1 unless all were changed. Ctrl-C ends it after it has said what was done.
+    """
+    if question:
+        confirm(question)
+    has_bar = change.total is not None and change.total > BATCH
+    try:
+        bar: Any
+        with click.progressbar(length=change.total, label=verb, file=sys.stderr) if has_bar else nullcontext() as bar:
+            for part in change.run():
+                for name, reason in part.refused.items():
+                    echo(reason if name in reason else f'{name}: {reason}', err=True)
+                if bar:
+                    bar.update(part.size)
+    except KeyboardInterrupt:
+        echo(f'Interrupted: {change.outcome}. The rest is as it was.', err=True)
         ctx.exit(1)
-    if left:
-        raise click.ClickException(f'{left:,} were changed by somebody else just now')
+    echo(f'{change.outcome}.')
+    if change.lost:
+        raise click.ClickException(f'{change.lost:,} were changed by somebody else just now')
+    if change.refusals:
+        ctx.exit(1)
+
+
+# -- commands that are made of fields, filters and actions
+
+
+def field_options(fields: Iterable[Field]) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option for each field; see `given`."""
+
+    def decorate(function: Command) -> Command:
+        for field in reversed([*fields]):
+            names = filter(None, (f'--{field.name.replace("_", "-")}', field.short, field.name))
+            settings: dict[str, Any] = {'help': field.hint or None}
+            if field.kind == 'check':
+                settings['is_flag'] = True
+            elif field.kind == 'chips':
+                settings |= {'multiple': True, 'type': click.Choice(list(field.options))}
+            else:
+                settings |= {'metavar': field.metavar, 'type': Typed(field.name, field.read)}
+            function = click.option(*names, **settings)(function)
+        return function
+
+    return decorate
+
+
+def given(fields: Iterable[Field], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options that were given for fields."""
+    return {
+        field.name: list(value) if isinstance(value, tuple) else value
+        for field in fields
+        if (value := options[field.name]) not in (None, (), False)
+    }
+
+
+def action_command(
+    selectable: Selectable[S, T], action: ItemAction[S, T], opened: Callable[[click.Context], S]
+) -> click.Command:
+    """Return the command of an action; `opened` returns the source of the items."""
+    noun, filters = selectable.noun, selectable.filters
+    others = ', '.join(f'--{field.name}' for field in filters[:3])
+    summary = action.question.format(f'{noun}s').replace('?', '.')
+    text = f'{summary} {action.consequence}\n\nID is an id, or its first characters.'
+
+    @click.command(action.name, help=text, short_help=summary)
+    @click.argument('names', metavar='[ID…]', nargs=-1)
+    @field_options(action.fields)
+    @field_options(filters)
+    @click.option('--all', 'every', is_flag=True, help=f'All {noun}s, of which the other options may select some.')
+    @yes_option
+    @click.pass_context
+    def command(ctx: click.Context, /, names: tuple[str, ...], every: bool, yes: bool, **options: Any) -> None:
+        wanted, values = given(filters, options), given(action.fields, options)
+        if bool(names) == bool(wanted or every):
+            raise click.UsageError(f'Name {noun}s by id, or select them with {others} …, or give --all.')
+        if action.needs and not values:
+            options_of = ', '.join(f'--{field.name.replace("_", "-")}' for field in action.fields)
+            raise click.UsageError(f'{action.needs}: {options_of}.')
+        source = opened(ctx)
+        if names:
+            items: Iterable[T] = selectable.find(source, names, False)
+            what, total = selectable.named(action, source, list(items), arguments=True)
+        else:
+            total = selectable.count(source, wanted, True) or 0
+            items, what = selectable.matching(source, wanted), counted(total, noun)
+        asks = total and not yes and (not names or (action.asks and not action.needs))
+        question = action.question.format(what) if asks else ''
+        run_change(ctx, question, action.title, selectable.change(action, source, items, total, values))
+
+    return command

@@ -40,17 +40,14 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = '\x1b[H', '\x1b[K', '\x1b[J'
 
 
 def shorten(text: str, length: int) -> str:
-    """Return text with at most `length` characters; an ellipsis replaces the middle of a longer text."""
-    if len(text) <= length:
-        return text
-    head = length // 2
-    return f'{text[:head]}…{text[len(text) + head + 1 - length :]}'
+    """Return text with at most `length` characters; an ellipsis replaces the end of a longer text."""
+    return text if len(text) <= length else f'{text[: length - 1]}…'
 
 
 # -- values of options
 
 
-class _Typed(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
+class Typed(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click
     """A value that a function of `inputs` reads."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
@@ -64,21 +61,14 @@ class _Typed(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
             self.fail(f'{exc}.', param, ctx)
 
 
-class Duration(_Typed):
+class Duration(Typed):
     """A duration such as `90s`, `15m`, `2h` or `7d`, in seconds; without a unit it is in seconds."""
 
     def __init__(self, least: float = 0.0) -> None:
         super().__init__('duration', partial(inputs.duration, least=least))
 
 
-class Age(_Typed):
-    """How long ago something was, in seconds: a duration with a unit, or a date, which is in UTC by default."""
-
-    def __init__(self) -> None:
-        super().__init__('age', inputs.age)
-
-
-class Json(_Typed):
+class Json(Typed):
     """A list or an object in JSON."""
 
     def __init__(self, kind: type[Any]) -> None:
@@ -98,6 +88,13 @@ def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int 
     lines = [[Cell(column.title, 'strong') for column in columns]]
     lines += [[column.cell(row) for column in columns] for row in rows]
     widths = [max(len(line[i].text) for line in lines) for i in range(len(columns))]
+    if (
+        sum(widths) + len(_GAP) * (len(widths) - 1) > max_width
+    ):  # the first characters of an id are enough for a command
+        widths = [
+            min(width, column.min_width or width) if column.title == 'ID' else width
+            for width, column in zip(widths, columns, strict=True)
+        ]
     while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
         flexible = [i for i, column in enumerate(columns) if widths[i] > (column.min_width or widths[i])]
         if not flexible:

@@ -33,7 +33,7 @@ def failure_resource(
     error = Column('ERROR', None, _error, min_width=15)
     when = Column('WHEN', 'date', partial(_when, now=now), right=True)
     columns = [
-        Column('ID', 'id', min_width=36),
+        Column('ID', 'id', min_width=9),
         Column('TASK', 'task', min_width=8),
         *([Column('ARGUMENTS', 'arguments', min_width=8)] if arguments else []),
         *([error, when] if tries else []),

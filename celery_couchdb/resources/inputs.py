@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
 from typing import Any
 
@@ -33,15 +32,20 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def age(text: str) -> float:
-    """Return how long ago something was, in seconds: a duration with a unit, or a date, in UTC by default."""
+def moment(text: str) -> Callable[[float], float]:
+    """Return a date, as a function of the server's time: a duration with a unit before it, or a date, UTC by default.
+
+    Dates are in seconds since the epoch.
+    """
     if re.fullmatch(r'[\d.]+[smhd]', text):
-        return duration(text)
+        seconds = duration(text)
+        return lambda now: now - seconds
     try:
         date = date_of(text)
     except ValueError:
         raise ValueError(f'{text!r:.80} is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22)') from None
-    return time.time() - (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
+    found = (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
+    return lambda now: found
 
 
 def due_date(text: str) -> datetime | None:

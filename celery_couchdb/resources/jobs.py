@@ -10,7 +10,6 @@ from celery import states
 from celery.exceptions import ImproperlyConfigured
 
 from kombu_couchdb.admin.claimants import Claimants
-from kombu_couchdb.admin.jobs import Removal
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import concurrency, workitem
@@ -46,9 +45,9 @@ def job_resource(jobs: Jobs, *, arguments: bool = False) -> Resource[Document]:
     """Return the resource of jobs, which are given as items; with a column for their `arguments` on wish."""
     now = jobs.client.clock.now()
     columns = [
-        Column('ID', None, lambda job: job['id'] or job['document'], min_width=36),
+        Column('ID', None, lambda job: job['id'] or job['document'], min_width=9),
         Column('TASK', 'task', min_width=8),
-        *([Column('ARGUMENTS', 'headers', _arguments, min_width=8)] if arguments else []),
+        *([Column('ARGUMENTS', 'headers', arguments_of, min_width=8)] if arguments else []),
         Column('QUEUE', 'queue', min_width=6),
         Column('STATE', None, _state),
         Column('WHEN', None, partial(_when, now=now), right=True),
@@ -66,20 +65,6 @@ def job_resource(jobs: Jobs, *, arguments: bool = False) -> Resource[Document]:
 def without_arguments(job: Row) -> Row:
     """Return the description of a job without its arguments and its message, for those who may not see them."""
     return {**job, **dict.fromkeys(('args', 'kwargs', 'body', 'headers'))}
-
-
-def removal_text(removal: Removal, terminate: bool) -> tuple[str, bool]:
-    """Return what came of the removal of a job in words, and whether the job was left as it is."""
-    told = f'told to {"terminate" if terminate else "revoke"} it'
-    if removal.claimed:
-        return f'a worker holds it; it was {told}', False
-    if removal.removed:
-        return 'removed', False
-    if removal.dead:
-        return 'is a dead letter; see "failures drop"', True
-    if removal.done and not removal.revoked:
-        return 'is done: there is nothing to remove', True
-    return f'is not in a queue; the workers were {told}, should one run it', False
 
 
 def stored_states(jobs: Jobs, task_ids: Collection[str]) -> dict[str, str]:
@@ -170,7 +155,7 @@ def _dated(value: Any, now: float) -> str:
     return f'{date} ({format_ago(value, now)} ago)' if value <= now else f'{date} (in {format_duration(value - now)})'
 
 
-def _arguments(headers: Any) -> str:
+def arguments_of(headers: Any) -> str:
     """Return the arguments as Celery writes them into the headers, without what says that there are none."""
     headers = headers if isinstance(headers, dict) else {}
     shown = (headers.get('argsrepr'), headers.get('kwargsrepr'))

@@ -24,6 +24,13 @@ def queue_rows(found: Status) -> list[Row]:
     return [{'name': name, **queue, 'consumers': consumed[name]} for name, queue in found['queues'].items()]
 
 
+def queue_warnings(queues: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """Return what is wrong with queues: sentences, each with the names of the queues."""
+    paused = [row['name'] for row in queues if row['paused']]
+    idle = [row['name'] for row in queues if row['ready'] and not row['consumers'] and not row['paused']]
+    return [(text, names) for text, names in (('Paused', paused), ('No worker consumes', idle)) if names]
+
+
 def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
     """Return the columns for queues; `now` is in seconds since the epoch.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from kombu_couchdb.admin.status import Status
 
-from .columns import Cell, Column, Row, count_cell, format_ago, format_duration
+from .columns import NO_VALUE, Cell, Column, Row, count_cell, format_ago, format_duration
 
 
 def _ago(member: str) -> Callable[[Row], Cell]:
@@ -17,6 +17,16 @@ def _ago(member: str) -> Callable[[Row], Cell]:
         return Cell(text) if row['alive'] else Cell(f'overdue: {text}', 'bad')
 
     return cell
+
+
+def pool_cell(row: Row) -> Cell:
+    """Return the cell of a worker's pool: how many of its processes or threads are busy."""
+    pool, busy = row['pool'], len(row['running'])
+    if not pool:
+        return Cell(NO_VALUE, 'dim')
+    return Cell(
+        f'{pool["name"]}, {busy:,} of {pool["processes"]:,} busy', 'warning' if busy >= pool['processes'] else ''
+    )
 
 
 #: The columns of consumers.
@@ -42,7 +52,7 @@ def task_columns(now: float) -> list[Column]:
     """Return the columns for tasks that run; `now` is the server's time."""
     return [
         Column('RUNNING TASK', 'task', min_width=12),
-        Column('ID', 'id', min_width=12),
+        Column('ID', 'id', min_width=9),
         Column('QUEUE', 'queue', min_width=6),
         Column('FOR', 'since', lambda since: format_ago(since, now), right=True),
         Column('WORKER', 'worker', min_width=12),

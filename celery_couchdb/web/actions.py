@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.errors import ConfigurationError, CouchDBError
 
 from .. import audit
+from ..audit import Changes
+from ..resources.change import Change
+from ..resources.columns import Tone
 from ..resources.resource import counted
+from .operations import Operation
 from .view import Action, ActionOutcome, InputRefused, Page, View, own_path
 
 #: The maximum number of targets that a question names.
@@ -21,6 +25,9 @@ _MAX_NAMED = 5
 
 #: The maximum number of targets of one action.
 _MAX_TARGETS = 1000
+
+#: For how long a page waits for the end of an action before it says that it goes on, in seconds.
+_FOREGROUND_SECONDS = 1.5
 
 
 def perform(view: View, page: Page) -> Response:
@@ -39,6 +46,8 @@ def perform(view: View, page: Page) -> Response:
     if action.question and 'confirmed' not in view.form:
         return _ask(view, page, action, targets)
     try:
+        if action.preview and 'preview' in view.form:
+            return _ask(view, page, action, targets, dates=action.preview(view, targets))
         outcome = _done(view, page, action, targets)
     except InputRefused as exc:
         return _ask(view, page, action, targets, sentence(str(exc)))
@@ -66,12 +75,21 @@ def sentence(text: str) -> str:
     return f'{text[:1].upper()}{text[1:].rstrip(".")}.'
 
 
-def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem: str = '') -> Response:
-    """Return the form that asks before an action; with `problem`, once more, with what the user has typed."""
+def _ask(
+    view: View,
+    page: Page,
+    action: Action,
+    targets: Sequence[str],
+    problem: str = '',
+    dates: Sequence[float] | None = None,
+) -> Response:
+    """Return the form that asks before an action; once more with `problem`, or the next dates of what was typed."""
+    again = problem or dates is not None
     try:
         fields = action.fields_for(view, targets)
         what = action.describe(view, targets) if action.describe else described(page, targets)
-    except InputRefused as exc:
+        named = action.names(view, targets[:_MAX_NAMED]) if len(targets) > 1 and action.rows != 'match' else ()
+    except (InputRefused, ConfigurationError) as exc:
         return _back(view, ActionOutcome(sentence(str(exc)), 'warning'))
     return view.render(
         'confirm.html',
@@ -79,11 +97,12 @@ def _ask(view: View, page: Page, action: Action, targets: Sequence[str], problem
         action=action,
         targets=targets,
         question=action.question.format(what),
-        named=() if action.describe else targets[:_MAX_NAMED],
+        named=named,
         query=view.form.get('query', ''),
-        fields=[field.filled(view.form) for field in fields] if problem else fields,
+        fields=[field.filled(view.texts) for field in fields] if again else fields,
+        dates=dates,
         problem=problem,
-        reason=view.form.get('reason', ''),
+        reason=view.reason or '',
     )
 
 
@@ -107,16 +126,37 @@ def described(page: Page, targets: Sequence[str]) -> str:
 
 
 def _done(view: View, page: Page, action: Action, targets: Sequence[str]) -> ActionOutcome:
-    """Do it, record it, and return what came of it."""
+    """Do it, record it, and return what came of it; what takes longer goes on in the background."""
+    what = action.describe(view, targets) if action.describe else described(page, targets)
+    subjects = [what] if action.rows == 'match' else targets
+
+    def recorded(text: str, tone: Tone, changes: Mapping[str, Changes] | None = None) -> str:
+        title = action.title.lower()
+        verb = f'let {page.noun} {title}' if ' a ' in title else f'{title} {page.noun}'
+        try:
+            audit.record(view.account.broker, view.session.name, verb, subjects, text, view.reason, changes)
+        except CouchDBError as exc:
+            return f'{text} The record of it could not be stored: {exc}'
+        return text
+
     try:
-        outcome = action.act(view, targets)
+        found = action.act(view, targets)
     except CouchDBError as exc:
-        outcome = ActionOutcome(f'{action.title}: {exc}', 'bad')
-    what, reason = f'{action.title.lower()} {page.noun}', view.form.get('reason', '').strip()
-    try:
-        audit.record(
-            view.account.broker, view.session.name, what, targets, outcome.text, reason or None, outcome.changes
-        )
-    except CouchDBError as exc:
-        return ActionOutcome(f'{outcome.text} The record of it could not be stored: {exc}', 'warning')
-    return outcome
+        found = ActionOutcome(f'{action.title}: {exc}', 'bad')
+    if isinstance(found, Change):
+        return _in_background(view, action, Operation(view.session.name, f'{action.title} {what}', found, recorded))
+    return found._replace(text=recorded(found.text, found.tone, found.changes))
+
+
+def _in_background(view: View, action: Action, operation: Operation) -> ActionOutcome:
+    """Begin an operation, and return what came of it if it ends soon; *raises* `InputRefused` if it did nothing."""
+    view.site.operations.begin(operation)
+    if not operation.wait(_FOREGROUND_SECONDS):
+        text = f'{operation.title}: this goes on in the background; Activity will say how it ended.'
+        return ActionOutcome(text, 'info')
+    view.site.operations.forget(operation)
+    change = operation.change
+    is_refused = operation.tone == 'bad' and not change.done.total()
+    if is_refused and action.fields and (change.total == 1 or isinstance(operation.error, ConfigurationError)):
+        raise InputRefused(operation.outcome)
+    return ActionOutcome(operation.outcome, operation.tone)

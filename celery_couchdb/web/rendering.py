@@ -6,6 +6,7 @@ change the direction of text. The filter `lines` keeps the line breaks of a long
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,6 +17,9 @@ from kombu_couchdb.log import printable
 
 from ..resources.columns import format_duration
 from .tables import no_value, points, title
+
+#: In the line of a frame: it is Celery's, or of what Celery uses.
+_FOREIGN = re.compile(r'[/\\](celery|kombu|billiard|vine)[/\\]')
 
 #: The maximum length of a long text; the rest is cut.
 _MAX_CHARACTERS = 100_000
@@ -31,7 +35,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    found.filters |= {'lines': _lines, 'moment': _moment, 'points': points, 'exact': _exact}
+    found.filters |= {'lines': _lines, 'moment': _moment, 'points': points, 'exact': _exact, 'frames': _frames}
     found.filters |= {'title_of': title, 'duration': format_duration}
     found.tests |= {'no_value': no_value}
     return found
@@ -51,6 +55,20 @@ def _lines(text: str) -> Markup:
     """Return a text with its line breaks."""
     cut = text if len(text) <= _MAX_CHARACTERS else f'{text[:_MAX_CHARACTERS]}\n… the rest is cut'
     return Markup('\n').join(escape(printable(line)) for line in cut.splitlines())
+
+
+def _frames(traceback: str) -> list[tuple[bool, list[str]]]:
+    """Return the parts of a traceback: whether a part is of the app, and its lines; those of Celery are folded."""
+    parts, is_own = list[tuple[bool, list[str]]](), True
+    for line in traceback.splitlines():
+        if line.startswith('  File "'):
+            is_own = _FOREIGN.search(line) is None
+        elif not line.startswith('  '):
+            is_own = True
+        if not parts or parts[-1][0] is not is_own:
+            parts.append((is_own, []))
+        parts[-1][1].append(line)
+    return parts
 
 
 def _moment(seconds: float) -> Markup:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .accounts import Accounts
+from .operations import Operations
 from .rendering import environment
 from .sessions import Sessions
 
@@ -31,6 +32,7 @@ class Site:
         self.app, self.read_only, self.mask_args = app, read_only, mask_args
         self.login, self.trust_header = login, trust_header
         self.accounts, self.sessions = Accounts(app, reader_role), Sessions()
+        self.operations = Operations()
         #: The pages, in the order of the menu: `view.Page`.
         self.pages = pages
         #: By name of a static file, a text that changes with its content.

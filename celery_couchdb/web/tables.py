@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..resources.columns import NO_VALUE, Cell, Column, Row, Tone
@@ -89,8 +89,11 @@ class Table:
     empty: str = ''
     #: Whether rows can be selected.
     selectable: bool = False
-    #: More than these rows exist.
+    #: More than these rows exist, and where all are.
     more: str = ''
+    more_link: str = ''
+    #: By title of a column, where the table is sorted by it.
+    sorts: Mapping[str, str] = field(default_factory=dict)
     #: Whether rows that are not there any more stay in the page of a browser that shows them, marked as gone.
     keeps: bool = False
 

@@ -7,7 +7,7 @@ add one, name its module in `pages.PAGES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -16,7 +16,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..audit import Changes
+from ..resources.change import Change
 from ..resources.columns import Tone, json_line
+from ..resources.fields import Field
+from ..resources.queues import queue_rows, queue_warnings
 from .live import StatusReading
 from .recent_history import RecentHours
 from .sessions import Session
@@ -66,6 +69,31 @@ class View:
     def asset(self, name: str) -> str:
         """Return the URL of a static file, which changes with its content."""
         return self.link(f'/static/{name}', v=self.site.versions.get(name))
+
+    @property
+    def known(self) -> Mapping[str, Sequence[str]]:
+        """Suggestions for fields: queues and tasks that are known, by name of a field."""
+        found = self.account.live.last
+        return {
+            'queue': sorted(found.status['queues']) if found else (),
+            'task': sorted(name for name in self.site.app.tasks if not name.startswith('celery.')),
+        }
+
+    @property
+    def warnings(self) -> list[tuple[str, list[str]]]:
+        """What every page says of queues, as they were read last: sentences, each with the names of queues."""
+        found = self.account.live.last
+        return queue_warnings(queue_rows(found.status)) if found else []
+
+    @property
+    def reason(self) -> str | None:
+        """Why the user does something, as the form says."""
+        return self.form.get('reason', '').strip() or None
+
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """What the form has, by name of a field."""
+        return {name: [value for value in self.form.getlist(name) if isinstance(value, str)] for name in self.form}
 
     @property
     def path(self) -> str:
@@ -145,23 +173,6 @@ class InputRefused(Exception):
 
 
 @dataclass(frozen=True)
-class Field:
-    """A field of the form that asks before an action."""
-
-    name: str
-    label: str
-    value: str = ''
-    hint: str = ''
-    kind: Literal['text', 'area', 'select', 'check'] = 'text'
-    #: The values of a select, and suggestions for a text.
-    options: Sequence[str] = ()
-
-    def filled(self, form: Form) -> Field:
-        """Return the field with what the user has typed."""
-        return replace(self, value=form.get(self.name, ''))
-
-
-@dataclass(frozen=True)
 class Action:
     """Something that users can do to the selected rows of a page."""
 
@@ -169,8 +180,9 @@ class Action:
     name: str
     #: The text of the button.
     title: str
-    #: Does it to the targets, and says what came of it. May raise `CouchDBError`, and `InputRefused` to ask again.
-    act: Callable[[View, Sequence[str]], ActionOutcome]
+    #: Does it to the targets, and says what came of it, or returns the change that does it, part by part. May raise
+    #: `CouchDBError`, and `InputRefused` to ask again.
+    act: Callable[[View, Sequence[str]], ActionOutcome | Change]
     #: The question before it: `Purge {}?`, with the targets in the place of the braces; '' to ask nothing.
     question: str = ''
     #: What it means, in one sentence or two.
@@ -184,6 +196,10 @@ class Action:
     rows: Literal['any', 'one', 'none', 'match'] = 'any'
     #: Returns the targets as words for the question, if they are no names. It may raise `InputRefused`.
     describe: Callable[[View, Sequence[str]], str] | None = None
+    #: Returns the next dates of what the form says, which can be looked at before. It may raise `InputRefused`.
+    preview: Callable[[View, Sequence[str]], Sequence[float]] | None = None
+    #: Returns the names of targets, if they are not the targets.
+    names: Callable[[View, Sequence[str]], Sequence[str]] = lambda view, targets: targets
     #: Whether it is there for the user of a view.
     is_offered: Callable[[View], bool] = lambda view: True
 

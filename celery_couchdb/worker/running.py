@@ -1,4 +1,4 @@
-"""The tasks that a worker runs, for the heartbeats of its consumer: see `kombu_couchdb.consumer.report`.
+"""The pool of a worker and the tasks that it runs, for the heartbeats of its consumer.
 
 Celery's own list in the worker's main process is read, which all pools keep.
 """
@@ -6,12 +6,15 @@ Celery's own list in the worker's main process is read, which all pools keep.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection
+from importlib.metadata import version
 from typing import Any
 
+from celery import signals
 from celery.worker import state
 
-from kombu_couchdb.consumer.worker_hooks import RunningTask, report_running
+from kombu_couchdb.consumer.worker_hooks import RunningTask, report_member, report_running
 
 #: How often Celery's list is read while other threads change it.
 _MAX_TRIES = 10
@@ -28,6 +31,27 @@ def install(app: Any) -> None:
         return [found for request in _active() if (found := _described(request))]
 
     report_running(running)
+    report_member('pool', lambda: _pool(own))
+
+
+@signals.worker_ready.connect
+def _on_worker_ready(sender: Any = None, **_: Any) -> None:
+    """Note the pool of the worker, and when it was ready."""
+    _ready[:] = [(sender.pool, round(time.time(), 3))]
+
+
+#: The worker's pool, and since when it runs; nothing before that.
+_ready = list[tuple[Any, float]]()
+
+
+def _pool(own: int) -> dict[str, Any] | None:
+    """Return what the heartbeats of the process `own` say of its pool."""
+    if os.getpid() != own or not _ready:
+        return None
+    [(pool, since)] = _ready
+    name = type(pool).__module__.rpartition('.')[2]
+    versions = [f'{package} {version(package)}' for package in ('celery', 'celery-couchdb')]
+    return {'name': name, 'processes': pool.num_processes, 'since': since, 'versions': versions}
 
 
 def delivery_info(request: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,47 +12,61 @@ from ..documents import validation, workitem
 from ..documents.concurrency import unpark
 from ..documents.task_message import HIGHEST
 from ..documents.validation import check_names, check_value
-from ..errors import ConfigurationError, NotChangeable
+from ..errors import ConfigurationError, CouchDBError, NotChangeable
 from ..queues.topology import Topology
-from .jobs import find
+from .jobs import find_all
 
 #: The default of arguments that may be None.
 UNCHANGED: Any = object()
 
 
-def change(client: Client, task_id: str, edit: Callable[[Document], Document]) -> Document:
-    """Write `edit(item)` in place of the waiting item of a job, and return it.
+def change(
+    client: Client, names: Collection[str], edit: Callable[[Document], Document]
+) -> tuple[dict[str, Document], dict[str, CouchDBError]]:
+    """Write `edit(item)` in place of the waiting items of the jobs with these ids.
 
-    The item is written in the revision that was read, so a worker that claims it at this moment either gets the new
-    message, or makes this call fail. A job that waits for a slot of its concurrency key looks for one anew: parked with
-    a later due date or in another queue, it would be woken in the place of a job that can run. *Raises* `NotChangeable`
-    if the job is not waiting, and what `edit` raises.
+    Two requests for each 100 ids, if nobody else changes these jobs. An item is written in the revision that was read,
+    so a worker that claims it at this moment either gets the new message, or the job is refused. A job that waits for a
+    slot of its concurrency key looks for one anew: parked with a later due date or in another queue, it would be woken
+    in the place of a job that can run. Return the new items, and why other jobs were not changed: `NotChangeable` if
+    one does not wait, and what `edit` raises of that kind; by id.
     """
+    left, changed, refused = dict.fromkeys(names), dict[str, Document](), dict[str, CouchDBError]()
     for _ in range(ATTEMPTS):
-        doc = _waiting(client, task_id)
-        edited = unpark(edit(doc))
-        check_value('the job', edited)
-        [result] = client.bulk([edited])
-        if result.is_stored:
-            return {**edited, '_rev': result.rev}
-        if not result.is_conflict:
-            raise result.exception(client.address.url)
-    raise NotChangeable(f'job {task_id} was changed by others at each of {ATTEMPTS} attempts')
+        edited = dict[str, Document]()
+        for name, docs in find_all(client, left).items():
+            try:
+                edited[name] = unpark(edit(_waiting(name, docs, client.clock.now())))
+            except NotChangeable as exc:
+                refused[name] = exc
+            else:
+                check_value('the job', edited[name])
+        left = {}
+        for (name, doc), result in zip(edited.items(), client.bulk([*edited.values()]) if edited else (), strict=True):
+            if result.is_stored:
+                changed[name] = {**doc, '_rev': result.rev}
+            elif result.is_conflict:
+                left[name] = None
+            else:
+                refused[name] = result.exception(client.address.url)
+        if not left:
+            return changed, refused
+    tries = f'was changed by others at each of {ATTEMPTS} attempts'
+    return changed, {**refused, **{name: NotChangeable(f'job {name} {tries}') for name in left}}
 
 
-def _waiting(client: Client, task_id: str) -> Document:
+def _waiting(name: str, docs: Sequence[Document], now: float) -> Document:
     """Return the one item of a job that waits and can be changed; *raises* `NotChangeable`."""
-    docs, now = find(client, task_id), client.clock.now()
     waiting = [doc for doc in docs if workitem.is_waiting(doc) and not doc.get('behind')]
     if len(waiting) > 1:
         ids = ', '.join(doc['_id'] for doc in waiting)
         raise NotChangeable(
-            f'job {task_id} has {len(waiting)} messages that wait: name one by the id of its document ({ids})'
+            f'job {name} has {len(waiting)} messages that wait: name one by the id of its document ({ids})'
         )
     if not waiting:
         if any(doc.get('behind') for doc in docs):
             raise NotChangeable(
-                f'job {task_id} waits behind a running unique job and cannot be changed before that has ended'
+                f'job {name} waits behind a running unique job and cannot be changed before that has ended'
             )
         why = {
             'prefetched': 'a worker holds it',
@@ -61,12 +75,12 @@ def _waiting(client: Client, task_id: str) -> Document:
         }
         states = [workitem.state(doc, now) for doc in docs]
         raise NotChangeable(
-            f'job {task_id} cannot be changed: {next((why[s] for s in why if s in states), "it is not in a queue")}'
+            f'job {name} cannot be changed: {next((why[s] for s in why if s in states), "it is not in a queue")}'
         )
     if reason := validation.malformed_reason(waiting[0]):
-        raise NotChangeable(f'job {task_id} cannot be changed: {reason}')
+        raise NotChangeable(f'job {name} cannot be changed: {reason}')
     if workitem.has_expired(waiting[0], now):
-        raise NotChangeable(f'job {task_id} cannot be changed: it has expired')
+        raise NotChangeable(f'job {name} cannot be changed: it has expired')
     return waiting[0]
 
 
@@ -91,19 +105,13 @@ def in_queue(doc: Document, queue: str) -> Document:
     return {**doc, 'queue': queue, 'message': {**message, 'properties': {**properties, 'delivery_info': info}}}
 
 
-def move(
-    client: Client,
-    task_id: str,
-    *,
-    queue: str | None = None,
-    eta: datetime | None = UNCHANGED,
-    priority: int | None = None,
-) -> Document:
-    """Move a waiting job to another queue, due date or priority, and return its document.
+def moving(
+    client: Client, *, queue: str | None = None, eta: datetime | None = UNCHANGED, priority: int | None = None
+) -> Callable[[Document], Document]:
+    """Return the `edit` that moves a waiting job to another queue, due date or priority, see `change`.
 
-    `eta` None makes it due at once; a date without a time zone is UTC. *Raises* `NotChangeable` if the job is not
-    waiting, or is a unique job and `queue` is given; `ConfigurationError` if the queue is not declared, or a value is
-    wrong.
+    `eta` None makes it due at once; a date without a time zone is UTC. It raises `NotChangeable` if the job is a unique
+    job and `queue` is given. *Raises* `ConfigurationError` if the queue is not declared, or a value is wrong.
     """
     if queue is None and eta is UNCHANGED and priority is None:
         raise ConfigurationError('nothing to change: give a queue, a due date or a priority')
@@ -130,7 +138,7 @@ def move(
             message = {**message, 'headers': headers}
         moved = {**doc, **more, 'message': message}
         if moved.get('expires') is not None and (moved['date'] or 0) >= moved['expires']:
-            raise NotChangeable(f'job {task_id} expires before it would be due')
+            raise NotChangeable(f'job {workitem.task_id(doc) or doc["_id"]} expires before it would be due')
         return moved
 
-    return change(client, task_id, edit)
+    return edit

@@ -259,26 +259,29 @@ def watch_all(client: Client, task_ids: Collection[str], timeout: float | None =
         follower.close()
 
 
-def remove(client: Client, task_id: str) -> Removal:
-    """Delete the waiting items of a job for good, and mark the claimed ones as removed.
+def remove(client: Client, names: Collection[str]) -> dict[str, Removal]:
+    """Delete the waiting items of the jobs with these ids, and mark the claimed ones as removed; return all by id.
 
     A claimed item is deleted when its claim ends: when its worker acknowledges or releases it, or when a sweep releases
-    the messages of a worker that was killed or cut off. Dead letters and completed items are not changed.
+    the messages of a worker that was killed or cut off. Dead letters and completed items are not changed. Four requests
+    for each 100 ids, if nobody else changes these jobs.
     """
-    removed: list[Document] = []
-    while True:
-        docs = find(client, task_id)
-        open_docs = [doc for doc in docs if not doc.get('status')]
-        unchanged = [doc for doc in open_docs if workitem.is_waiting(doc) or not doc.get('removed')]
-        if not unchanged:
-            now = client.clock.now()
+    removals, left, now = {name: Removal([], [], [], []) for name in names}, [*names], client.clock.now()
+    while left:
+        to_write = list[tuple[str, Document]]()
+        for name, docs in find_all(client, left).items():
+            open_docs = [doc for doc in docs if not doc.get('status')]
             dead, done = ([doc for doc in docs if workitem.state(doc, now) == state] for state in ('dead', 'done'))
-            return Removal(removed, open_docs, dead, done)
-        for doc in unchanged:
-            after = _removed(client, doc)
-            if (after is None or client.bulk([after])[0].is_stored) and workitem.is_waiting(doc):
-                removed.append(doc)
+            removals[name] = removals[name]._replace(claimed=open_docs, dead=dead, done=done)
+            to_write += [(name, doc) for doc in open_docs if workitem.is_waiting(doc) or not doc.get('removed')]
+        written = [_removed(client, doc) for _, doc in to_write]
+        results = iter(client.bulk([doc for doc in written if doc is not None]) if any(written) else ())
+        for (name, doc), after in zip(to_write, written, strict=True):
+            if (after is None or next(results).is_stored) and workitem.is_waiting(doc):
+                removals[name].removed.append(doc)
             # Otherwise a worker has claimed it, or somebody has changed it: the loop reads it again.
+        left = [*dict.fromkeys(name for name, _ in to_write)]
+    return removals
 
 
 def _removed(client: Client, doc: Document) -> Mapping[str, Any] | None:

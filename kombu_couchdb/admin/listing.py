@@ -44,6 +44,8 @@ class JobFilter(NamedTuple):
     since: float | None = None
     #: Text that the arguments of the task must contain, see `mentions`.
     args: str | None = None
+    #: Only jobs to which the last thing happened before this date.
+    until: float | None = None
 
     @property
     def needs_history(self) -> bool:
@@ -57,7 +59,14 @@ class JobFilter(NamedTuple):
             and (self.queue is None or doc.get('queue') == self.queue)
             and (self.task is None or workitem.task_name(doc) == self.task)
             and (self.args is None or mentions(doc, self.args))
+            and (self.until is None or _happened(doc) <= self.until)
         )
+
+
+def _happened(doc: Document) -> float:
+    """Return when the last thing happened to a job, as the view `history` does."""
+    dates = (doc.get(name) for name in ('finished', 'failed', 'published'))
+    return next((date for date in dates if isinstance(date, (int, float))), 0.0)
 
 
 def listing(client: Client, wanted: JobFilter, limit: int) -> Iterator[Document]:
@@ -166,7 +175,8 @@ def _rows(
 
     if wanted.needs_history:
         task = wanted.task or ''
-        where = {'startkey': [task, {}], 'endkey': [task, wanted.since or 0], 'descending': True}
+        last: Any = {} if wanted.until is None else wanted.until
+        where = {'startkey': [task, last], 'endkey': [task, wanted.since or 0], 'descending': True}
         with needs_jobs_view(client):
             yield from _range(client, design.JOBS, 'history', begin('history'), first, **where)
         return

@@ -2,12 +2,12 @@
 
 While a queue is paused, no consumer claims its messages. A pause is a document of its own (see
 `documents.shared_documents.Pause`) and belongs to the name of the queue: no declaration, by whichever process, changes
-or conflicts with it. It ends when the queue is resumed, or deleted by `delete`.
+or conflicts with it. It ends when the queue is resumed, or deleted by `deleting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import TypedDict
 
@@ -129,27 +129,30 @@ def resume(client: Client, queue: str) -> bool:
     return True
 
 
-def purge(client: Client, queue: str) -> int:
-    """Delete the ready and scheduled messages of a queue and return their number; claimed messages are kept."""
+def purging(client: Client, queue: str) -> Iterator[int]:
+    """Delete the ready and scheduled messages of a queue part by part, and yield the number of each; keep claimed ones.
+
+    Who stops iterating leaves the other messages as they are.
+    """
     check_names(queue=queue)
-    return Store(client).purge(queue)
+    while count := Store(client).purge(queue, until=0.0):
+        yield count
 
 
-def delete(client: Client, queue: str, *, force: bool = False) -> int:
-    """Delete a queue, its bindings, its pause, and its ready and scheduled messages; return the number of messages.
+def deleting(client: Client, queue: str, *, force: bool = False) -> Iterator[int]:
+    """Delete a queue, its bindings, its pause, and its ready and scheduled messages, as `purging` does.
 
-    Claimed messages and dead letters are kept. *Raises* `ConfigurationError` if consumers have subscribed to the queue,
-    unless `force` is true: they go on to consume what is published to a queue of this name.
+    Claimed messages and dead letters are kept. The queue itself goes last. *Raises* `ConfigurationError` if consumers
+    have subscribed to it, unless `force` is true: they go on to consume what is published to a queue of this name.
     """
     users = [row['doc'] for row in client.id_range(CONSUMER, docs=True) if queue in queues_of(row['doc'])]
     if users and not force:
         where = ', '.join(sorted({_place(doc) for doc in users}))
         raise ConfigurationError(f'queue {queue!r} is in use by {where}: stop these consumers first')
-    purged = purge(client, queue)
+    yield from purging(client, queue)
     Topology(client).delete_queue(queue)
     if not resume(client, queue):
         _notify(client)
-    return purged
 
 
 def _notify(client: Client) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from .. import design
 from ..couchdb.client import Client, Document
-from ..couchdb.shapes import exactly, maybe, members, number
+from ..couchdb.shapes import exactly, items, maybe, members, number, text
 from ..design.rows import QueueCount
 from ..documents.ids import CONSUMER, LEADER, PAUSE, QUEUE
 from ..documents.queue import is_internal
@@ -36,6 +36,10 @@ _DEAD = members(key=exactly(lambda queue: True), value=number)
 _INFO = members(
     doc_count=number, doc_del_count=maybe(number), sizes=maybe(members(file=maybe(number), active=maybe(number)))
 )
+
+
+#: The shape of what a heartbeat says of a worker's pool.
+_POOL = members(name=text, processes=number, since=number, versions=items(text))
 
 
 class QueueStatus(Backlog):
@@ -74,6 +78,9 @@ class HeartbeatStatus(TypedDict):
     running: list[ReportedTask]
     #: What the optional room `metrics` counts of its tasks, as the document has it; empty without it.
     tasks: dict[str, Any]
+    #: Its pool: `name`, number of `processes`, `since` when it runs (seconds since the epoch) and `versions`; empty if
+    #: it is no Celery worker.
+    pool: dict[str, Any]
 
 
 class ConsumerStatus(HeartbeatStatus):
@@ -175,8 +182,9 @@ def status(
     for doc in heartbeats:
         heartbeat = _heartbeat(doc, now, alive=doc['_id'] in load.alive)
         heartbeat['queues'] = [name for name in heartbeat['queues'] if name not in hidden]
-        if not heartbeat['queues'] and (heartbeat['host'], heartbeat['pid']) in serving:
-            continue  # the connection of a worker for remote control alone
+        is_worker = isinstance(doc.get('worker'), str) and (heartbeat['host'], heartbeat['pid']) not in serving
+        if not heartbeat['queues'] and not is_worker:
+            continue  # a connection that only receives replies, or of a worker for remote control alone
         own = f'{heartbeat["host"]}:{heartbeat["pid"]}:'
         leads = [lead['duty'] for lead in led if lead['alive'] and str(lead['holder']).startswith(own)]
         found.append({**heartbeat, 'prefetched': load.of_consumers[doc['_id']], 'leads': leads})
@@ -258,6 +266,7 @@ def _heartbeat(doc: Document, now: float, *, alive: bool) -> HeartbeatStatus:
         'alive': alive,
         'running': reported(doc),
         'tasks': doc.get('tasks', {}),
+        'pool': doc['pool'] if _POOL(doc.get('pool')) else {},
     }
 
 

@@ -38,6 +38,8 @@ class WorkerReport(TypedDict, total=False):
     running: Running
     #: What its tasks were, counted by optional rooms; see `celery_couchdb.contrib.metrics`.
     tasks: dict[str, Any]
+    #: Its pool: `name`, number of `processes`, `since` when it runs, and `versions`.
+    pool: dict[str, Any]
 
 
 class _ConsumerOptions(WorkerReport, total=False):

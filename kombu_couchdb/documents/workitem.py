@@ -106,7 +106,8 @@ def check_keep_done(value: Any) -> float:
     """
     if not is_number(value) or not 0 <= value <= _MAX_KEEP_SECONDS:
         raise ConfigurationError(
-            f'{KEEP_DONE} must be a number of seconds from 0 on, not {value!r:.80}; the most is {_MAX_KEEP_SECONDS:.0f}'
+            f'{KEEP_DONE} must be a number of seconds from 0 on, not {value!r:.80}; '
+            f'the most is {_MAX_KEEP_SECONDS:,.0f}'
         )
     return float(value)
 

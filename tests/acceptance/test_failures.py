@@ -46,14 +46,14 @@ def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
 
     assert couchdb(site, 'failures', 'retry', first).exit_code == 1, 'it was not confirmed'
     site.journal.with_name('may pass').touch()
-    edited = couchdb(site, 'failures', 'retry', first, '--args', f'["{site.journal}", "1st"]', '--yes')
-    assert succeeded(edited) == '1 retried.\n'
+    edited = couchdb(site, 'failures', 'retry', first, '--new-args', f'["{site.journal}", "1st"]', '--yes')
+    assert succeeded(edited) == '1 failure retried.\n'
     assert site.app.AsyncResult(first).get(timeout=PATIENCE) == '1st'
-    assert succeeded(couchdb(site, 'failures', 'retry', '--error', 'ValueError', '--yes')) == '2 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--error', 'ValueError', '--yes')) == '2 failures retried.\n'
     for task_id, name in ((second, 'second'), (third, 'third')):
         assert site.app.AsyncResult(task_id).get(timeout=PATIENCE) == name
     assert sorted(site.journalled()) == ['1st', 'second', 'the third']
-    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '0 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == 'no failure was changed.\n'
     assert sentence(couchdb(site, 'failures', 'retry', first, '--yes')) == f"Error: there is no failure '{first}'"
 
 
@@ -71,11 +71,11 @@ def test_refused_tasks_are_listed_shown_retried_and_dropped(site: Site) -> None:
     assert f'"{site.journal}", "b"' in succeeded(couchdb(site, 'failures', 'show', others[0].id))
     # Without confirmation, the commands change nothing.
     assert couchdb(site, 'failures', 'drop', others[1].id).exit_code == 1
-    assert succeeded(couchdb(site, 'failures', 'drop', others[1].id, '--yes')) == '1 dropped.\n'
+    assert succeeded(couchdb(site, 'failures', 'drop', others[1].id, '--yes')) == '1 failure dropped.\n'
     site.journal.with_name('may pass').touch()
-    assert succeeded(couchdb(site, 'failures', 'retry', first.id, '--yes')) == '1 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', first.id, '--yes')) == '1 failure retried.\n'
     wait_for(lambda: first.state == 'SUCCESS', 'the new result')
-    assert succeeded(couchdb(site, 'failures', 'retry', '--queue', 'celery', '--yes')) == '1 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--queue', 'celery', '--yes')) == '1 failure retried.\n'
     assert [result.get(timeout=PATIENCE) for result in results[:2]] == ['a', 'b']
     assert site.journalled() == ['a', 'b']
     assert succeeded(couchdb(site, 'failures', 'list')) == 'There are no failures.\n'
@@ -85,7 +85,7 @@ def test_arguments_must_be_stored_or_given(site: Site) -> None:
     site.app.backend.store_result('failed', ValueError('once'), 'FAILURE')
     succeeded(couchdb(site, 'setup'))
     done = couchdb(site, 'failures', 'retry', '--all', '--yes')
-    assert (done.exit_code, done.stdout) == (1, '0 retried.\n')
+    assert (done.exit_code, done.stdout) == (1, '0 failures retried.\n')
     assert done.stderr.startswith('failed: the name of its task is not stored')
     assert listed(site, 'failures', 'list')[0]['args'] is None
     done = couchdb(site, 'failures', 'list', '--since', 'yesterday')

@@ -40,7 +40,7 @@ def test_running_jobs_are_terminated_on_request(site: Site) -> None:
     results = [site.send(task, str(site.journal), task, 3600) for task in ('nap', 'late_nap')]
     wait_for(lambda: len(site.journalled()) == 2, 'the tasks to start')
     for result in results:
-        said = succeeded(couchdb(site, 'remove', result.id, '--yes', '--terminate'))
+        said = succeeded(couchdb(site, 'jobs', 'remove', result.id, '--yes', '--terminate'))
         assert 'told to terminate it' in said
         with pytest.raises(TaskRevokedError):
             result.get(timeout=PATIENCE)

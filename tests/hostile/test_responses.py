@@ -144,7 +144,12 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'dead letters': lambda c: dead.replay(c, list(dead.letters(c))),
     'latest dead letters': lambda c: dead.drop(c, list(dead.latest(c, task='add', kind='rejected'))),
     'groups of dead letters': lambda c: (dead.groups(c), dead.among(c, ['task-1', 'x'])),
-    'queues': lambda c: [queues.names(c), queues.pause(c, 'q'), queues.resume(c, 'q'), queues.delete(c, 'limited')],
+    'queues': lambda c: [
+        queues.names(c),
+        queues.pause(c, 'q'),
+        queues.resume(c, 'q'),
+        sum(queues.deleting(c, 'limited')),
+    ],
     'set up': set_up,
     'vacuum': lambda c: vacuum.vacuum(c, lambda step, done, total: None, age=0.0, wait=False),
     'jobs': lambda c: [

@@ -183,7 +183,7 @@ def test_changes_that_all_consumers_must_know_are_noticed(connect: Connect, clie
         'fanout exchange': lambda: NEWS(channel).declare(),
         'deleted exchange': lambda: Exchange('old', type='fanout')(channel).delete(),
         'queue deleted by a channel': lambda: Queue('gone')(channel).delete(),
-        'queue deleted by an operator': lambda: queues.delete(client, 'unused'),
+        'queue deleted by an operator': lambda: sum(queues.deleting(client, 'unused')),
     }
     for name, change in changes.items():
         before = broadcasts.get(NOTICE)

@@ -100,15 +100,17 @@ def test_prefix_of_an_id_selects_a_job(run: Run, queue: Callable[..., None], cli
     assert run('show', '3f2b').stderr == "Error: several ids begin with '3f2b': 3f2b-died, 3f2b-waits\n"
     assert 'id         3f2b-died' in run('failures', 'show', '3f2b').stdout
     short = "Error: '3f2' is too short: give at least 4 characters of an id\n"
-    assert run('show', '3f2').stderr == run('remove', '3f2', '--yes').stderr == short
+    assert run('show', '3f2').stderr == run('jobs', 'remove', '3f2', '--yes').stderr == short
     assert "nothing is known of a task 'unknown'" in run('show', 'unknown').stderr
     assert "there is no failure '3f2a'" in run('failures', 'show', '3f2a').stderr
 
-    assert 'Retry dead letter 3f2b-died? [y/N]' in run('failures', 'retry', '3f2b', answer='n\n').stdout
-    assert run('remove', '3f2b', '--yes').stderr == "Error: several ids begin with '3f2b': 3f2b-died, 3f2b-waits\n"
-    done = run('remove', '3f2a', answer='y\n')
-    assert done.stdout == 'Remove 3f2a-waits? [y/N]: y\n3f2a-waits: removed\n'
-    assert run('failures', 'drop', '3f2b', '-y').stdout == '1 dropped.\n'
+    assert 'Retry the failure add(1, 2)? [y/N]' in run('failures', 'retry', '3f2b', answer='n\n').stdout
+    assert (
+        run('jobs', 'remove', '3f2b', '--yes').stderr == "Error: several ids begin with '3f2b': 3f2b-died, 3f2b-waits\n"
+    )
+    done = run('jobs', 'remove', '3f2a', answer='y\n')
+    assert done.stdout == 'Remove the job add(1, 2)? [y/N]: y\n1 job removed.\n'
+    assert run('failures', 'drop', '3f2b', '-y').stdout == '1 failure dropped.\n'
     assert sorted(item['_id'] for item in items(client) if item['_id'].startswith('doc')) == ['doc of 3f2b-waits']
 
 
@@ -116,7 +118,7 @@ def test_complete_id_selects_its_job_even_if_it_is_a_prefix_of_others(run: Run, 
     for name in ('order', 'order-1', 'order-2'):
         queue(name)
     assert 'id         order\n' in run('show', 'order').stdout
-    assert run('remove', 'order', '-y').stdout == 'order: removed\n'
+    assert run('jobs', 'remove', 'order', '-y').stdout == '1 job removed.\n'
 
 
 # -- brokers and result backends that cannot be used

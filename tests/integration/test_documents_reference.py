@@ -136,7 +136,7 @@ def test_documents_of_messages(connect: Connect, client: Client, sent: list[Requ
     worker.wait(3)
     with idempotent('a schedule'):
         publish(connection, 'job', 'jobs', headers={**job, 'id': 'e'})
-    jobs.remove(client, worker.messages[2].headers['id'])  # the worker holds it
+    jobs.remove(client, [worker.messages[2].headers['id']])  # the worker holds it
     limited = Inbox(connect(), 'limited', ack=False)
     for body in ('first', 'second'):
         publish(connection, body, 'limited', headers={'concurrency_key': 'k', 'concurrency_limit': 1})
@@ -181,7 +181,9 @@ def test_other_documents_of_the_broker(
     monkeypatch.setattr(lease._Process, 'worker', 'worker@host')
     running = RunningTask('1', 'report', 'of direct', 0.0, True)
     monkeypatch.setattr(worker_hooks, '_hooks', {'running': lambda queues: [running]})
-    monkeypatch.setattr(worker_hooks, '_members', {'tasks': lambda: {'since': 1.0, 'counts': {}}})
+    pool = {'name': 'solo', 'processes': 1, 'since': 1.0, 'versions': []}
+    members = {'tasks': lambda: {'since': 1.0, 'counts': {}}, 'pool': lambda: pool}
+    monkeypatch.setattr(worker_hooks, '_members', members)
     Inbox(connect(), 'of direct').drain_until(lambda: any('worker' in doc for doc in written(sent)['Consumer']))
     message = {'body': 'x', 'headers': {}, 'properties': {}}
     connection.transport.broadcaster.send('to fanout', '', message, reply={'exchange': 'replies'})

@@ -124,8 +124,8 @@ def test_groups_count_failures_by_task_and_error_in_one_request_each(
     found = [(group.kind, group.task, group.error, group.count, group.first, group.last) for group in failures.groups()]
     assert found == [
         ('dead', 'pay', 'rejected', 3, 200.0, 202.0),
-        ('failed', 'pay', 'KeyError', 1, 150.0, 150.0),
         ('failed', 'pay', 'ValueError', 3, 100.0, 102.0),
+        ('failed', 'pay', 'KeyError', 1, 150.0, 150.0),
     ]
     assert (len(sent), len(to_results)) == (1, 1)
 
@@ -267,7 +267,7 @@ def test_what_fails_again_meanwhile_is_not_retried_again(
     for number in range(5):
         letter(f'd{number}', 100.0 + number)
         fail(f'f{number}', 100.0 + number)
-    monkeypatch.setattr('celery_couchdb.cli.resource_commands._BATCH', 2)
+    monkeypatch.setattr('celery_couchdb.resources.change.BATCH', 2)
     retried: list[str] = []
 
     def retry(failures: Failures, part: Any, **options: Any) -> Any:
@@ -281,7 +281,7 @@ def test_what_fails_again_meanwhile_is_not_retried_again(
 
     monkeypatch.setattr(Failures, 'retry', retry)
     done = command_of(app)('failures', 'retry', '--all', '--yes')
-    assert (done.exit_code, done.stdout) == (0, '10 retried.\n')
+    assert (done.exit_code, done.stdout) == (0, '10 failures retried.\n')
     assert len(retried) == len(set(retried)) == 10
 
 
@@ -313,21 +313,21 @@ def test_commands_select_by_id_or_by_options(
         for words in ('', '3f2a --all', '3f2a --task pay'):
             done = run('failures', verb, *words.split())
             assert (done.exit_code, 'Name failures by id, or select them' in done.stderr) == (2, True)
-    assert 'Give one ID with --args' in run('failures', 'retry', '--all', '--args', '[1]').stderr
+    assert 'Give one ID with --new-args' in run('failures', 'retry', '--all', '--new-args', '[1]').stderr
     assert '--group goes with' in run('failures', 'list', '--group', '--since', '1h').stderr
     short, several = "'3f2' is too short: give at least 4 characters", "several ids begin with '4f2b'"
     fail('4f2b-other', 400.0, task='mail')
     for name, sentence in (('3f2', short), ('4f2b', several), ('4f2c', "there is no failure '4f2c'")):
         for verb in ('show', 'drop', 'retry'):
             assert sentence in run('failures', verb, name).stderr
-    assert 'Retry dead letter 3f2a-dead? [y/N]' in run('failures', 'retry', '3f2a', answer='n\n').stdout
-    assert run('failures', 'retry', '3f2a', '3f2b', '--yes').stdout == '2 retried.\n'
+    assert 'Retry the failure ' in run('failures', 'retry', '3f2a', answer='n\n').stdout
+    assert run('failures', 'retry', '3f2a', '3f2b', '--yes').stdout == '2 failures retried.\n'
     assert len(items(client)) == 2
     assert 'Drop 2 failures? [y/N]' in run('failures', 'drop', '--task', 'mail', answer='n\n').stdout
-    assert run('failures', 'drop', '--task', 'mail', '--error', 'KeyError', '--yes').stdout == '1 dropped.\n'
+    assert run('failures', 'drop', '--task', 'mail', '--error', 'KeyError', '--yes').stdout == '1 failure dropped.\n'
     assert ids(failures) == ['4f2b-other']
-    assert run('failures', 'drop', '--all', '--yes').stdout == '1 dropped.\n'
-    assert run('failures', 'drop', '--all').stdout == '0 dropped.\n'
+    assert run('failures', 'drop', '--all', '--yes').stdout == '1 failure dropped.\n'
+    assert run('failures', 'drop', '--all').stdout == 'no failure was changed.\n'
 
 
 def test_one_of_broker_and_results_may_be_something_else(
@@ -346,6 +346,6 @@ def test_one_of_broker_and_results_may_be_something_else(
             assert [line.split()[0] for line in run('failures', 'list').stdout.splitlines()] == ['ID', expected]
             assert len(run('failures', 'list', '--group').stdout.splitlines()) == 2
             assert f'id         {expected}' in run('show', expected).stdout
-            assert run('failures', 'retry', expected, '--yes').stdout == '1 retried.\n'
+            assert run('failures', 'retry', expected, '--yes').stdout == '1 failure retried.\n'
     with Celery('none', set_as_current=False, broker='memory://', backend='cache+memory://') as none:
         assert 'neither the broker nor the result backend' in command_of(none)('failures', 'list').stderr

@@ -103,7 +103,7 @@ def test_kept_message_is_in_no_count_and_no_list_of_the_queue(app: Celery, conne
     [doc] = jobs.find(client, task_id)
     assert dead.replay(client, [doc]) == ([], {doc['_id']: 'it is no dead letter (any more)'})
     assert dead.drop(client, [doc]) == []
-    assert jobs.remove(client, task_id) == ([], [], [], [doc], False)
+    assert jobs.remove(client, [task_id])[task_id] == ([], [], [], [doc], False)
     assert kept(client) == [doc]
 
 

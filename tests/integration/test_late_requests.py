@@ -108,7 +108,7 @@ def purge_a_planned_one(connect: Connect, client: Client) -> None:
 
 def remove_one(connect: Connect, client: Client) -> None:
     publish(connect(), 'a', **TASK)
-    assert jobs.remove(client, items(client)[0]['_id'])
+    assert jobs.remove(client, [items(client)[0]['_id']])
 
 
 def complete_a_job(connect: Connect, client: Client) -> None:

@@ -291,7 +291,7 @@ def test_purge_and_delete(connect: Connect, client: Client) -> None:
     publisher = connect()
     publish_many(publisher, range(5))
     publish(publisher, 'planned', headers=eta(60))
-    assert queues.purge(client, 'q') == 6
+    assert sum(queues.purging(client, 'q')) == 6
     publish(publisher, 'hello')
     inbox = Inbox(connect(), ack=False)
     inbox.wait(1)
@@ -299,15 +299,15 @@ def test_purge_and_delete(connect: Connect, client: Client) -> None:
     queues.pause(client, 'q')
     knows(inbox.connection, 'q')
     with pytest.raises(ConfigurationError, match=r"queue 'q' is in use by .* \(pid \d+\): stop these consumers first"):
-        queues.delete(client, 'q')
-    assert queues.delete(client, 'q', force=True) == 2
+        sum(queues.deleting(client, 'q'))
+    assert sum(queues.deleting(client, 'q', force=True)) == 2
     assert queues.names(client) == {}
     assert len(claimed(client)) == 1
     inbox.connection.release()
-    assert queues.delete(client, 'q') == 1
+    assert sum(queues.deleting(client, 'q')) == 1
 
 
 def test_invalid_names_are_refused(client: Client) -> None:
-    for act in (queues.pause, queues.resume, queues.purge, queues.delete):
+    for act in (queues.pause, queues.resume, lambda *given: sum(queues.purging(*given))):
         with pytest.raises(ConfigurationError, match='queue must be text of at most 500 bytes'):
             act(client, 'x' * 501)

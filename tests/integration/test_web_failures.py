@@ -16,8 +16,8 @@ pytest.importorskip('starlette')
 
 from celery_couchdb import audit
 from celery_couchdb.failures import Failures
+from celery_couchdb.resources import change
 from celery_couchdb.testing import Server
-from celery_couchdb.web.pages import failure_actions
 from celery_couchdb.web.pages import failures as page_of_failures
 from kombu_couchdb.admin.jobs import find
 from kombu_couchdb.admin.setup import Wanted, plan
@@ -57,7 +57,7 @@ def letter(app: Celery, connect: Connect, client: Client) -> str:
 
 def shown(browser: Browser) -> list[str]:
     """Return the ids of the failures in the list."""
-    return re.findall(r'name="select" value="([^"{]*)"', browser.page.text.partition('id="list"')[2])
+    return re.findall(r'type="checkbox" name="select" value="([^"]*)"', browser.page.text.partition('id="list"')[2])
 
 
 def target(browser: Browser, within: str) -> str:
@@ -65,7 +65,7 @@ def target(browser: Browser, within: str) -> str:
     part = browser.page.text.partition(within)[2] if within == 'class="all"' else browser.page.text
     [found, *_] = [
         found
-        for value in re.findall(r'name="select" value="({[^"]*})"', part)
+        for value in re.findall(r'name="select" value="([^"]*before=[^"]*)"', part)
         if within in (found := html.unescape(value)) or within == 'class="all"'
     ]
     return found
@@ -103,6 +103,28 @@ def test_groups_and_filters(fail: Fail, letter: str, admin: Browser) -> None:
         assert admin.get(f'/failures?{query}').status_code == 200, query
         assert shown(admin) == []
         assert admin.get(f'/failures?{query}&format=json').status_code == 400
+
+
+def test_largest_groups_are_first_and_all_are_reachable(
+    fail: Fail, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_of_failures, '_MAX_GROUPS', 2)
+    for number in range(3):
+        fail(f'largest-{number}', KeyError('k'), 'largest')
+    for name in ('a', 'b', 'c'):
+        fail(f'of-{name}', ValueError('v'), f'task-{name}')
+
+    def groups(query: str) -> list[str]:
+        section = admin.get(f'/failures{query}').text.partition('id="groups"')[2].partition('id="list"')[0]
+        return re.findall(r'href="/failures[?]task=([a-z-]*)&amp;error=', section)
+
+    assert groups('')[0] == 'largest'
+    assert (len(groups('')), 'These are the largest of 4 groups. Show all' in admin.text) == (2, True)
+    assert sorted(groups('?groups=all')) == ['largest', 'task-a', 'task-b', 'task-c']
+    assert groups('?sort=task') == ['largest', 'task-a', 'task-b', 'task-c']
+    assert groups('?sort=last')[-1] == 'largest'
+    for button in ('Retry selected groups', 'Retry: all 6', '>Retry<'):
+        assert admin.page.text.count(button) == 1, button
 
 
 def test_first_page_without_failures(app: Celery, client: Client, admin: Browser) -> None:
@@ -150,17 +172,17 @@ def test_all_that_match_are_retried(
     app: Celery, client: Client, fail: Fail, letter: str, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The form asks with the number, and what fails after the page was shown is left as it is."""
-    monkeypatch.setattr(failure_actions, '_BATCH', 2)
+    monkeypatch.setattr(change, 'BATCH', 2)
     with app.connection_for_write() as connection:
         connection.default_channel.queue_declare('again')
     pays, key = [fail(f'pay-{number}') for number in range(5)], fail('key', KeyError('k'))
     admin.get('/failures')
-    group = target(admin, '"ValueError"')
+    group = target(admin, 'error=ValueError')
     later = fail('later')
     admin.post('/failures', action='retry-all', select=group)
-    assert 'Retry these 6 failures of pay with ValueError?' in admin.text
+    assert 'Retry all 5 failures (kinds: failed, task: pay, error: ValueError)?' in admin.text
     assert all(states(app, client, one) == ([], 'FAILURE') for one in pays)
-    admin.post('/failures', action='retry-all', select=group, queue='again', confirmed='1', reason='paid')
+    admin.post('/failures', action='retry-all', select=group, to='again', confirmed='1', reason='paid')
     assert '5 failures retried.' in admin.text
     assert {find(client, one)[0]['queue'] for one in pays} == {'again'}
     assert [states(app, client, one)[1] for one in (pays[0], key, later)] == ['RETRY', 'FAILURE', 'FAILURE']
@@ -171,34 +193,30 @@ def test_all_that_match_are_retried(
     assert (record['outcome'], record['reason']) == ('5 failures retried.', 'paid')
 
 
-def test_action_stops_when_its_time_is_up(
-    app: Celery, fail: Fail, admin: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(3):
-        fail(f'pay-{number}')
-    admin.get('/failures')
-    monkeypatch.setattr(failure_actions, '_SECONDS', -1.0)
-    admin.post('/failures', action='drop-all', select=target(admin, 'class="all"'), confirmed='1')
-    assert '0 failures dropped; this stopped after' in admin.text
-    assert len(shown(admin)) == 3
-
-
 def test_selected_are_edited_and_dropped(app: Celery, client: Client, fail: Fail, letter: str, admin: Browser) -> None:
     pay, other = fail('pay-1'), fail('pay-10')
     admin.get('/failures')
-    admin.post('/failures', action='edit-retry', select=pay)
+    admin.post('/failures', action='retry', select=pay)
     assert '["4111"]' in admin.text
-    admin.post('/failures', action='edit-retry', select=pay, args='{', kwargs='{}', queue='', confirmed='1')
+    admin.post('/failures', action='retry', select=pay, new_args='{', new_kwargs='{}', to='', confirmed='1')
     assert admin.page.status_code == 422
     assert "it must be a list in JSON, not '{'" in admin.text
-    admin.post('/failures', action='edit-retry', select=pay, args='["4242"]', kwargs='{}', queue='', confirmed='1')
+    admin.post('/failures', action='retry', select=pay, new_args='["4242"]', new_kwargs='{}', to='', confirmed='1')
     assert json.loads(admin.get(f'/tasks/{pay}?format=json').text)['args'] == ['4242']
     admin.get('/failures')
     admin.post('/failures', action='drop', select=[letter, 'pay-'], confirmed='1')
     assert '1 failure dropped; pay-: this failure is not there any more.' in admin.text
     assert find(client, letter) == []
     assert shown(admin) == [other]
-    for hostile in ('', '[]', '{"task": 1}', '{"other": "x"}', '{"kind": "x"}', '{"since": "x"}'):
+    for hostile in (
+        '',
+        'kind=x',
+        'since=x',
+        'before=%FF',
+        'task=pay',
+        'before=2099-01-01&x=1',
+        'before=2099-01-01&kind=x',
+    ):
         admin.post('/failures', action='drop-all', select=hostile, confirmed='1')
         assert 'load it again' in admin.text or 'Select a failure' in admin.text
         admin.get('/failures')
@@ -220,7 +238,9 @@ def test_arguments_are_masked(app: Celery, fail: Fail, letter: str, open_page: O
         assert '4111' not in browser.page.text
         assert 'ann@home' not in browser.page.text.partition('<main')[2]
     browser.get('/failures')
-    assert browser.post('/failures', action='edit-retry', select=pay).status_code == 400
+    browser.post('/failures', action='retry', select=pay)
+    assert 'Retry the failure pay?' in browser.text
+    assert ('new_args' in browser.page.text, '4111' in browser.page.text) == (False, False)
 
 
 def test_readers_cannot_act(
@@ -249,13 +269,13 @@ def test_task(app: Celery, client: Client, fail: Fail, letter: str, admin: Brows
         links = [html.unescape(found) for found in re.findall(r'href="(/tasks/[^"]*)"', admin.page.text)]
         return next((found for found in links if _unquoted(found) == task_id), f'/tasks/{task_id}')
 
-    assert offered(pay) == ['retry', 'edit-retry', 'drop']
+    assert offered(pay) == ['retry', 'drop']
     assert HOSTILE not in admin.page.text
     for text in (f'ValueError: {HOSTILE}', 'line 1 line 2', '["4111"]', "celery -A jobs couchdb show 'pay/1?'"):
         assert text in admin.text
     assert 'result stored: FAILURE' in admin.text
-    assert offered(hostile) == ['retry', 'edit-retry', 'drop']
-    assert offered(letter) == ['retry', 'edit-retry', 'drop']
+    assert offered(hostile) == ['retry', 'drop']
+    assert offered(letter) == ['retry', 'drop']
     assert 'a dead letter of queue q since' in admin.text
     assert 'published to queue q' in admin.text
     waiting = app.send_task('mail', countdown=3600).id

@@ -313,7 +313,7 @@ def test_two_pages_on_one_host(open_page: Open, server: Server, app: Celery, cli
             browser.log_in(server.user, server.password)
         browser.get('/queues')
     one.post('/queues', action='pause', select='mail', confirmed=1)
-    assert 'mail: paused.' in one.text
+    assert '1 queue paused.' in one.text
     other.post('/queues', action='resume', select='mail')
     assert 'mail: resumed.' in other.text
 
@@ -341,7 +341,7 @@ def test_reader(
     users(user, password)
     wait_for(lambda: 'read only' not in browser.get('/queues').text, 'the old role')
     browser.post('/queues', action='pause', select='mail', confirmed=1)
-    assert 'mail: paused.' in browser.text
+    assert '1 queue paused.' in browser.text
 
 
 def test_new_password(

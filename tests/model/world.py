@@ -421,7 +421,7 @@ class Operator(Actor):
 
     def _remove(self, name: str) -> None:
         try:
-            jobs.remove(_ModelClient(self._world, 0.0), name)
+            jobs.remove(_ModelClient(self._world, 0.0), [name])
         except errors.CouchDBError:
             pass
 

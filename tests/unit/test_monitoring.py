@@ -53,6 +53,7 @@ STATUS: Status = {
             'alive': True,
             'running': [{'id': '1', 'task': 'pay', 'queue': 'celery', 'since': 1.0}],
             'tasks': {'since': 1.0, 'counts': {'pay': {'failed': 1, 'run': {'0.5': 1}, 'waited': {'0.5': 1}}}},
+            'pool': {},
             'prefetched': 0,
             'leads': [],
         }

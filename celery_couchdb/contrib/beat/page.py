@@ -13,11 +13,12 @@ from kombu_couchdb.errors import CouchDBError
 
 from ...jobs import Jobs
 from ...resources.columns import Row, json_line
+from ...resources.fields import Field
 from ...resources.inputs import choice, duration, json_value, whole
 from ...resources.jobs import stored_states
 from ...web.actions import each
 from ...web.tables import Table
-from ...web.view import Action, ActionOutcome, Field, InputRefused, Page, View
+from ...web.view import Action, ActionOutcome, InputRefused, Page, View
 from .entries import DEFAULT_GRACE_SECONDS, MISSED, is_date
 from .inputs import KINDS, members_of, typed_rule
 from .resource import no_beat, schedule_resource
@@ -138,6 +139,17 @@ def _given(view: View, targets: Sequence[str]) -> dict[str, Any]:
         raise InputRefused(str(exc)) from None
 
 
+def _preview(view: View, targets: Sequence[str]) -> Sequence[float]:
+    """Return the next dates of the entry in the form."""
+    schedules = _schedules(view)
+    former = schedules.get(targets[0]).entry.doc if targets else {'task': 'any'}
+    try:
+        item = schedules.draft('draft', former, **_given(view, targets))
+    except CouchDBError as exc:
+        raise InputRefused(str(exc)) from None
+    return item.upcoming(schedules.client.clock.now(), 3)
+
+
 def _add(view: View, targets: Sequence[str]) -> ActionOutcome:
     given, name = _given(view, targets), view.form.get('name', '').strip()
     if 'schedule' not in given or not given.get('task') or not name:
@@ -202,13 +214,13 @@ page = Page(
     show,
     noun='schedule',
     actions=(
-        Action('add', 'Add', _add, 'Add {}', fields=_fields, rows='none'),
+        Action('add', 'Add', _add, 'Add {}', fields=_fields, rows='none', preview=_preview),
         Action('run', 'Run now', _for_each(_run)),
         Action('enable', 'Enable', _for_each(_enable)),
         Action(
             'disable', 'Disable', _for_each(_disable), 'Disable {}?', 'Nothing is sent until somebody enables it again.'
         ),
-        Action('edit', 'Edit', _edit, 'Edit {}', fields=_fields, rows='one'),
+        Action('edit', 'Edit', _edit, 'Edit {}', fields=_fields, rows='one', preview=_preview),
         Action('reset', 'Reset', _for_each(_reset), 'Reset {}?', 'What the code of the app says replaces all edits.'),
         Action(
             'delete',

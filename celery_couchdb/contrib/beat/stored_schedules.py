@@ -151,6 +151,20 @@ class Schedules:
         self._record('add', name, 'added', new=item.entry.doc)
         return item
 
+    def draft(self, name: str, former: Document, **members: Any) -> Item:
+        """Return the entry that would come of `former` members of a document, or none, and new ones; nothing is stored.
+
+        *Raises* `ConfigurationError` if a member is wrong.
+        """
+        if 'schedule' in members:
+            members['schedule'] = _schedule(members['schedule'])
+            members.setdefault('start', self.client.clock.now())
+        doc = {'_id': self.names.entries + name, 'type': 'Schedule', 'enabled': True, 'source': 'database', **former}
+        entry = Entry.of(name, {**doc, **_plain(members, self.app.timezone)}, self.app)
+        if entry.error is not None:
+            raise ConfigurationError(entry.error)
+        return Item(entry, None)
+
     def edit(self, name: str, **members: Any) -> Item:
         """Change members of an entry, see `add`, and return it. A new schedule begins now, unless `start` is given.
 

@@ -53,7 +53,7 @@ def command() -> None:
 def parcel_resource(stored: Parcels) -> Resource[Document]:
     """Return the resource of stored parcels."""
     columns = [
-        Column('ID', 'id', min_width=12),
+        Column('ID', 'id', min_width=9),
         Column('TASK', 'task', min_width=10),
         *(Column(name.upper(), name, min_width=6) for name in stored.columns),
         Column('STATE', 'state', lambda state: Cell(state, _TONES[state])),

@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from kombu_couchdb.contrib.regions.records import Records, outgoing
 
+from ...resources.fields import Field
 from ...web.tables import Table
-from ...web.view import Action, ActionOutcome, Field, Page, View
+from ...web.view import Action, ActionOutcome, Page, View
 from ..parcels.page import SECONDS, act, parcel_actions, parcel_table
 from .cli import COLUMNS, NO_REGIONS, database_of, leader_of, problems
 

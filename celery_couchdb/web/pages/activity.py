@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from starlette.responses import Response
 
 from kombu_couchdb.values import is_number
 
 from ... import audit
-from ...resources.columns import NO_VALUE, Column, Row, format_date
+from ...resources.columns import NO_VALUE, Column, Row
 from ..tables import Table
-from ..view import Page, View
+from ..view import Action, ActionOutcome, Page, View
 
 #: The number of actions that are shown.
 _LIMIT = 200
@@ -30,8 +32,23 @@ def _changes(row: Row) -> str:
     )
 
 
+#: Where the only target of an action leads to, by a word of the action.
+_PLACES: Mapping[str, Callable[[View, str], str]] = {
+    'worker': lambda view, name: view.link('/workers', worker=name),
+    'queue': lambda view, name: view.link('/jobs', queue=name),
+    'schedule': lambda view, name: view.link('/schedules'),
+    **dict.fromkeys(('job', 'failure', 'task'), lambda view, name: view.link(f'/tasks/{name}')),
+}
+
+
+def _about(view: View, row: Row) -> str | None:
+    """Return the page of what an action was about, if that is one thing."""
+    place = next((place for noun, place in _PLACES.items() if noun in row['action'].split()), None)
+    return place(view, row['targets'][0]) if place and row['count'] == 1 and row['targets'][:1] else None
+
+
 _COLUMNS = [
-    Column('WHEN (UTC)', 'date', format_date),
+    Column('WHEN', 'date'),
     Column('WHO', 'user'),
     Column('ACTION', 'action'),
     Column('TARGETS', None, _targets),
@@ -51,8 +68,22 @@ def show(view: View) -> Response:
     if view.wants_json:
         return view.json(found)
     empty = 'Nobody has changed anything yet. What users do here, such as pausing a queue, is listed for 90 days.'
-    table = Table.of('Activity', _COLUMNS, found, lambda row: row['_id'], empty=empty)
+    table = Table.of(
+        'Activity',
+        _COLUMNS,
+        found,
+        lambda row: row['_id'],
+        links={'TARGETS': lambda row: _about(view, row)},
+        dates={'WHEN': lambda row: [row['date']]},
+        empty=empty,
+    )
     return view.render('activity.html', table=table)
 
 
-page = Page('/activity', 'Activity', show, noun='action')
+def _stop(view: View, targets: Sequence[str]) -> ActionOutcome:
+    stopped = [name for name in targets if view.site.operations.stop(name)]
+    text = 'The action stops after what it does just now.' if stopped else 'The action has ended already.'
+    return ActionOutcome(text, 'info')
+
+
+page = Page('/activity', 'Activity', show, noun='action', actions=(Action('stop', 'Stop', _stop),))

@@ -6,10 +6,10 @@ retried or dropped since are marked, and the page says how many tasks have faile
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import inf, nextafter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -18,19 +18,26 @@ from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
 
 from ...failures import KINDS, Failure, FailureFilter, FailureGroup, Failures
 from ...resources.columns import Column, Row
+from ...resources.failure_actions import FAILURES, wanted_failures
 from ...resources.failures import failure_resource, group_resource, without_arguments
-from ...resources.inputs import age, choice
+from ...resources.fields import values_in
 from ..actions import sentence
 from ..live import StatusReading
+from ..selections import actions_of, filled, no_match, target_of
 from ..tables import Table
 from ..view import Page, View
-from .failure_actions import ACTIONS, FOR_ALL, failures_of, target_of
-from .jobs import known
 
 #: The failures of a page, the groups above them, and how many new failures are counted.
 _LIMIT, _MAX_GROUPS, _MAX_NEW = 50, 8, 100
 
-_FIELDS = ('task', 'error', 'queue', 'since')
+#: In which orders groups are shown.
+_ORDERS: Mapping[str, Callable[[FailureGroup], Any]] = {
+    'count': lambda group: (-group.count, -group.last),
+    'task': lambda group: (group.task or '', -group.count),
+    'error': lambda group: (group.error or '', -group.count),
+    'first': lambda group: group.first,
+    'last': lambda group: -group.last,
+}
 
 #: The dates of a group, in the time zone of the browser.
 _DATES = (Column('FIRST', 'first'), Column('LAST', 'last'))
@@ -65,19 +72,13 @@ _MAX_SKEW_SECONDS = 60.0
 class FailureQuery(NamedTuple):
     """What the URL asks for."""
 
-    #: The filters by name, as they were typed.
-    texts: Mapping[str, str]
-    kinds: Sequence[str]
+    #: The filters as parameters of a URL.
+    query: Mapping[str, Sequence[str]]
     wanted: FailureFilter = FailureFilter()
     after: FailurePlace | None = None
     #: When the page was shown, and the date of its last failure, if a browser reads the same page again.
     at: float | None = None
     oldest: float | None = None
-
-    @property
-    def query(self) -> dict[str, object]:
-        """The filters as parameters of a URL."""
-        return {**self.texts, 'kind': list(self.kinds)}
 
 
 class Found(NamedTuple):
@@ -91,14 +92,19 @@ class Found(NamedTuple):
     new: int
 
 
+def failures_of(view: View) -> Failures:
+    """Return the failures as the user of a view may see them."""
+    return Failures(view.site.app, view.account.broker, view.account.results)
+
+
 def show(view: View) -> Response:
     """Show the failures that the URL asks for."""
     failures, remark = failures_of(view), ''
     now = failures.now()
     try:
-        asked, problem = _asked(view, now), ''
+        asked, problem = _asked(view, failures), ''
     except ValueError as exc:
-        asked, problem = FailureQuery({name: view.param(name) for name in _FIELDS}, ()), sentence(str(exc))
+        asked, problem = FailureQuery(_query(view)), sentence(str(exc))
     if problem and view.wants_json:
         raise HTTPException(400, problem)
     try:
@@ -117,22 +123,26 @@ def show(view: View) -> Response:
         resource.columns,
         rows,
         lambda row: row['id'],
-        links={'ID': lambda row: view.link(f'/tasks/{row["id"]}')},
+        links={
+            'ID': lambda row: view.link(f'/tasks/{row["id"]}'),
+            'QUEUE': lambda row: view.link('/failures', queue=row['queue']) if row['queue'] else None,
+        },
         selectable=view.may_act,
         keeps=bool(rows) or asked.at is not None,
-        empty='' if problem else 'There are none.' if any(asked.query.values()) else 'There are no failures.',
+        empty='' if problem else no_match(FAILURES, view) or 'There are no failures.',
     )
     return view.render(
         'failures.html',
         problem=problem,
         remark=remark,
         asked=asked,
-        kinds=[(kind, kind in asked.kinds) for kind in KINDS],
-        known={**known(view), 'error': sorted({group.error for group in found.groups if group.error})},
+        kinds=[(kind, kind in asked.query['kind']) for kind in KINDS],
+        filters=filled(FAILURES, view),
+        known={**view.known, 'error': sorted({group.error for group in found.groups if group.error})},
         groups=_groups(view, found.groups, at),
         table=table,
         total=found.total,
-        target=target_of(asked.wanted._replace(until=at)),
+        target=target_of(asked.query, at),
         is_filtered=any(asked.query.values()),
         new=found.new,
         most_new=_MAX_NEW,
@@ -146,19 +156,19 @@ def show(view: View) -> Response:
 # -- what the URL asks for
 
 
-def _asked(view: View, now: float) -> FailureQuery:
+def _query(view: View) -> dict[str, list[str]]:
+    query = view.request.query_params
+    return {field.name: [text for text in query.getlist(field.name) if text] for field in FAILURES.filters}
+
+
+def _asked(view: View, failures: Failures) -> FailureQuery:
     """Return what the URL asks for; *raises* `ValueError`, with a sentence."""
-    texts = {name: view.param(name).strip() for name in _FIELDS}
-    kinds = [choice(kind, KINDS) for kind in view.request.query_params.getlist('kind') if kind]
-    wanted = FailureFilter(
-        kind=next((kind for kind in KINDS if [kind] == kinds), None),
-        queue=texts['queue'] or None,
-        task=texts['task'] or None,
-        error=texts['error'] or None,
-        since=now - age(texts['since']) if texts['since'] else None,
-    )
+    query = _query(view)
+    if view.site.mask_args and query['args']:
+        raise ValueError('arguments are not shown on this page, and cannot be searched')
+    wanted = wanted_failures(failures, values_in(FAILURES.filters, query))
     at, oldest = (_number(view.param(name)) if view.param(name) else None for name in ('at', 'oldest'))
-    return FailureQuery(texts, kinds, wanted, FailurePlace.of(view.param('after')), at, oldest)
+    return FailureQuery(query, wanted, FailurePlace.of(view.param('after')), at, oldest)
 
 
 def _number(text: str) -> float:
@@ -240,18 +250,24 @@ def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
     def key(row: Row) -> str:
         if row['task'] is None or row['error'] is None:
             return ''  # no filter selects just these
-        return target_of(FailureFilter(row['kind'], None, row['task'], row['error'], until=at))
+        return target_of({name: row[name] for name in ('kind', 'task', 'error')}, at)
 
-    resource, more = group_resource(), len(groups) - _MAX_GROUPS
+    wanted = view.param('sort')
+    groups = sorted(groups, key=_ORDERS.get(wanted, _ORDERS['count']))
+    shown = groups if view.param('groups') == 'all' or wanted in _ORDERS else groups[:_MAX_GROUPS]
+    resource, query = group_resource(), view.request.query_params
+    given = {name: query.getlist(name) for name in query if name not in ('at', 'oldest')}
     return Table.of(
         'Groups',
         [*(column for column in resource.columns if 'UTC' not in column.title), *_DATES],
-        resource.summary(groups[:_MAX_GROUPS]),
+        resource.summary(shown),
         key,
         links={'TASK': link},
         dates={'FIRST': lambda row: [row['first']], 'LAST': lambda row: [row['last']]},
+        sorts={name.upper(): view.link('/failures', **{**given, 'sort': name}) for name in _ORDERS},
         selectable=view.may_act,
-        more=f'{more:,} more groups, whose last failures are older.' if more > 0 else '',
+        more=f'These are the largest of {len(groups):,} groups.' if len(groups) > len(shown) else '',
+        more_link=view.link('/failures', **{**given, 'groups': 'all'}),
     )
 
 
@@ -277,9 +293,15 @@ def _is_first(view: View) -> bool:
 
 
 def _count(found: StatusReading) -> int:
-    return sum(queue['dead'] for queue in found.status['queues'].values())
+    return sum(queue['dead'] for queue in found.status['queues'].values()) + found.status['malformed']
 
 
 page = Page(
-    '/failures', 'Failures', show, noun='failure', actions=(*ACTIONS, *FOR_ALL), is_first=_is_first, count=_count
+    '/failures',
+    'Failures',
+    show,
+    noun='failure',
+    actions=actions_of(FAILURES, failures_of),
+    is_first=_is_first,
+    count=_count,
 )

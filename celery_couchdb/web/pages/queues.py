@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 from starlette.responses import Response
 
-from kombu_couchdb.admin import queues
 from kombu_couchdb.admin.status import Status
-from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.errors import CouchDBError
 
 from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_cell
+from ...resources.queue_actions import QUEUES
 from ...resources.queues import LATE_SECONDS, NO_QUEUES, queue_columns, queue_rows
-from ...resources.resource import counted
+from ..selections import actions_of
 from ..tables import Table
-from ..view import Action, ActionOutcome, Field, Page, View
+from ..view import Page, View
 
 
 def show(view: View) -> Response:
@@ -41,6 +36,10 @@ def show(view: View) -> Response:
         [*others, *([Column('LAST HOUR', None, in_words)] if ready else [])],
         rows,
         lambda row: row['name'],
+        links={
+            'QUEUE': lambda row: view.link('/jobs', queue=row['name']),
+            'DEAD': lambda row: view.link('/failures', queue=row['name']) if row['dead'] else None,
+        },
         charts={'LAST HOUR': last_hour},
         note=_note,
         remark=lambda row: ''.join(pause.cell(row).text for pause in pauses),
@@ -75,76 +74,4 @@ def _totals(found: Status) -> list[tuple[str, str, Tone]]:
     ]
 
 
-def _each(act: Callable[[View, Client, str], Any], said: Callable[[str, Any], str]) -> Callable[..., ActionOutcome]:
-    """Return the function of an action: `act` for each queue, and one sentence of what `said` says of each."""
-
-    def function(view: View, targets: Sequence[str]) -> ActionOutcome:
-        done, refused = list[str](), list[str]()
-        for name in targets:
-            try:
-                done.append(said(name, act(view, view.account.broker, name)))
-            except CouchDBError as exc:
-                refused.append(str(exc))
-        text = f'{"; ".join([*done, *refused][:10])}{" …" if len(targets) > 10 else ""}.'
-        return ActionOutcome(text, 'bad' if refused else 'good')
-
-    return function
-
-
-_pause = _each(
-    lambda view, client, name: queues.pause(
-        client,
-        name,
-        by=view.session.name,
-        reason=view.form.get('reason', '').strip() or None,
-        refuse=bool(view.form.get('refuse')),
-    ),
-    lambda name, done: f'{name}: paused' if done else f'{name}: was paused already',
-)
-_resume = _each(
-    lambda view, client, name: queues.resume(client, name),
-    lambda name, done: f'{name}: resumed' if done else f'{name}: was not paused',
-)
-_purge = _each(
-    lambda view, client, name: queues.purge(client, name),
-    lambda name, count: f'{name}: {counted(count, "message")} deleted',
-)
-_delete = _each(
-    lambda view, client, name: queues.delete(client, name),
-    lambda name, count: f'{name}: deleted, with {counted(count, "message")}',
-)
-
-page = Page(
-    '/queues',
-    'Queues',
-    show,
-    noun='queue',
-    actions=(
-        Action(
-            'pause',
-            'Pause',
-            _pause,
-            'Pause {}?',
-            'Workers stop to claim messages within a second. Tasks that they run or have received go on, and messages '
-            'can be published, and wait.',
-            fields=[Field('refuse', 'Refuse new messages of programs', kind='check')],
-        ),
-        Action('resume', 'Resume', _resume),
-        Action(
-            'purge',
-            'Purge',
-            _purge,
-            'Purge {}?',
-            'Its ready and scheduled messages are deleted for good. What workers hold, and dead letters, are kept.',
-            tone='bad',
-        ),
-        Action(
-            'delete',
-            'Delete',
-            _delete,
-            'Delete {}?',
-            'The bindings and the ready and scheduled messages are deleted, too. A queue that workers consume is kept.',
-            tone='bad',
-        ),
-    ),
-)
+page = Page('/queues', 'Queues', show, noun='queue', actions=actions_of(QUEUES, lambda view: view.account.broker))

@@ -15,23 +15,22 @@ from kombu_couchdb.documents.ids import CONSUMER
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 
 from ...failures import Failures
-from ...jobs import Jobs
 from ...resources.columns import NO_VALUE, Row, Tone, json_line
-from ...resources.jobs import STATE_TONES, removal_text
+from ...resources.jobs import STATE_TONES
 from ...resources.task import find_task, task_resource, without_arguments
-from ..actions import each, sentence
-from ..view import Action, ActionOutcome, Page, View
+from ..actions import sentence
+from ..view import Page, View
+from . import failures as failures_page
 from . import jobs as jobs_page
-from .failure_actions import ACTIONS, failures_of
-from .failures import without_results
+from .failures import failures_of, without_results
 
 #: The maximum length of a value, in characters, and of a list of children.
 _MAX_CHARACTERS, _MAX_CHILDREN = 4000, 50
 
 #: The actions for a task by what it is.
-_FOR_FAILURES = ('retry', 'edit-retry', 'drop')
+_FOR_FAILURES = ('retry', 'drop')
 _FOR_WAITING = ('run', 'move', 'edit', 'remove')
-_FOR_HELD = ('terminate', 'remove')
+_FOR_HELD = ('remove',)
 
 _WAITING, _HELD = ('ready', 'scheduled', 'parked'), ('prefetched', 'running')
 
@@ -173,30 +172,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f'{text[:_MAX_CHARACTERS]}…'
 
 
-# -- actions
-
-
-def _terminate(view: View, targets: Sequence[str]) -> ActionOutcome:
-    jobs = Jobs(view.site.app, view.account.broker, view.account.results)
-    return each(view, targets, lambda name: removal_text(jobs.remove(name, terminate=True), True)[0])
-
-
 page = Page(
     '/tasks/{id:path}',
     'Task',
     show,
     noun='task',
     actions=(
-        *ACTIONS,
+        *failures_page.page.actions,
         *jobs_page.page.actions,
-        Action(
-            'terminate',
-            'Terminate',
-            _terminate,
-            'Terminate {}?',
-            'The worker stops the process that runs the task. Its result becomes REVOKED.',
-            tone='bad',
-        ),
     ),
     targets=lambda view: [_name(view)],
     in_menu=False,

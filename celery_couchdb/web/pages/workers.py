@@ -11,21 +11,28 @@ from starlette.responses import Response
 from kombu_couchdb.values import enumerated
 
 from ...remote_control import REPLY_SECONDS, RemoteControl, Reply
-from ...resources.columns import Column, Row, Tone, count_cell, rate_cell
-from ...resources.workers import CONSUMERS, running_tasks, task_columns
+from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_cell
+from ...resources.fields import Field
+from ...resources.workers import CONSUMERS, pool_cell, running_tasks, task_columns
 from ..actions import sentence
 from ..tables import Table
-from ..view import Action, ActionOutcome, Field, InputRefused, Page, View
+from ..view import Action, ActionOutcome, InputRefused, Page, View
 
 #: The maximum number of running tasks that are shown, and of workers that an outcome names.
 _LIMIT, _MAX_NAMED = 200, 5
 
 _COLUMNS = [
-    *CONSUMERS[:4],
+    *(column for column in CONSUMERS if column.title in ('WORKER', 'HEARTBEAT')),
+    Column('POOL', None, pool_cell, min_width=12),
     Column('PREFETCHED', 'prefetched', count_cell, right=True),
     Column('RATE/S', 'rate', rate_cell, right=True),
-    *CONSUMERS[4:],
+    *(column for column in CONSUMERS if column.title in ('RUNNING', 'QUEUES', 'LEADS')),
+    Column('STARTED', 'pool', lambda pool: NO_VALUE),
+    Column('VERSIONS', 'pool', lambda pool: ', '.join(pool.get('versions', ())) or NO_VALUE, min_width=12),
 ]
+
+#: The pools whose number of processes can be changed while they run; '' for those that do not say what they are.
+_RESIZABLE = ('prefork', 'gevent', 'eventlet', '')
 
 
 def show(view: View) -> Response:
@@ -38,11 +45,13 @@ def show(view: View) -> Response:
         _COLUMNS,
         found.status['consumers'],
         _key,
+        links={'WORKER': lambda row: view.link('/workers', worker=row['name'])},
+        dates={'STARTED': lambda row: [row['pool']['since']] if row['pool'] else []},
         note=lambda row: ('', '') if row['alive'] else ('bad', 'overdue'),
         selectable=view.may_act,
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
-    running = running_tasks(found.status)
+    running = [task for task in running_tasks(found.status) if view.param('worker') in ('', task['worker'])]
     tasks = Table.of(
         'Running tasks',
         task_columns(found.date),
@@ -53,6 +62,11 @@ def show(view: View) -> Response:
         more=f'These run for longest; there are {len(running) - _LIMIT:,} more.' if len(running) > _LIMIT else '',
     )
     return view.render('workers.html', consumers=consumers, tasks=tasks)
+
+
+def _is_resizable(view: View) -> bool:
+    pools = [one['pool'].get('name', '') for one in view.snapshot().status['consumers'] if _is_worker(one)]
+    return any(pool in _RESIZABLE for pool in pools)
 
 
 def _key(consumer: Row) -> str:
@@ -142,14 +156,23 @@ page = Page(
         ),
         Action(
             'cancel',
-            'Cancel a queue',
+            'Stop consuming a queue',
             _told(lambda control, view, names: control.cancel_consumer(names, _queue(view))),
-            'Let {} not consume a queue any more?',
+            'Let {} stop consuming a queue?',
             _UNTIL_RESTART,
             fields=partial(_queues, consumed=True),
         ),
-        Action('grow', 'Grow', _told(_resized(1)), 'Let the pool of {} grow?', fields=_PROCESSES),
-        Action('shrink', 'Shrink', _told(_resized(-1)), 'Let the pool of {} shrink?', fields=_PROCESSES),
+        *(
+            Action(
+                title.lower(),
+                title,
+                _told(_resized(sign)),
+                f'{title} the pool of {{}}?',
+                fields=_PROCESSES,
+                is_offered=_is_resizable,
+            )
+            for title, sign in (('Grow', 1), ('Shrink', -1))
+        ),
         Action(
             'shutdown',
             'Shut down',

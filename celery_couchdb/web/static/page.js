@@ -83,6 +83,7 @@ htmx.defineExtension('in-place', {
     updateChildren(target, fragment);
     localize(target);
     select();
+    offerCopies();
     return [];
   },
 });
@@ -152,5 +153,25 @@ document.addEventListener('htmx:sseOpen', event => {
   if (document.querySelector('[data-reload]')) event.detail.source.addEventListener('change', () => location.reload());
 });
 
+// -- what people copy has a button for it
+
+function offerCopies() {
+  if (!navigator.clipboard) return; // it is there on localhost and with TLS only
+  for (const shown of document.querySelectorAll('[data-copy]')) {
+    if (shown.nextElementSibling && shown.nextElementSibling.classList.contains('copy')) continue;
+    const button = document.createElement('button');
+    button.type = 'button';
+    button.className = 'quiet copy';
+    button.textContent = 'Copy';
+    button.addEventListener('click', () => navigator.clipboard.writeText(shown.textContent).then(() => { button.textContent = 'Copied'; }));
+    shown.after(button);
+  }
+}
+
+// On a phone, the tab of this page is in sight.
+const tab = document.querySelector('nav [aria-current]');
+if (tab) tab.parentElement.parentElement.parentElement.scrollLeft = tab.offsetLeft - 40;
+
 localize(document);
 select();
+offerCopies();

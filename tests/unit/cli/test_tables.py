@@ -62,8 +62,8 @@ def test_number_has_separators_and_zero_has_no_style() -> None:
     assert count_cell(None).text == '-'
 
 
-@pytest.mark.parametrize(('length', 'text'), [(8, 'abcdefgh'), (7, 'abc…fgh'), (1, '…')])
-def test_long_text_is_cut_in_the_middle(length: int, text: str) -> None:
+@pytest.mark.parametrize(('length', 'text'), [(8, 'abcdefgh'), (7, 'abcdef…'), (1, '…')])
+def test_long_text_is_cut_at_its_end(length: int, text: str) -> None:
     assert shorten('abcdefgh', length) == text
 
 
@@ -106,7 +106,14 @@ def test_longest_shortenable_column_is_cut_first() -> None:
     assert max(map(len, click.unstyle(format_table(columns, [wide], 60)).split('\n'))) == 60
     assert '…' not in format_table(columns, [{'q': 'q' * 20, 'h': 'h' * 20, 'n': 1}], 60)
     narrow = click.unstyle(format_table(columns, [wide], 10)).split('\n')
-    assert narrow[1] == 'qq…qq  hh…hh  1,234,567'
+    assert narrow[1] == 'qqqq…  hhhh…  1,234,567'
+
+
+def test_id_is_cut_to_eight_characters_if_the_table_is_too_wide() -> None:
+    columns = [Column('ID', 'id', min_width=9), Column('TASK', 'task', min_width=8)]
+    row = {'id': '3c02b1f8-1d4e-4c1e-9d36-0f6c1f2a9b11', 'task': 'shop.reports.monthly'}
+    assert row['id'] in format_table(columns, [row], 80)
+    assert click.unstyle(format_table(columns, [row], 40)).split('\n')[1] == '3c02b1f8…  shop.reports.monthly'
 
 
 @pytest.mark.parametrize('no_color', [True, False])

@@ -67,6 +67,18 @@ def test_list(app: Celery, admin: Browser, schedules: Schedules, client: Client,
     assert 'No beat runs' not in admin.get('/schedules').text
 
 
+def test_next_dates_are_shown_before_an_entry_is_saved(admin: Browser, client: Client) -> None:
+    rule = {'name': 'x', 'task': 'shop.close', 'kind': 'crontab', 'rule': '30 3 1 1 *', 'start': '2098-02-01'}
+    admin.get('/schedules')
+    admin.post('/schedules', action='add', confirmed=1, preview=1, **rule)
+    years = re.findall(r'<time datetime="([0-9]+)-01-01T03:30', admin.page.text)
+    assert years == ['2099', '2100', '2101']
+    assert 'value="30 3 1 1 *"' in admin.page.text
+    admin.post('/schedules', action='add', confirmed=1, preview=1, **{**rule, 'rule': 'never'})
+    assert admin.page.status_code == 422
+    assert client.find(['beat:entry:x']) == [None]
+
+
 def test_entry_is_added(admin: Browser, client: Client) -> None:
     text = add(
         admin,

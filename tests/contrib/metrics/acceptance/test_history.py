@@ -36,8 +36,8 @@ def test_completed_tasks_are_kept_and_listed(site: Site, caplog: pytest.LogCaptu
     assert all(worker.hostname() in line for line in table[1:])
     assert ['done (FAILURE)' in line for line in table if 'done (' in line] == [failed.id in line for line in table[1:]]
     assert "Invalid value for '--since'" in couchdb(site, 'jobs', 'list', '--since', 'soon').stderr
-    removal = couchdb(site, 'remove', '--yes', result.id)
-    assert (removal.exit_code, removal.stderr.strip()) == (1, f'{result.id}: is done: there is nothing to remove')
+    removal = couchdb(site, 'jobs', 'remove', '--yes', result.id)
+    assert (removal.exit_code, removal.stderr.strip()) == (1, f'{result.id}: it is done: there is nothing to remove')
     site.use(site.environment['BROKER_URL'], f'{site.environment["RESULT_URL"]}_none')
     elsewhere = couchdb(site, 'jobs', 'list', '--state', 'done')
     assert elsewhere.exit_code == 0
@@ -60,15 +60,18 @@ def test_waiting_retry_carries_the_error_of_its_last_attempt(site: Site) -> None
 
 def test_waiting_job_is_moved_and_edited_by_commands(site: Site) -> None:
     result = site.send('add', 1, 2, countdown=3600)
-    succeeded(couchdb(site, 'jobs', 'edit', result.id[:8], '--args', '[3, 4]'))
-    assert 'priority   7' in succeeded(couchdb(site, 'jobs', 'move', result.id, '--eta', 'now', '--priority', '7'))
-    assert "'--args': it must be a list in JSON" in couchdb(site, 'jobs', 'edit', result.id, '--args', '{}').stderr
-    assert '--eta: it must be a date' in couchdb(site, 'jobs', 'move', result.id, '--eta', 'soon').stderr
-    assert "there is no queue 'typo'" in sentence(couchdb(site, 'jobs', 'move', result.id, '--queue', 'typo'))
+    succeeded(couchdb(site, 'jobs', 'edit', result.id[:8], '--new-args', '[3, 4]'))
+    assert succeeded(couchdb(site, 'jobs', 'move', result.id, '--due', 'now', '--priority', '7')) == '1 job moved.\n'
+    assert 'priority   7' in succeeded(couchdb(site, 'jobs', 'show', result.id))
+    assert (
+        "'--new-args': it must be a list in JSON" in couchdb(site, 'jobs', 'edit', result.id, '--new-args', '{}').stderr
+    )
+    assert "'--due': it must be a date" in couchdb(site, 'jobs', 'move', result.id, '--due', 'soon').stderr
+    assert "there is no queue 'typo'" in sentence(couchdb(site, 'jobs', 'move', result.id, '--to', 'typo'))
     site.worker()
     assert result.get(timeout=PATIENCE) == 7
     wait_for(lambda: not items(site.client), 'the acknowledgement')
-    assert 'is not in a queue' in sentence(couchdb(site, 'jobs', 'move', result.id, '--priority', '1'))
+    assert 'is not in a queue' in couchdb(site, 'jobs', 'move', result.id, '--priority', '1').stderr
 
 
 def test_task_asks_whether_its_lease_holds(site: Site) -> None:

@@ -55,6 +55,7 @@ def consumer(*queues: str, alive: bool = True) -> ConsumerStatus:
         'alive': alive,
         'running': [],
         'tasks': {},
+        'pool': {},
         'prefetched': 0,
         'leads': [],
     }

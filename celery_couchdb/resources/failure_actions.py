@@ -1,0 +1,134 @@
+"""What operators do to failures: retry them, with other arguments if they like, and drop them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..failures import KINDS, Failure, FailureFilter, Failures
+from .change import Part
+from .columns import json_line
+from .failures import failure_resource
+from .fields import ARGS, QUEUE, TASK, Field, Values, before, dates_in, new_arguments
+from .fields import since as since_field
+from .selectable import ItemAction, Selectable
+
+#: Up to this number, failures are read to count them.
+_MAX_COUNTED = 1000
+
+#: The maximum length of the name of a failure with its arguments, in characters.
+_MAX_NAME = 80
+
+
+def wanted_failures(failures: Failures, values: Values) -> FailureFilter:
+    """Return the filter that the values of the fields are."""
+    since, until = dates_in(values, failures.now())
+    kind = values['kind'][0] if len(values.get('kind', ())) == 1 else None
+    queue, task, error, args = (values.get(name) for name in ('queue', 'task', 'error', 'args'))
+    return FailureFilter(kind, queue, task, error, since, until, args)
+
+
+def _count(failures: Failures, values: Values, fully: bool) -> int | None:
+    wanted = wanted_failures(failures, values)
+    found = failures.count(wanted, None if fully else _MAX_COUNTED + 1)
+    if fully or found <= _MAX_COUNTED:
+        return found
+    whole = wanted._replace(until=None)
+    is_group = whole == whole._replace(queue=None, since=None, args=None, error=whole.error_type)
+    return failures.count(whole) if is_group else None
+
+
+def _find(failures: Failures, names: Sequence[str], exact: bool) -> Sequence[Failure | str]:
+    if not exact:
+        return failures.find(names)
+    there = failures.named(names)
+    return [failure for name in names for failure in (there[name] or (name,))]
+
+
+def _name_of(failures: Failures, failure: Failure | str, arguments: bool) -> str:
+    if isinstance(failure, str):
+        return failure
+    return f'{failure.task}{failure.arguments if arguments else ""}'[:_MAX_NAME] if failure.task else failure.id
+
+
+def _changed(what: str, part: Sequence[Failure | str], done: int, refused: Mapping[str, str]) -> Part:
+    """Return what came of some failures; those that are not there any more are ids."""
+    gone = {failure: 'this failure is not there any more' for failure in part if isinstance(failure, str)}
+    return Part(len(part), {what: done}, {**gone, **refused})
+
+
+def _there(part: Sequence[Failure | str]) -> list[Failure]:
+    return [failure for failure in part if not isinstance(failure, str)]
+
+
+def _retry(
+    failures: Failures,
+    part: Sequence[Failure | str],
+    *,
+    to: str | None = None,
+    new_args: Any = None,
+    new_kwargs: Any = None,
+) -> Iterator[Part]:
+    done, refused = failures.retry(_there(part), queue=to, args=new_args, kwargs=new_kwargs)
+    yield _changed('retried', part, len(done), refused)
+
+
+def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:
+    done, refused = failures.drop(_there(part))
+    yield _changed('dropped', part, len(done), refused)
+
+
+def _arguments(failures: Failures, failure: Failure | str) -> Mapping[str, str]:
+    """Return the arguments of a failure as JSON, as far as they are known."""
+    if isinstance(failure, str):
+        return {}
+    [row, *_] = failure_resource(failures, failures.now()).describe([failure])
+    return {f'new_{name}': json_line(row[name]) for name in ('args', 'kwargs') if row[name] is not None}
+
+
+FAILURES: Selectable[Failures, Failure | str] = Selectable(
+    'failure',
+    find=_find,
+    name_of=_name_of,
+    filters=(
+        Field('kind', 'Kinds', hint='Only failed tasks, or only dead letters.', kind='chips', options=KINDS),
+        TASK,
+        Field(
+            'error',
+            'Error',
+            hint='Only this type of exception (ValueError) or kind of reason (rejected); or with a colon the beginning '
+            'of the error ("ValueError: no such").',
+        ),
+        QUEUE,
+        since_field('failed'),
+        before('failed'),
+        ARGS,
+    ),
+    matching=lambda failures, values: failures.listing(wanted_failures(failures, values)),
+    count=_count,
+    actions=(
+        ItemAction(
+            'retry',
+            'Retry',
+            _retry,
+            'Retry {}?',
+            'Failed tasks are sent again with their ids and arguments, and dead letters go back into their queues. '
+            'What was to follow a failed task in a chain or a chord is not sent.',
+            fields=(
+                Field(
+                    'to', 'Queue', hint='Send them to this queue. Default: the one they were sent to.', metavar='QUEUE'
+                ),
+                *new_arguments('Default: as they were.'),
+            ),
+            filled=_arguments,
+        ),
+        ItemAction(
+            'drop',
+            'Drop',
+            _drop,
+            'Drop {}?',
+            'The failed results and the dead letters are deleted for good.',
+            tone='bad',
+        ),
+    ),
+)

@@ -1,0 +1,109 @@
+"""Fields: what commands take as options, and pages as fields of forms and filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from .inputs import choice, json_value, moment
+
+#: What was typed into fields, by name. A value is what `Field.read` returns; a field that was left empty is missing.
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value that people type or choose."""
+
+    name: str
+    label: str
+    value: str = ''
+    #: One sentence for people: the help of the option, and what the form says below the field.
+    hint: str = ''
+    #: `area` has several lines, `check` is yes or no, and of `chips` any number can be chosen.
+    kind: Literal['text', 'area', 'select', 'check', 'chips'] = 'text'
+    #: The values of `select` and `chips`, and suggestions for a text.
+    options: Sequence[str] = ()
+    #: Returns the value of a text; *raises* `ValueError` with a sentence.
+    read: Callable[[str], Any] = str
+    #: How the option is called beside `--name`, and what its help shows in place of a value.
+    short: str = ''
+    metavar: str = 'TEXT'
+    #: Whether it shows arguments of tasks.
+    is_argument: bool = False
+
+    def filled(self, texts: Mapping[str, Sequence[str]]) -> Field:
+        """Return the field with what the user has typed."""
+        return replace(self, value=next(iter(texts.get(self.name, ())), ''))
+
+    def value_in(self, texts: Mapping[str, Sequence[str]]) -> Any:
+        """Return what was typed into the field; None if it was left empty. *Raises* `ValueError` with a sentence."""
+        given = [text.strip() for text in texts.get(self.name, ()) if text.strip()]
+        if self.kind == 'chips':
+            return [choice(text, self.options) for text in given] or None
+        return (True if self.kind == 'check' else self.read(given[0])) if given else None
+
+
+def values_in(fields: Iterable[Field], texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return what was typed into fields, by name; *raises* `ValueError` with a sentence."""
+    found = dict[str, Any]()
+    for field in fields:
+        try:
+            if (value := field.value_in(texts)) is not None:
+                found[field.name] = value
+        except ValueError as exc:
+            raise ValueError(f'{field.label}: {exc}') from None
+    return found
+
+
+QUEUE = Field('queue', 'Queue', hint='Only those of this queue.', short='-Q', metavar='NAME')
+TASK = Field('task', 'Task', hint='Only those of the task with this name.', metavar='NAME')
+ARGS = Field(
+    'args',
+    'Arguments contain',
+    hint='Only those whose arguments, as Python shows them, contain this text.',
+    is_argument=True,
+)
+
+
+def since(what: str) -> Field:
+    """Return the field for the earliest date of `what` happened; its value is a function of the server's time."""
+    hint = f'Only what {what} since then: a duration before now (90s, 30m, 2h, 1d) or a date (2026-11-22T14:30; UTC).'
+    return Field('since', 'Since', hint=hint, read=moment, metavar='TIME')
+
+
+def before(what: str) -> Field:
+    """Return the field for the latest date of `what` happened; its value is a function of the server's time."""
+    return Field('before', 'Before', hint=f'Only what {what} before then, given likewise.', read=moment, metavar='TIME')
+
+
+def dates_in(values: Values, now: float) -> tuple[float | None, float | None]:
+    """Return the values of the fields `since` and `before` as dates; `now` is the server's time."""
+    since, before = (values[name](now) if name in values else None for name in ('since', 'before'))
+    return since, before
+
+
+def new_arguments(condition: str = '') -> tuple[Field, Field]:
+    """Return the fields for other arguments; `condition` is a sentence."""
+    return (
+        Field(
+            'new_args',
+            'Arguments',
+            hint=f'The new positional arguments: a list in JSON. {condition}'.strip(),
+            kind='area',
+            read=partial(json_value, kind=list),
+            metavar='JSON',
+            is_argument=True,
+        ),
+        Field(
+            'new_kwargs',
+            'Named arguments',
+            hint=f'The new named arguments: an object in JSON. {condition}'.strip(),
+            kind='area',
+            read=partial(json_value, kind=dict),
+            metavar='JSON',
+            is_argument=True,
+        ),
+    )

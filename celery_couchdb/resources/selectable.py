@@ -1,0 +1,78 @@
+"""What operators select and change: filters, fields and actions, of which commands and forms of pages are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from .change import Change, Part
+from .columns import Tone
+from .fields import Field, Values
+from .resource import counted
+
+T = TypeVar('T')
+S = TypeVar('S')
+
+
+@dataclass(frozen=True)
+class ItemAction(Generic[S, T]):
+    """Something that operators do to selected items: a command, and a button of the page."""
+
+    #: The name of the command, and the text of the button.
+    name: str
+    title: str
+    #: Does it to some items of a source, part by part. The values of the fields are keyword arguments.
+    act: Callable[..., Iterable[Part]]
+    #: The question before it, with the items in the place of the braces, such as `Move {}?`.
+    question: str
+    #: What it means, in one sentence or two.
+    consequence: str = ''
+    fields: Sequence[Field] = ()
+    #: What is said if no field has a value; '' if none needs one.
+    needs: str = ''
+    #: Returns the texts of the fields of one item as it is now: what stays so is not given to `act`. *Raises*
+    #: `CouchDBError`.
+    filled: Callable[[S, T], Mapping[str, str]] | None = None
+    #: What it changes of the items, and how many of them; '' if it changes the items.
+    unit: str = ''
+    amount: Callable[[S, Sequence[T]], int] | None = None
+    #: `bad` if it destroys something.
+    tone: Tone = ''
+    #: Whether the act takes `by` and `reason`: who does it, and why.
+    is_signed: bool = False
+    #: Whether the page asks before.
+    asks: bool = True
+
+
+@dataclass(frozen=True)
+class Selectable(Generic[S, T]):
+    """Things in a source of the type `S` that operators select, by id or by filters, and change."""
+
+    noun: str
+    actions: Sequence[ItemAction[S, T]]
+    #: Returns the items with these ids; unless the last argument is true, also those that an id is the beginning of.
+    #: *Raises* `ConfigurationError`.
+    find: Callable[[S, Sequence[str], bool], Sequence[T]]
+    #: Returns an item as people know it, such as `shop.divide(54, 0)`; without arguments unless the last one is true.
+    name_of: Callable[[S, T, bool], str]
+    filters: Sequence[Field] = ()
+    #: Yields the items that match the values of the filters.
+    matching: Callable[[S, Values], Iterator[T]] = lambda source, values: iter(())
+    #: Returns their number; unless the last argument is true, None if there are so many that counting takes long.
+    count: Callable[[S, Values, bool], int | None] = lambda source, values, fully: None
+
+    def change(
+        self, action: ItemAction[S, T], source: S, items: Iterable[T], total: int | None, values: Values
+    ) -> Change:
+        """Return the change of some items by an action."""
+        return Change.of(action.unit or self.noun, total, items, lambda part: action.act(source, part, **values))
+
+    def named(self, action: ItemAction[S, T], source: S, items: Sequence[T], *, arguments: bool) -> tuple[str, int]:
+        """Return what some items are called in a question, and how many things the action changes."""
+        name = self.name_of(source, items[0], arguments) if len(items) == 1 else ''
+        what = f'the {self.noun} {name}' if name else f'these {counted(len(items), self.noun)}'
+        if action.amount is None:
+            return what, len(items)
+        total = action.amount(source, items)
+        return f'{what} with {counted(total, action.unit)}', total
