@@ -183,7 +183,7 @@ def status(
         heartbeat = _heartbeat(doc, now, alive=doc['_id'] in load.alive)
         heartbeat['queues'] = [name for name in heartbeat['queues'] if name not in hidden]
         is_worker = isinstance(doc.get('worker'), str) and (heartbeat['host'], heartbeat['pid']) not in serving
-        if not heartbeat['queues'] and not is_worker:
+        if queues_of(doc) and not heartbeat['queues'] and not is_worker:
             continue  # a connection that only receives replies, or of a worker for remote control alone
         own = f'{heartbeat["host"]}:{heartbeat["pid"]}:'
         leads = [lead['duty'] for lead in led if lead['alive'] and str(lead['holder']).startswith(own)]
