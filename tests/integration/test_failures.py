@@ -313,7 +313,6 @@ def test_commands_select_by_id_or_by_options(
         for words in ('', '3f2a --all', '3f2a --task pay'):
             done = run('failures', verb, *words.split())
             assert (done.exit_code, 'Name failures by id, or select them' in done.stderr) == (2, True)
-    assert 'Give one ID with --new-args' in run('failures', 'retry', '--all', '--new-args', '[1]').stderr
     assert '--group goes with' in run('failures', 'list', '--group', '--since', '1h').stderr
     short, several = "'3f2' is too short: give at least 4 characters", "several ids begin with '4f2b'"
     fail('4f2b-other', 400.0, task='mail')
