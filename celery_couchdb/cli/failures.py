@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from ..failures import EVERY, KINDS, Failure, FailureFilter, Failures, Kind
+from ..failures import EVERY, Failure, FailureFilter, Failures
 from ..resources.failures import failure_resource, group_resource
 from ..resources.resource import Selection, counted
-from ..resources.task import find_task, task_resource
-from .clients import failures_of
+from ..resources.task import TaskSources, find_task, task_resource
+from .clients import failures_of, task_sources_of
 from .resource_commands import (
     Command,
     change,
@@ -24,25 +24,23 @@ from .resource_commands import (
 )
 from .tables import Json
 
-_NAMES: Mapping[Kind, str] = {'failed': 'failed task', 'dead': 'dead letter'}
-
 
 @click.group('failures')
 def command() -> None:
-    """List, show, retry or drop what failed: failed tasks, and dead letters.
+    """List, show, retry or drop what failed.
 
-    A task that raised an exception has a failed result. A message that no worker could process is a dead letter.
+    The message of a task that failed for good is kept for a week (the transport option keep_failed), and that of a
+    message that no worker could process without end: both as dead letters.
     """
 
 
 def _filter_options(function: Command) -> Command:
     """Add the options that select failures to a command. It gets them as arguments, see `_filter`."""
     error = (
-        'Only this type of exception (ValueError) or kind of reason (rejected); or with a colon the beginning of the '
+        'Only this type of exception (ValueError) or other reason (rejected); or with a colon the beginning of the '
         'error ("ValueError: no such").'
     )
     for decorate in (
-        click.option('--kind', type=click.Choice(KINDS), help='Only failed tasks, or only dead letters.'),
         since_option('Only what failed'),
         click.option('--error', metavar='TEXT', help=error),
         click.option('--task', metavar='NAME', help='Only failures of the task with this name.'),
@@ -53,9 +51,8 @@ def _filter_options(function: Command) -> Command:
 
 
 def _filter(failures: Failures, options: Mapping[str, Any], args: str | None = None) -> FailureFilter:
-    kind: Kind | None = options['kind']
     since = None if options['age'] is None else failures.now() - options['age']
-    return FailureFilter(kind, options['queue'], options['task'], options['error'], since, args=args)
+    return FailureFilter(options['queue'], options['task'], options['error'], since, args=args)
 
 
 @command.command('list')
@@ -74,7 +71,7 @@ def list_(ctx: click.Context, /, args: str | None, grouped: bool, limit: int, as
         print_list(resource, failures.listing(wanted), as_json, empty='There are no failures.', limit=limit)
         return
     if any(given is not None for given in (wanted.queue, wanted.since, wanted.args)) or ':' in (wanted.error or ''):
-        raise click.UsageError('--group goes with --kind, --task and the type of the error only.')
+        raise click.UsageError('--group goes with --task and the type of the error only.')
     print_list(group_resource(), failures.groups(wanted), as_json, empty='There are no failures.', limit=limit)
 
 
@@ -87,8 +84,8 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
 
     ID is the id of the task or of a document, or its first characters.
     """
-    failures = failures_of(ctx)
-    _show(failures, [failure.id for failure in failures.find([name])], as_json)
+    names = [failure.id for failure in failures_of(ctx).find([name])]
+    _show(task_sources_of(ctx), names, as_json)
 
 
 @click.command('show')
@@ -100,12 +97,12 @@ def show_command(ctx: click.Context, name: str, as_json: bool) -> None:
 
     ID is the id of the task or of a document, or its first characters. With --json, the documents are printed, too.
     """
-    _show(failures_of(ctx), [name], as_json)
+    _show(task_sources_of(ctx), [name], as_json)
 
 
-def _show(failures: Failures, names: Sequence[str], as_json: bool) -> None:
-    found = [find_task(failures, name) for name in dict.fromkeys(names)]
-    print_details(task_resource(failures, failures.now()), found, as_json)
+def _show(sources: TaskSources, names: Sequence[str], as_json: bool) -> None:
+    found = [find_task(sources, name) for name in dict.fromkeys(names)]
+    print_details(task_resource(sources, sources.now()), found, as_json)
 
 
 # -- changes
@@ -127,13 +124,11 @@ def retry(
     kwargs: dict[str, Any] | None,
     **options: Any,
 ) -> None:
-    """Send failed tasks again, and put dead letters back into their queues.
+    """Put the messages of failures back into their queues.
 
-    ID is the id of a task or of a document, or its first characters. A task keeps its id; its failed result goes, so
-    that the new one can be stored. Dead letters wait at the end of their queues as if they had never been delivered,
-    and do not expire any more. The arguments of failed tasks must be stored: set result_extended = True for the
-    workers, or give them here. Only the tasks themselves are sent, and not what was to follow them in a chain or a
-    chord.
+    ID is the id of a task or of a document, or its first characters. A message waits at the end of its queue as if it
+    had never been delivered, and does not expire any more. A task keeps its id, and what follows it: the rest of its
+    chain and the body of its chord run after it. Their failed results go, so that the new ones can be stored.
     """
     if (args is not None or kwargs is not None) and len(options['names']) != 1:
         raise click.UsageError('Give one ID with --args JSON and --kwargs.')
@@ -148,7 +143,7 @@ def retry(
 @_options
 @click.pass_context
 def drop(ctx: click.Context, /, **options: Any) -> None:
-    """Delete failed results and dead letters for good.
+    """Delete the messages of failures for good. Results stay.
 
     ID is the id of a task or of a document, or its first characters.
     """
@@ -183,5 +178,5 @@ def _selected(failures: Failures, options: Mapping[str, Any]) -> Selection[Failu
         total = failures.count(wanted)
         return Selection(counted(total, 'failure'), failures.listing(wanted), total)
     found = failures.find(names)
-    which = f'{_NAMES[found[0].kind]} {found[0].id}' if len(found) == 1 else counted(len(found), 'failure')
+    which = f'{found[0].task or "message"} {found[0].id}' if len(found) == 1 else counted(len(found), 'failure')
     return Selection(which, found, len(found))

@@ -12,10 +12,9 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from kombu_couchdb.errors import ConfigurationError, CouchDBError
 from kombu_couchdb.values import is_number
 
-from ...failures import EVERY, KINDS, Failure, FailureFilter, Failures
+from ...failures import EVERY, Failure, FailureFilter, Failures
 from ...resources.columns import json_line
 from ...resources.failures import failure_resource
 from ...resources.inputs import json_value
@@ -35,6 +34,8 @@ _MAX_COUNTED = 1000
 
 #: The maximum number of reasons why failures were not changed that are shown.
 _MAX_REASONS = 5
+
+_GONE = 'this failure is not there any more'
 
 #: Changes some failures, and returns those that were changed, and why others were not, by id.
 Change = Callable[[Failures, Sequence[Failure]], tuple[list[Failure], Mapping[str, str]]]
@@ -67,7 +68,7 @@ def _wanted(target: str) -> FailureFilter:
 def _is_condition(name: str, value: Any) -> bool:
     if name in ('since', 'until'):
         return is_number(value)
-    return name in FailureFilter._fields and isinstance(value, str) and (name != 'kind' or value in KINDS)
+    return name in FailureFilter._fields and isinstance(value, str)
 
 
 def _described(view: View, targets: Sequence[str]) -> str:
@@ -113,25 +114,12 @@ def _outcome(count: int, verb: str, reasons: Mapping[str, str], is_cut: bool) ->
     return ActionOutcome(sentence('; '.join(texts)), tone)  # type: ignore[arg-type]
 
 
-def _named(failures: Failures, name: str) -> list[Failure]:
-    """Return the failures with exactly this id; *raises* `ConfigurationError` if there is none."""
-    found = failures.find([name])
-    exact = [failure for failure in found if name in (failure.id, (failure.letter or {}).get('_id'))]
-    if not exact:
-        raise ConfigurationError('this failure is not there any more')
-    return exact
-
-
 def _selected(view: View, targets: Sequence[str], verb: str, change: Change) -> ActionOutcome:
     """Change the failures with these ids."""
-    failures, found, gone = failures_of(view), list[Failure](), dict[str, str]()
-    for name in targets:
-        try:
-            found += _named(failures, name)
-        except ConfigurationError:
-            gone[name] = 'this failure is not there any more'
-    done, refused = change(failures, found)
-    return _outcome(len(done), verb, {**gone, **refused}, False)
+    failures = failures_of(view)
+    found = failures.named(targets)
+    done, refused = change(failures, [failure for one in found.values() for failure in one])
+    return _outcome(len(done), verb, {**{name: _GONE for name in found if not found[name]}, **refused}, False)
 
 
 def _matching(view: View, targets: Sequence[str], verb: str, change: Change) -> ActionOutcome:
@@ -167,17 +155,14 @@ def _queue_field(view: View, targets: Sequence[str]) -> Sequence[Field]:
 
 def _edit_fields(view: View, targets: Sequence[str]) -> Sequence[Field]:
     failures = failures_of(view)
-    try:
-        found = _named(failures, targets[0])
-        [failure, *_] = failure_resource(failures, failures.now()).describe(found)
-    except CouchDBError as exc:
-        raise InputRefused(str(exc)) from None
+    if not (found := failures.named(targets[:1])[targets[0]]):
+        raise InputRefused(sentence(_GONE))
+    [failure, *_] = failure_resource(failures, failures.now()).describe(found)
     if failure['unreadable']:
         raise InputRefused(f'The arguments cannot be edited here: {failure["unreadable"]}')
     texts = {name: '' if failure[name] is None else json_line(failure[name]) for name in ('args', 'kwargs')}
-    hint = '' if texts['args'] else ' They are not stored with the result: give them here.'
     return (
-        Field('args', 'Arguments', texts['args'], f'A list in JSON.{hint}', kind='area'),
+        Field('args', 'Arguments', texts['args'], 'A list in JSON.', kind='area'),
         Field('kwargs', 'Named arguments', texts['kwargs'], 'An object in JSON.', kind='area'),
         *_queue_field(view, targets),
     )
@@ -200,10 +185,10 @@ def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
 
 
 _RETRIED = (
-    'Failed tasks are sent again with their ids and arguments, and dead letters go back into their queues. What was to '
-    'follow a failed task in a chain or a chord is not sent.'
+    'The messages go back into their queues, and their tasks keep their ids. What follows a task in a chain or a chord '
+    'runs after it.'
 )
-_DROPPED = 'The failed results and the dead letters are deleted for good.'
+_DROPPED = 'The messages are deleted for good; results stay.'
 
 #: The actions for failures with known ids.
 ACTIONS = (

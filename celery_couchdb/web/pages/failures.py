@@ -1,4 +1,4 @@
-"""The page of failures: failed tasks and dead letters, in groups and in a list, and what one does about them.
+"""The page of failures: in groups and in a list, and what one does about them.
 
 The list stays as it is while somebody reads it: it ends with what failed before the page was shown, failures that were
 retried or dropped since are marked, and the page says how many tasks have failed since.
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
+from kombu_couchdb.errors import AccessDenied, ConfigurationError
 
-from ...failures import KINDS, Failure, FailureFilter, FailureGroup, Failures
+from ...failures import Failure, FailureFilter, FailureGroup, Failures
 from ...resources.columns import Column, Row
 from ...resources.failures import failure_resource, group_resource, without_arguments
-from ...resources.inputs import age, choice
+from ...resources.inputs import age
 from ..actions import sentence
 from ..live import StatusReading
 from ..tables import Table
@@ -67,17 +67,11 @@ class FailureQuery(NamedTuple):
 
     #: The filters by name, as they were typed.
     texts: Mapping[str, str]
-    kinds: Sequence[str]
     wanted: FailureFilter = FailureFilter()
     after: FailurePlace | None = None
     #: When the page was shown, and the date of its last failure, if a browser reads the same page again.
     at: float | None = None
     oldest: float | None = None
-
-    @property
-    def query(self) -> dict[str, object]:
-        """The filters as parameters of a URL."""
-        return {**self.texts, 'kind': list(self.kinds)}
 
 
 class Found(NamedTuple):
@@ -93,19 +87,15 @@ class Found(NamedTuple):
 
 def show(view: View) -> Response:
     """Show the failures that the URL asks for."""
-    failures, remark = failures_of(view), ''
+    failures = failures_of(view)
     now = failures.now()
     try:
         asked, problem = _asked(view, now), ''
     except ValueError as exc:
-        asked, problem = FailureQuery({name: view.param(name) for name in _FIELDS}, ()), sentence(str(exc))
+        asked, problem = FailureQuery({name: view.param(name) for name in _FIELDS}), sentence(str(exc))
     if problem and view.wants_json:
         raise HTTPException(400, problem)
-    try:
-        found = _read(failures, asked, with_list=not problem)
-    except (AccessDenied, ConfigurationError) as exc:
-        remark = without_results(failures, exc)
-        found = _read(failures, asked, with_list=not problem)
+    found = _read(failures, asked, with_list=not problem)
     masked = view.site.mask_args
     resource = failure_resource(failures, now, arguments=not masked, tries=True)
     rows = list(resource.describe(found.failures))
@@ -120,24 +110,22 @@ def show(view: View) -> Response:
         links={'ID': lambda row: view.link(f'/tasks/{row["id"]}')},
         selectable=view.may_act,
         keeps=bool(rows) or asked.at is not None,
-        empty='' if problem else 'There are none.' if any(asked.query.values()) else 'There are no failures.',
+        empty='' if problem else 'There are none.' if any(asked.texts.values()) else 'There are no failures.',
     )
     return view.render(
         'failures.html',
         problem=problem,
-        remark=remark,
         asked=asked,
-        kinds=[(kind, kind in asked.kinds) for kind in KINDS],
         known={**known(view), 'error': sorted({group.error for group in found.groups if group.error})},
         groups=_groups(view, found.groups, at),
         table=table,
         total=found.total,
         target=target_of(asked.wanted._replace(until=at)),
-        is_filtered=any(asked.query.values()),
+        is_filtered=any(asked.texts.values()),
         new=found.new,
         most_new=_MAX_NEW,
-        first=view.link('/failures', **asked.query),
-        following=view.link('/failures', **asked.query, after=found.following.text()) if found.following else '',
+        first=view.link('/failures', **asked.texts),
+        following=view.link('/failures', **asked.texts, after=found.following.text()) if found.following else '',
         is_later=asked.after is not None,
         again=view.here if asked.at is not None or not rows else _url_again(view, asked, found, at),
     )
@@ -149,16 +137,14 @@ def show(view: View) -> Response:
 def _asked(view: View, now: float) -> FailureQuery:
     """Return what the URL asks for; *raises* `ValueError`, with a sentence."""
     texts = {name: view.param(name).strip() for name in _FIELDS}
-    kinds = [choice(kind, KINDS) for kind in view.request.query_params.getlist('kind') if kind]
     wanted = FailureFilter(
-        kind=next((kind for kind in KINDS if [kind] == kinds), None),
         queue=texts['queue'] or None,
         task=texts['task'] or None,
         error=texts['error'] or None,
         since=now - age(texts['since']) if texts['since'] else None,
     )
     at, oldest = (_number(view.param(name)) if view.param(name) else None for name in ('at', 'oldest'))
-    return FailureQuery(texts, kinds, wanted, FailurePlace.of(view.param('after')), at, oldest)
+    return FailureQuery(texts, wanted, FailurePlace.of(view.param('after')), at, oldest)
 
 
 def _number(text: str) -> float:
@@ -172,7 +158,7 @@ def _number(text: str) -> float:
 
 
 def _read(failures: Failures, asked: FailureQuery, with_list: bool) -> Found:
-    groups = failures.groups(FailureFilter(asked.wanted.kind, None, asked.wanted.task, asked.wanted.error_type))
+    groups = failures.groups(FailureFilter(task=asked.wanted.task, error=asked.wanted.error_type))
     if not with_list:
         return Found((), None, groups, None, 0)
     found, following = _page(failures, asked)
@@ -223,7 +209,7 @@ def _total(
 def _url_again(view: View, asked: FailureQuery, found: Found, at: float) -> str:
     """Return the URL with which the same failures are read again."""
     after = asked.after.text() if asked.after else None
-    return view.link('/failures', **asked.query, after=after, at=repr(at), oldest=repr(found.failures[-1].date))
+    return view.link('/failures', **asked.texts, after=after, at=repr(at), oldest=repr(found.failures[-1].date))
 
 
 # -- what is shown
@@ -235,12 +221,12 @@ def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
     def link(row: Row) -> str | None:
         if row['task'] is None or row['error'] is None:
             return None
-        return view.link('/failures', task=row['task'], error=row['error'], kind=row['kind'])
+        return view.link('/failures', task=row['task'], error=row['error'])
 
     def key(row: Row) -> str:
         if row['task'] is None or row['error'] is None:
             return ''  # no filter selects just these
-        return target_of(FailureFilter(row['kind'], None, row['task'], row['error'], until=at))
+        return target_of(FailureFilter(task=row['task'], error=row['error'], until=at))
 
     resource, more = group_resource(), len(groups) - _MAX_GROUPS
     return Table.of(
@@ -258,14 +244,6 @@ def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
 def _json(view: View, rows: Sequence[Row], following: FailurePlace | None) -> Response:
     shown = [without_arguments(row) for row in rows] if view.site.mask_args else rows
     return view.json_list(shown, following.text() if following else None)
-
-
-def without_results(failures: Failures, error: CouchDBError) -> str:
-    """Leave out the results, which cannot be read, and say why; *raises* the error if there is nothing else."""
-    if not failures.leave_out_results():
-        raise error
-    why = 'you may not read them' if isinstance(error, AccessDenied) else str(error)
-    return f'Results are not shown: {why.rstrip(".")}.'
 
 
 def _is_first(view: View) -> bool:
