@@ -253,6 +253,11 @@ class PendingWrites:
                 self._released.append({**written, '_rev': result.rev})
 
 
+def _is_kept(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a document is the dead letter of a task that was acknowledged early: it is created, see `keep`."""
+    return bool(doc.get('status')) and '_rev' not in doc
+
+
 def give_up(writes: Iterable[PendingWrite]) -> None:
     """Tell these writes that they got no response: CouchDB may have stored them."""
     for doc, react in writes:
@@ -297,14 +302,13 @@ class Commits:
         # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
         # with the next message or its deletion.
         parts = [dead_letter.apart(doc) if doc.get('status') else [doc] for doc, _ in writes.values()]
-        # A dead letter without a revision is that of a task that was acknowledged early.
-        created = [doc for *_, doc in parts if doc.get('status') and '_rev' not in doc]
-        docs = [doc for *_, doc in parts if doc not in created]
+        docs = [doc for *_, doc in parts if not _is_kept(doc)]
+        copies = [copy for *copies, doc in parts for copy in (*copies, *([doc] if _is_kept(doc) else []))]
         # The next publisher of a unique job may write over its tombstone, so its markers are stored before.
         markers = [marker for doc in docs if doc.get('_deleted') for marker in unique_merge.markers(doc)]
         failure = None
         try:
-            kept = keep_copies(self._store.client, [*(copy for *copies, _ in parts for copy in copies), *created])
+            kept = keep_copies(self._store.client, copies)
             self._store.client.create_once(markers)
             results: Sequence[WriteResult] = [*kept, *(self._store.client.bulk(docs) if docs else ())]
         except CouchDBError as exc:

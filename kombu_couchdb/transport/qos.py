@@ -198,7 +198,11 @@ class Message(virtual.Message):
         elif (connection := self.channel.connection) is not None:
             connection.keep_failure(self.delivery, error)
         else:
-            logger.error('the message of task %s, which failed, is not kept: its connection was closed', error['type'])
+            logger.error(
+                'task %s failed with %s after its connection was closed: its message is not kept',
+                self.headers.get('id'),
+                error['type'],
+            )
 
     def reason_for(self, exc: BaseException) -> str:
         """Return the reason of a dead letter that an error causes: one line."""
