@@ -199,9 +199,9 @@ def action_command(
         wanted, values = given(filters, options), given(action.fields, options)
         if bool(names) == bool(wanted or every):
             raise click.UsageError(f'Name {noun}s by id, or select them with {others} …, or give --all.')
-        if problem := action.check(values):
+        if action.needs and not values:
             options_of = ', '.join(f'--{field.name.replace("_", "-")}' for field in action.fields)
-            raise click.UsageError(f'{problem}: {options_of}.')
+            raise click.UsageError(f'{action.needs}: {options_of}.')
         source = opened(ctx)
         if names:
             items: Iterable[T] = selectable.find(source, names, False)
@@ -209,7 +209,7 @@ def action_command(
         else:
             total = selectable.count(source, wanted, True) or 0
             items, what = selectable.matching(source, wanted), counted(total, noun)
-        asks = total and not yes and (not names or action.tone == 'bad')
+        asks = total and not yes and (not names or (action.asks and not action.needs))
         question = action.question.format(what) if asks else ''
         run_change(ctx, question, action.title, selectable.change(action, source, items, total, values))
 

@@ -199,7 +199,7 @@ JOBS: Selectable[Jobs, str] = Selectable(
                 ),
                 Field('priority', 'Priority', hint=f'0 to {HIGHEST}; {HIGHEST} is the highest.', read=_priority),
             ),
-            check=lambda values: '' if values else 'Give a queue, a due date or a priority',
+            needs='Give a queue, a due date or a priority',
         ),
         ItemAction(
             'edit',
@@ -208,7 +208,7 @@ JOBS: Selectable[Jobs, str] = Selectable(
             'Edit the arguments of {}?',
             f'What you leave out stays as it is. {_ONLY_WAITING}',
             fields=new_arguments(),
-            check=lambda values: '' if values else 'Give other arguments',
+            needs='Give other arguments',
             filled=_arguments,
         ),
         ItemAction(

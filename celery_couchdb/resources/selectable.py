@@ -29,8 +29,8 @@ class ItemAction(Generic[S, T]):
     #: What it means, in one sentence or two.
     consequence: str = ''
     fields: Sequence[Field] = ()
-    #: Says in one sentence what is wrong with the values together, or ''.
-    check: Callable[[Values], str] = lambda values: ''
+    #: What is said if no field has a value; '' if none needs one.
+    needs: str = ''
     #: Returns the texts of the fields of one item as it is now: what stays so is not given to `act`. *Raises*
     #: `CouchDBError`.
     filled: Callable[[S, T], Mapping[str, str]] | None = None

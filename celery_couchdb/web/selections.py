@@ -104,8 +104,8 @@ class _ForSelected(Generic[S, T]):
             raise InputRefused(str(exc)) from None
         shown = self.shown(view, targets)
         values = {name: value for name, value in values.items() if view.form[name].strip() != shown.get(name)}
-        if problem := self.item_action.check(values):
-            raise InputRefused(problem)
+        if self.item_action.needs and not values:
+            raise InputRefused(self.item_action.needs)
         signature = {'by': view.session.name, 'reason': view.reason} if self.item_action.is_signed else {}
         return {**values, **signature}
 

@@ -51,13 +51,13 @@ def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
     assert couchdb(site, 'failures', 'retry', first).exit_code == 1, 'it was not confirmed'
     site.journal.with_name('may pass').touch()
     edited = couchdb(site, 'failures', 'retry', first, '--new-args', f'["{site.journal}", "1st"]', '--yes')
-    assert succeeded(edited) == '1 retried.\n'
+    assert succeeded(edited) == '1 failure retried.\n'
     assert site.app.AsyncResult(first).get(timeout=PATIENCE) == '1st'
-    assert succeeded(couchdb(site, 'failures', 'retry', '--error', 'ValueError', '--yes')) == '2 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--error', 'ValueError', '--yes')) == '2 failures retried.\n'
     for task_id, name in ((second, 'second'), (third, 'third')):
         assert site.app.AsyncResult(task_id).get(timeout=PATIENCE) == name
     assert sorted(site.journalled()) == ['1st', 'second', 'the third']
-    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '0 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == 'no failure was changed.\n'
     assert sentence(couchdb(site, 'failures', 'retry', first, '--yes')) == f"Error: there is no failure '{first}'"
 
 
@@ -75,11 +75,11 @@ def test_refused_tasks_are_listed_shown_retried_and_dropped(site: Site) -> None:
     assert f'"{site.journal}", "b"' in succeeded(couchdb(site, 'failures', 'show', others[0].id))
     # Without confirmation, the commands change nothing.
     assert couchdb(site, 'failures', 'drop', others[1].id).exit_code == 1
-    assert succeeded(couchdb(site, 'failures', 'drop', others[1].id, '--yes')) == '1 dropped.\n'
+    assert succeeded(couchdb(site, 'failures', 'drop', others[1].id, '--yes')) == '1 failure dropped.\n'
     site.journal.with_name('may pass').touch()
-    assert succeeded(couchdb(site, 'failures', 'retry', first.id, '--yes')) == '1 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', first.id, '--yes')) == '1 failure retried.\n'
     wait_for(lambda: first.state == 'SUCCESS', 'the new result')
-    assert succeeded(couchdb(site, 'failures', 'retry', '--queue', 'celery', '--yes')) == '1 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--queue', 'celery', '--yes')) == '1 failure retried.\n'
     assert [result.get(timeout=PATIENCE) for result in results[:2]] == ['a', 'b']
     assert site.journalled() == ['a', 'b']
     assert succeeded(couchdb(site, 'failures', 'list')) == 'There are no failures.\n'
@@ -101,7 +101,7 @@ def test_retried_step_of_a_chain_runs_the_rest(site: Site, late: bool) -> None:
         last.get(timeout=PATIENCE)
     [failure] = wait_for(lambda: listed(site, 'failures', 'list'), 'the failure')
     site.journal.with_name('may pass').touch()
-    assert succeeded(couchdb(site, 'failures', 'retry', failure['id'], '--yes')) == '1 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', failure['id'], '--yes')) == '1 failure retried.\n'
     assert site.app.AsyncResult(last.id).get(timeout=PATIENCE) == 'third'
     assert site.journalled() == ['first', 'second', 'third']
     assert succeeded(couchdb(site, 'failures', 'list')) == 'There are no failures.\n'
@@ -125,7 +125,7 @@ def test_body_of_a_chord_runs_when_its_failed_parts_were_retried(site: Site, lat
     wait_for(lambda: len(listed(site, 'failures', 'list')) == 2, 'both failures')
     wait_for(site.journalled, 'the errback')
     site.journal.with_name('may pass').touch()
-    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '2 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '2 failures retried.\n'
     assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == [3, 'failed', 7]
     site.workers[0].container.terminate()
     assert sorted(site.journalled()[1:]) == ['[3, "failed", 7]', 'failed', 'step'], 'the body runs once'
@@ -141,11 +141,11 @@ def test_retry_of_one_part_waits_for_the_others(site: Site) -> None:
     found = listed(site, 'failures', 'list')
     site.journal.with_name('may pass').touch()
     first, second = (each['id'] for each in found)
-    assert succeeded(couchdb(site, 'failures', 'retry', first, '--yes')) == '1 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', first, '--yes')) == '1 failure retried.\n'
     assert site.app.AsyncResult(first).get(timeout=PATIENCE) in ('one', 'two')
     with pytest.raises(ChordError):  # the other part has not succeeded
         site.app.AsyncResult(result.id).get(timeout=PATIENCE)
-    assert succeeded(couchdb(site, 'failures', 'retry', second, '--yes')) == '1 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', second, '--yes')) == '1 failure retried.\n'
     assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == ['one', 'two']
 
 
@@ -159,7 +159,7 @@ def test_failed_unique_job_releases_its_key(site: Site, late: bool) -> None:
     site.journal.with_name('may pass').touch()
     assert send().get(timeout=PATIENCE) == 'unique'
     assert [each['id'] for each in listed(site, 'failures', 'list')] == [failure['id']]
-    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '1 retried.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '1 failure retried.\n'
     assert site.app.AsyncResult(failure['id']).get(timeout=PATIENCE) == 'unique'
 
 

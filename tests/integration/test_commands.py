@@ -104,13 +104,13 @@ def test_prefix_of_an_id_selects_a_job(run: Run, queue: Callable[..., None], cli
     assert "nothing is known of a task 'unknown'" in run('show', 'unknown').stderr
     assert "there is no failure '3f2a'" in run('failures', 'show', '3f2a').stderr
 
-    assert 'Retry dead letter 3f2b-died? [y/N]' in run('failures', 'retry', '3f2b', answer='n\n').stdout
+    assert 'Retry the failure add(1, 2)? [y/N]' in run('failures', 'retry', '3f2b', answer='n\n').stdout
     assert (
         run('jobs', 'remove', '3f2b', '--yes').stderr == "Error: several ids begin with '3f2b': 3f2b-died, 3f2b-waits\n"
     )
     done = run('jobs', 'remove', '3f2a', answer='y\n')
     assert done.stdout == 'Remove the job add(1, 2)? [y/N]: y\n1 job removed.\n'
-    assert run('failures', 'drop', '3f2b', '-y').stdout == '1 dropped.\n'
+    assert run('failures', 'drop', '3f2b', '-y').stdout == '1 failure dropped.\n'
     assert sorted(item['_id'] for item in items(client) if item['_id'].startswith('doc')) == ['doc of 3f2b-waits']
 
 
