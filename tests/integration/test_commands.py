@@ -75,7 +75,7 @@ def test_control_characters_of_documents_are_escaped(run: Run, queue: Callable[.
             for line in lines(done) if json_wanted else ():
                 json.loads(line)
     assert shown == 10  # of 12: groups have kinds of reasons only
-    for given in (['failures', 'retry', 'dying' + EVIL], ['remove', EVIL], ['show', 'no' + EVIL]):
+    for given in (['failures', 'retry', 'dying' + EVIL], ['jobs', 'remove', EVIL], ['show', 'no' + EVIL]):
         done = run(*given, answer='n\n')
         assert all(line.isprintable() for line in lines(done)), lines(done)
         assert not any(line.startswith('forged') for line in lines(done))

@@ -307,19 +307,11 @@ def test_commands_select_by_id_or_by_options(failures: Failures, letter: Letter,
     for name, sentence in (('3f2', short), ('4f2b', several), ('4f2c', "there is no failure '4f2c'")):
         for verb in ('show', 'drop', 'retry'):
             assert sentence in run('failures', verb, name).stderr
-<<<<<<< HEAD
-    assert 'Retry pay 3f2a-dead? [y/N]' in run('failures', 'retry', '3f2a', answer='n\n').stdout
+    assert 'Retry the failure ' in run('failures', 'retry', '3f2a', answer='n\n').stdout
     assert run('failures', 'retry', '3f2a', '3f2b', '--yes').stdout == '2 failures retried.\n'
     assert len([doc for doc in items(client) if not doc.get('status')]) == 2
     assert 'Drop 2 failures? [y/N]' in run('failures', 'drop', '--task', 'mail', answer='n\n').stdout
     assert run('failures', 'drop', '4f2b-failed', '--yes').stdout == '1 failure dropped.\n'
-=======
-    assert 'Retry the failure ' in run('failures', 'retry', '3f2a', answer='n\n').stdout
-    assert run('failures', 'retry', '3f2a', '3f2b', '--yes').stdout == '2 failures retried.\n'
-    assert len(items(client)) == 2
-    assert 'Drop 2 failures? [y/N]' in run('failures', 'drop', '--task', 'mail', answer='n\n').stdout
-    assert run('failures', 'drop', '--task', 'mail', '--error', 'KeyError', '--yes').stdout == '1 failure dropped.\n'
->>>>>>> page
     assert ids(failures) == ['4f2b-other']
     assert run('failures', 'drop', '--all', '--yes').stdout == '1 failure dropped.\n'
     assert run('failures', 'drop', '--all').stdout == 'no failure was changed.\n'
@@ -328,7 +320,6 @@ def test_commands_select_by_id_or_by_options(failures: Failures, letter: Letter,
 def test_broker_must_be_couchdb_and_results_may_be_elsewhere(failures: Failures, letter: Letter, app: Celery) -> None:
     letter('failed', 200.0, 'ValueError: no')
     urls = {'broker_url': app.conf.broker_url, 'result_backend': app.conf.result_backend}
-<<<<<<< HEAD
     with Celery('other', set_as_current=False, **{**urls, 'result_backend': 'cache+memory://'}) as half:
         half.conf.update({**urls, 'result_backend': 'cache+memory://'})
         run = command_of(half)
@@ -337,19 +328,6 @@ def test_broker_must_be_couchdb_and_results_may_be_elsewhere(failures: Failures,
         assert 'ValueError: no' in shown
         assert '  lines\n' in shown
         assert run('failures', 'retry', 'failed', '--yes').stdout == '1 failure retried.\n'
-=======
-    for name, other, expected in (
-        ('result_backend', 'cache+memory://', 'dead'),
-        ('broker_url', 'memory://', 'failed'),
-    ):
-        with Celery('other', set_as_current=False, **{**urls, name: other}) as half:
-            half.conf.update({**urls, name: other})
-            run = command_of(half)
-            assert [line.split()[0] for line in run('failures', 'list').stdout.splitlines()] == ['ID', expected]
-            assert len(run('failures', 'list', '--group').stdout.splitlines()) == 2
-            assert f'id         {expected}' in run('show', expected).stdout
-            assert run('failures', 'retry', expected, '--yes').stdout == '1 failure retried.\n'
->>>>>>> page
     with Celery('none', set_as_current=False, broker='memory://', backend='cache+memory://') as none:
         assert command_of(none)('failures', 'list').exit_code == 1
         assert 'neither the broker nor the result backend' in command_of(none)('show', 'failed').stderr
