@@ -177,9 +177,9 @@ def status(
     for doc in heartbeats:
         heartbeat = _heartbeat(doc, now, alive=doc['_id'] in load.alive)
         heartbeat['queues'] = [name for name in heartbeat['queues'] if name not in hidden]
-        is_worker = isinstance(doc.get('worker'), str) and (heartbeat['host'], heartbeat['pid']) not in serving
-        if not heartbeat['queues'] and not is_worker:
-            continue  # a connection that only receives replies, or of a worker for remote control alone
+        is_served = (heartbeat['host'], heartbeat['pid']) in serving
+        if not heartbeat['queues'] and (is_served or (queues_of(doc) and not isinstance(doc.get('worker'), str))):
+            continue  # the connection of a worker for remote control alone, or one that only receives replies
         own = f'{heartbeat["host"]}:{heartbeat["pid"]}:'
         leads = [lead['duty'] for lead in led if lead['alive'] and str(lead['holder']).startswith(own)]
         found.append({**heartbeat, 'prefetched': load.of_consumers[doc['_id']], 'leads': leads})

@@ -315,7 +315,7 @@ def test_two_pages_on_one_host(open_page: Open, server: Server, app: Celery, cli
     one.post('/queues', action='pause', select='mail', confirmed=1)
     assert '1 queue paused.' in one.text
     other.post('/queues', action='resume', select='mail')
-    assert 'mail: resumed.' in other.text
+    assert '1 queue resumed.' in other.text
 
 
 # -- roles
