@@ -110,9 +110,9 @@ def test_largest_groups_are_first_and_all_are_reachable(
 ) -> None:
     monkeypatch.setattr(page_of_failures, '_MAX_GROUPS', 2)
     for number in range(3):
-        fail(f'largest-{number}', KeyError('k'), 'largest')
+        fail(f'largest-{number}', 'k', 'KeyError', 'largest')
     for name in ('a', 'b', 'c'):
-        fail(f'of-{name}', ValueError('v'), f'task-{name}')
+        fail(f'of-{name}', 'v', 'ValueError', f'task-{name}')
 
     def groups(query: str) -> list[str]:
         section = admin.get(f'/failures{query}').text.partition('id="groups"')[2].partition('id="list"')[0]
