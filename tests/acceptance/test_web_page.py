@@ -122,7 +122,7 @@ def test_pause_and_resume_by_keyboard(site: Site, page: Page) -> None:
     assert page.run('document.activeElement.id') == 'reason'
     page.run("document.execCommand('insertText', false, 'the shop moves')")
     page.press('Enter', 13, '\r')
-    page.wait(lambda: 'elsewhere: paused.' in page.text('main'), 'the pause')
+    page.wait(lambda: '1 queue paused.' in page.text('main'), 'the pause')
     assert 'the shop moves' in page.text('table')
     assert queues.paused(site.client)['elsewhere']['by'] == site.server.user
 
