@@ -40,7 +40,6 @@ from .results.documents import (
     Document,
     Result,
     delivery_of,
-    error_type,
     is_final,
     pack,
     stamp,
@@ -308,8 +307,6 @@ class CouchDBBackend(ChordMixin, PushMixin):
             'task': task,
             **pack(payload, self.content_type),  # type: ignore[typeddict-item]  # mypy expects other keys
         }
-        if meta['status'] == states.FAILURE:
-            doc['error'] = error_type(meta['result'])
         return doc
 
     def error_document(self, task_id: str, task: str | None, error: Exception, state: str = states.FAILURE) -> Result:

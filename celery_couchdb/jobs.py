@@ -27,6 +27,7 @@ from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.bulk import BATCH_DOCS
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.documents.body import attached, decoded, encoded, is_large, loaded, stub
+from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.documents.types import Message
 from kombu_couchdb.documents.workitem import is_unique, task_name
 from kombu_couchdb.documents.workitem import task_id as task_id_of
@@ -36,6 +37,7 @@ from kombu_couchdb.values import is_number
 from .backend import CouchDBBackend
 from .connections import backend_as, client_of, control_as
 from .results.documents import is_expired
+from .workflows import failed_with
 
 #: How many results of removed jobs become REVOKED at the same time.
 _THREADS = 32
@@ -75,14 +77,14 @@ class Jobs:
         return self._refined(jobs.state(self.client, task_id), task_id)
 
     def watch(self, task_id: str, timeout: float | None = None) -> Iterator[str]:
-        """Yield the state of a job, then each new state, until the job is `done` or `gone`. It does not poll.
+        """Yield the state of a job, then each new state, until the job is `done`, `gone` or `dead`. It does not poll.
 
         *Raises* `TimeoutError` if the job has not ended after `timeout` seconds; None means no limit.
         """
         return (state for _, state in self.watch_many([task_id], timeout))
 
     def watch_many(self, task_ids: Collection[str], timeout: float | None = None) -> Iterator[tuple[str, str]]:
-        """Yield `(task_id, state)` for each job, then for each new state, until all are `done` or `gone`.
+        """Yield `(task_id, state)` for each job, then for each new state, until all are `done`, `gone` or `dead`.
 
         All jobs share one changes feed. *Raises* `TimeoutError` as `watch` does.
         """
@@ -116,7 +118,7 @@ class Jobs:
         return {worker: tasks[task_id][0] for worker, tasks in found.items() if task_id in tasks}
 
     def wait(self, task_id: str, *wanted: str, timeout: float | None = None) -> str:
-        """Wait until a job is in one of the states `wanted`, or has ended (`done`, `gone`), and return its state.
+        """Wait until a job is in one of the states `wanted`, or has ended (`done`, `gone`, `dead`); return its state.
 
         *Raises* `TimeoutError` after `timeout` seconds; None means no limit.
         """
@@ -127,7 +129,7 @@ class Jobs:
         return found
 
     def wait_many(self, task_ids: Collection[str], timeout: float | None = None) -> dict[str, str]:
-        """Wait until all these jobs have ended, and return the last state of each: `done` or `gone`.
+        """Wait until all these jobs have ended, and return the last state of each: `done`, `gone` or `dead`.
 
         *Raises* `TimeoutError` after `timeout` seconds; None means no limit.
         """
@@ -293,6 +295,8 @@ class Jobs:
     ) -> tuple[list[Document], dict[str, str]]:
         """Put dead letters back into their queues, or into `queue`, and delete their results.
 
+        What follows a task runs after it, so that its failed results are deleted, too: those of the rest of its chain,
+        and that of the body of its chord, which is sent when every part has succeeded (only with our result backend).
         `args` and `kwargs` replace their arguments. The message is changed and waits again in one write: if this
         process is killed, the letter is either replayed or as it was. A result is deleted because a final result would
         not be replaced, and before its message can run again. A letter that is not replayed keeps its result, unless
@@ -336,7 +340,7 @@ class Jobs:
 
     def _refined(self, found: str, task_id: str) -> str:
         """Return `running` instead of an end if the result says that a task which was acknowledged early runs."""
-        return 'running' if found in jobs.ENDED and self._is_running(task_id) else found
+        return 'running' if found in ('done', 'gone') and self._is_running(task_id) else found
 
     def _is_running(self, task_id: str, *, if_unknown: bool = False) -> bool:
         """Tell whether the result says that a task has started, or has not ended: then `if_unknown` is returned."""
@@ -366,7 +370,8 @@ class Jobs:
             raise AccessDenied(f'the job {task_id} is removed, but its result cannot become REVOKED: {exc}') from exc
 
     def _forget_results_of(self, docs: Sequence[Document]) -> None:
-        backend, task_ids = self._backend, [task_id for doc in docs if (task_id := task_id_of(doc))]
+        backend = self._backend
+        task_ids = [*dict.fromkeys(task_id for doc in docs for task_id in self._failed_with(doc))]
         if isinstance(backend, CouchDBBackend):
             found = backend.store.read_many(map(backend.get_key_for_task, task_ids))  # most have no result
             task_ids = [task_id for task_id, doc in zip(task_ids, found, strict=True) if doc]
@@ -375,6 +380,14 @@ class Jobs:
                 backend.forget(task_id)
             except NotImplementedError:
                 pass  # a backend without `forget` overwrites its results
+
+    def _failed_with(self, doc: Document) -> Iterator[str]:
+        reopen = getattr(getattr(self._backend, 'chords', None), 'reopen', None)  # other backends forget such chords
+        try:
+            body = self.decode(doc)
+        except Unreadable:
+            body = None
+        return failed_with(headers_of(doc), body, reopen or (lambda group_id, task_id: False))
 
 
 def _only(outcome: tuple[dict[str, Document], dict[str, CouchDBError]]) -> Document:

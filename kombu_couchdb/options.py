@@ -201,6 +201,8 @@ class Options:
     #: How long completed messages of tasks are kept as documents with the status `done`; 0: they are deleted at once.
     #: An attribute `keep_done` of a task, or an argument of `apply_async`, overrides it.
     keep_done: float = seconds(0.0, may_be_zero=True)
+    #: How long the messages of tasks that failed for good are kept, as dead letters; 0: they are not kept.
+    keep_failed: float = seconds(7 * 86_400.0, may_be_zero=True)
     #: Let each task of a worker that is acknowledged early begin only after its acknowledgement is stored.
     confirm_acks: bool = switch(False)
     #: Create the database and its design documents if they are missing and the user has the right.

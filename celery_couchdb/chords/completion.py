@@ -272,12 +272,14 @@ class ChordMixin(BaseKeyValueStoreBackend):
     def _complete(self, group_id: str, claimed: Claimed, body: Any) -> None:
         """Send the body, or store its failure. After an error of the server, a sweep claims the chord again."""
         with self.chords.renewing(claimed.chord):
-            has_ended = self._send_body(group_id, claimed, body)
-        if has_ended:
+            is_sent = self._send_body(group_id, claimed, body)
+        if is_sent:
             self._finish(group_id, claimed.chord)
+        elif is_sent is False:  # an operator may retry the parts that failed
+            self.chords.set_aside(claimed.chord)
 
-    def _send_body(self, group_id: str, claimed: Claimed, body: Any) -> bool:
-        """Send the body, or store its failure; return False if another process completes the chord."""
+    def _send_body(self, group_id: str, claimed: Claimed, body: Any) -> bool | None:
+        """Send the body, or store its failure and return False; None if another process completes the chord."""
         chord, is_repeated = claimed.chord, claimed.is_repeated
         # If this worker is killed now, another one sends the same messages again. With our own transport, they have the
         # same ids, so each is published once.
@@ -292,16 +294,17 @@ class ChordMixin(BaseKeyValueStoreBackend):
             except (OperationalError, SoftTimeLimitExceeded, *RETRIED) as exc:
                 if chord.get('body'):
                     logger.error('chord %s waits for a worker that completes it: %s', group_id, exc)
-                    return False
+                    return None
                 raise
         except Exception as exc:
             if not self.chords.has_claim(chord):
-                return False  # another worker has completed the chord and deleted its documents
+                return None  # another worker has completed the chord and deleted its documents
             # Inside the except block, because Celery reads the current traceback.
             error = exc if isinstance(exc, ChordError) else _chord_error(f'Callback error: {exc!r}', exc)
             logger.error('chord %s fails: %s', group_id, error)
             with once():
                 self.chord_error_from_stack(self._with_errbacks(chord, body), error)
+            return False
         return True
 
     def _with_errbacks(self, chord: Chord, body: Any) -> Any:

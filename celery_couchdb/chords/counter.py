@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 from typing import Any, NamedTuple, TypeGuard
 
+from celery import states
+
 from kombu_couchdb.couchdb.bulk import ATTEMPTS
 from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number, text
 from kombu_couchdb.documents.idempotency import is_repeated
@@ -278,8 +280,23 @@ class Chords:
                 yield group_id
 
     def set_aside(self, chord: Chord) -> None:
-        """Keep a claimed chord that cannot be completed until it expires. Sweeps do not find it any more."""
+        """Keep a claimed chord that has failed until it expires: see `reopen`. Sweeps do not find it any more."""
         self._store.put({**chord, 'date': None})
+
+    def reopen(self, group_id: str, task_id: str) -> bool:
+        """Let a chord whose part `task_id` has failed wait for this part again; return False if the chord is gone.
+
+        First the part is deleted: the chord cannot be completed before the part is stored again, whoever is killed.
+        """
+        for _ in range(ATTEMPTS):
+            if (chord := self._store.current(self._prefix + group_id)) is None:
+                return False
+            parts = self.parts(group_id, ordered=True)
+            failed = [part for part in parts if part['task_id'] == task_id and part['state'] != states.SUCCESS]
+            self._store.delete_all(failed)
+            if chord.get('date') is not None or self._put({**chord, 'claimed': None, 'errbacks': 0}):
+                return True  # it had not ended, or waits again
+        raise self._store.too_many_conflicts(self._prefix + group_id)
 
     def expire(self, ids: Iterable[str], parts: Iterable[Document]) -> int:
         """Delete expired chords and parts, and return the number of deleted documents.

@@ -28,6 +28,7 @@ from ..backend import CouchDBBackend
 from ..connections import REQUEST_SECONDS, backend_of, client_of, has_our_broker
 from ..failures import Failures
 from ..jobs import Jobs
+from ..resources.task import TaskSources
 from .tables import Duration, echo
 
 F = TypeVar('F', bound=Callable[..., Any])
@@ -100,9 +101,15 @@ def jobs_of(ctx: click.Context) -> Jobs:
 
 
 def failures_of(ctx: click.Context) -> Failures:
-    """Return the failures in the databases of the app that `celery -A` names."""
+    """Return the failures in the database of the broker of the app that `celery -A` names."""
     app = app_of(ctx)
-    return Failures(app, broker_of(app) if has_our_broker(app) else None, results_of(app))
+    return Failures(app, broker_of(app), results_of(app))
+
+
+def task_sources_of(ctx: click.Context) -> TaskSources:
+    """Return where the app that `celery -A` names has its messages and results."""
+    app = app_of(ctx)
+    return TaskSources.of(app, broker_of(app) if has_our_broker(app) else None, results_of(app))
 
 
 def results_of(app: Any, admin: Login | None = None, *, seconds: float = REQUEST_SECONDS) -> Client | None:

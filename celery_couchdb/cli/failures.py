@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from ..failures import Failures
 from ..resources.failure_actions import FAILURES, wanted_failures
 from ..resources.failures import failure_resource, group_resource
-from ..resources.task import find_task, task_resource
-from .clients import failures_of
+from ..resources.task import TaskSources, find_task, task_resource
+from .clients import failures_of, task_sources_of
 from .resource_commands import (
     action_command,
     field_options,
@@ -25,9 +24,10 @@ from .resource_commands import (
 
 @click.group('failures')
 def command() -> None:
-    """List, show, retry or drop what failed: failed tasks, and dead letters.
+    """List, show, retry or drop what failed.
 
-    A task that raised an exception has a failed result. A message that no worker could process is a dead letter.
+    The message of a task that failed for good is kept for a week (the transport option keep_failed), and that of a
+    message that no worker could process without end: both as dead letters.
     """
 
 
@@ -45,10 +45,9 @@ def list_(ctx: click.Context, /, grouped: bool, limit: int, as_json: bool, **opt
         resource = failure_resource(failures, failures.now())
         print_list(resource, failures.listing(wanted), as_json, empty='There are no failures.', limit=limit)
         return
-    if any(given is not None for given in (wanted.queue, wanted.since, wanted.until, wanted.args)) or ':' in (
-        wanted.error or ''
-    ):
-        raise click.UsageError('--group goes with --kind, --task and the type of the error only.')
+    others = (wanted.queue, wanted.since, wanted.until, wanted.args)
+    if any(given is not None for given in others) or ':' in (wanted.error or ''):
+        raise click.UsageError('--group goes with --task and the type of the error only.')
     print_list(group_resource(), failures.groups(wanted), as_json, empty='There are no failures.', limit=limit)
 
 
@@ -61,8 +60,8 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
 
     ID is the id of the task or of a document, or its first characters.
     """
-    failures = failures_of(ctx)
-    _show(failures, [failure.id for failure in failures.find([name])], as_json)
+    names = [failure.id for failure in failures_of(ctx).find([name])]
+    _show(task_sources_of(ctx), names, as_json)
 
 
 @click.command('show')
@@ -74,12 +73,12 @@ def show_command(ctx: click.Context, name: str, as_json: bool) -> None:
 
     ID is the id of the task or of a document, or its first characters. With --json, the documents are printed, too.
     """
-    _show(failures_of(ctx), [name], as_json)
+    _show(task_sources_of(ctx), [name], as_json)
 
 
-def _show(failures: Failures, names: Sequence[str], as_json: bool) -> None:
-    found = [find_task(failures, name) for name in dict.fromkeys(names)]
-    print_details(task_resource(failures, failures.now()), found, as_json)
+def _show(sources: TaskSources, names: Sequence[str], as_json: bool) -> None:
+    found = [find_task(sources, name) for name in dict.fromkeys(names)]
+    print_details(task_resource(sources, sources.now()), found, as_json)
 
 
 for action in FAILURES.actions:

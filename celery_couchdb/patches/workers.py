@@ -33,16 +33,15 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
-from billiard.einfo import ExceptionWithTraceback
 from celery import signals
-from celery.exceptions import BackendError, Ignore, Reject, Retry, Terminated
+from celery.exceptions import BackendError, TimeLimitExceeded
 from celery.utils.dispatch import Signal
 from kombu.exceptions import OperationalError
 
 from kombu_couchdb.errors import AccessDenied, CouchDBError, NotCouchDB
 from kombu_couchdb.log import get_logger
 
-from . import early_acks
+from . import early_acks, failed_tasks
 
 logger = get_logger(__name__)
 
@@ -57,10 +56,6 @@ READY, SHUTDOWN = (signals.worker_ready, _started), (signals.worker_shutdown, _s
 #: `OUTCOMES`, and `seconds` how long the task ran; None if it did not run.
 TASK_STARTED = Signal(name='couchdb_task_started', providing_args=set())
 TASK_ENDED = Signal(name='couchdb_task_ended', providing_args={'outcome', 'seconds'})
-
-#: How a request ends. A task that rejects its message, or whose process is lost, may be delivered again (`rejected`);
-#: one that raises `Ignore` or is replaced by another task is `ignored`.
-OUTCOMES = ('succeeded', 'failed', 'retried', 'rejected', 'revoked', 'ignored')
 
 #: The connection or the result backend fails, or the worker is out of memory, files or threads. (A `RecursionError` is
 #: a `RuntimeError`, too, but it is caused by a message.)
@@ -121,6 +116,8 @@ def _reporting_tasks(function: Callable[..., type[Any]]) -> Callable[..., type[A
 def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
     class Request(base):
         couchdb_has_ended = False
+        couchdb_failure: dict[str, Any] | None = None
+        couchdb_is_kept = False
         couchdb_asks = couchdb_confirms = couchdb_is_confirmed = False
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -142,26 +139,42 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
             return found
 
         def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+            outcome = failed_tasks.outcome_of(exc_info.exception)
             try:
-                return super().on_failure(exc_info, *args, **kwargs)
+                with failed_tasks.keeping(self, outcome, exc_info.exception, exc_info.traceback):
+                    return super().on_failure(exc_info, *args, **kwargs)
             finally:
-                self.couchdb_end(_outcome_of(exc_info.exception))
+                self.couchdb_end(outcome)
 
         def on_retry(self, exc_info: Any) -> Any:
             self.couchdb_end('retried')
             return super().on_retry(exc_info)
 
         def on_timeout(self, soft: bool, timeout: float) -> Any:
-            try:
+            if soft:
                 return super().on_timeout(soft, timeout)
+            try:
+                with failed_tasks.keeping(self, 'failed', TimeLimitExceeded(timeout), ''):
+                    return super().on_timeout(soft, timeout)
             finally:
-                if not soft:
-                    self.couchdb_end('failed')
+                self.couchdb_end('failed')
+
+        def acknowledge(self) -> Any:
+            failed_tasks.note(self)
+            return super().acknowledge()
 
         def reject(self, requeue: bool = False) -> Any:
             if requeue:
+                self.couchdb_failure = None
                 self.couchdb_end('rejected')
+            failed_tasks.note(self)
             return super().reject(requeue=requeue)
+
+        def _success_was_stored(self) -> Any:
+            return failed_tasks.unless(self, super()._success_was_stored)
+
+        def _retry_worker_lost(self, *args: Any) -> Any:
+            return failed_tasks.unless(self, super()._retry_worker_lost, *args)
 
         def _announce_revoked(self, *args: Any) -> Any:
             self.couchdb_end('revoked')
@@ -179,14 +192,6 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
                 TASK_ENDED.send(sender=self, outcome=outcome, seconds=seconds)
 
     return Request
-
-
-def _outcome_of(exc: BaseException) -> str:
-    exc = getattr(exc, 'exc', exc) if isinstance(exc, ExceptionWithTraceback) else exc
-    for kind, outcome in ((Ignore, 'ignored'), (Reject, 'rejected'), (Retry, 'retried'), (Terminated, 'revoked')):
-        if isinstance(exc, kind):
-            return outcome
-    return 'failed'
 
 
 # -- messages of tasks that have not begun

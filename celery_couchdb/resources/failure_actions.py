@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..failures import KINDS, Failure, FailureFilter, Failures
+from ..failures import Failure, FailureFilter, Failures
 from .change import Part
 from .columns import json_line
 from .failures import failure_resource
@@ -23,9 +23,8 @@ _MAX_NAME = 80
 def wanted_failures(failures: Failures, values: Values) -> FailureFilter:
     """Return the filter that the values of the fields are."""
     since, until = dates_in(values, failures.now())
-    kind = values['kind'][0] if len(values.get('kind', ())) == 1 else None
     queue, task, error, args = (values.get(name) for name in ('queue', 'task', 'error', 'args'))
-    return FailureFilter(kind, queue, task, error, since, until, args)
+    return FailureFilter(queue, task, error, since, until, args)
 
 
 def _count(failures: Failures, values: Values, fully: bool) -> int | None:
@@ -91,12 +90,11 @@ FAILURES: Selectable[Failures, Failure | str] = Selectable(
     find=_find,
     name_of=_name_of,
     filters=(
-        Field('kind', 'Kinds', hint='Only failed tasks, or only dead letters.', kind='chips', options=KINDS),
         TASK,
         Field(
             'error',
             'Error',
-            hint='Only this type of exception (ValueError) or kind of reason (rejected); or with a colon the beginning '
+            hint='Only this type of exception (ValueError) or other reason (rejected); or with a colon the beginning '
             'of the error ("ValueError: no such").',
         ),
         QUEUE,
@@ -112,8 +110,8 @@ FAILURES: Selectable[Failures, Failure | str] = Selectable(
             'Retry',
             _retry,
             'Retry {}?',
-            'Failed tasks are sent again with their ids and arguments, and dead letters go back into their queues. '
-            'What was to follow a failed task in a chain or a chord is not sent.',
+            'The messages go back into their queues, and their tasks keep their ids. What follows a task in a chain or '
+            'a chord runs after it.',
             fields=(
                 Field(
                     'to', 'Queue', hint='Send them to this queue. Default: the one they were sent to.', metavar='QUEUE'
@@ -127,7 +125,7 @@ FAILURES: Selectable[Failures, Failure | str] = Selectable(
             'Drop',
             _drop,
             'Drop {}?',
-            'The failed results and the dead letters are deleted for good.',
+            'The messages are deleted for good; results stay.',
             tone='bad',
         ),
     ),

@@ -10,14 +10,17 @@ from typing import Any
 from kombu_couchdb.admin.claimants import Claimants
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.documents.body import stub
-from kombu_couchdb.values import is_number
+from kombu_couchdb.values import is_number, is_whole
 
 from ..failures import Failure, FailureGroup, Failures
 from ..jobs import Jobs, Unreadable
 from .columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_date
 from .resource import Resource
+
+#: More retries are no number of retries.
+_MAX_RETRIES = 10**9
 
 #: Shown in place of a body that would need a request of its own.
 _ATTACHED = 'the body is an attachment, which "show" reads'
@@ -28,9 +31,9 @@ def failure_resource(
 ) -> Resource[Failure]:
     """Return the resource of failures, with columns for their `arguments`, and for worker and `tries`, on wish.
 
-    A summary does not know worker and tries. `now` is the server's time.
+    `now` is the server's time.
     """
-    error = Column('ERROR', None, _error, min_width=15)
+    error = Column('ERROR', 'error', min_width=15)
     when = Column('WHEN', 'date', partial(_when, now=now), right=True)
     columns = [
         Column('ID', 'id', min_width=9),
@@ -38,7 +41,7 @@ def failure_resource(
         *([Column('ARGUMENTS', 'arguments', min_width=8)] if arguments else []),
         *([error, when] if tries else []),
         Column('QUEUE', 'queue', min_width=6),
-        Column('KIND', 'kind', _kind),
+        Column('REASON', 'reason', _reason),
         *([Column('WORKER', 'worker', min_width=6), Column('TRY', None, _try, right=True)] if tries else []),
         *([] if tries else [when, error]),
     ]
@@ -51,7 +54,6 @@ def group_resource() -> Resource[FailureGroup]:
     """Return the resource of groups of failures."""
     columns = [
         Column('TASK', 'task', min_width=8),
-        Column('KIND', 'kind', _kind),
         Column('ERROR', 'error', min_width=12),
         Column('COUNT', 'count', count_cell, right=True),
         Column('FIRST (UTC)', 'first', _date),
@@ -66,39 +68,37 @@ def without_arguments(failure: Row) -> Row:
 
 
 def _summary(failure: Failure) -> Row:
+    error = dead_letter.error_in(failure.letter)
     return {
         'id': failure.id,
         'task': failure.task,
         'arguments': failure.arguments,
         'queue': failure.queue,
-        'kind': failure.kind,
-        'date': failure.date or None,
         'reason': failure.reason,
+        'date': failure.date or None,
         'error': failure.error,
         'error_type': failure.error_type,
+        'attempts': failure.letter.get('attempts'),
+        'retries': retries if is_whole(retries := error.get('retries'), 0, _MAX_RETRIES) else None,
+        'worker': worker if isinstance(worker := error.get('worker'), str) else None,
     }
 
 
-def _describe_all(jobs: Jobs | None, part: Sequence[Failure]) -> Iterator[Row]:
+def _describe_all(jobs: Jobs, part: Sequence[Failure]) -> Iterator[Row]:
     """Yield all facts about failures. Dates are seconds since the epoch. One request for all of them, or none."""
-    letters = [failure.letter for failure in part if failure.letter is not None]
-    workers = workers_of(Claimants.of(jobs.client, letters), letters) if jobs and letters else {}
+    letters = [failure.letter for failure in part]
+    workers = workers_of(Claimants.of(jobs.client, letters), letters) if letters else {}
     for failure in part:
-        letter, result = failure.letter, failure.result
-        described: dict[str, Any] = {'args': None, 'kwargs': None, 'unreadable': None}
-        if letter is not None and jobs is not None:
-            described |= _arguments(jobs, letter)
-        elif result is not None:
-            described |= {'args': result.args, 'kwargs': result.kwargs}
-        consumer = letter.get('consumer') if letter else None
+        row, consumer = _summary(failure), failure.letter.get('consumer')
         yield {
-            **_summary(failure),
-            'traceback': result.traceback if result else None,
-            **described,
-            'attempts': letter.get('attempts') if letter else None,
-            'retries': result.retries if result else None,
-            'worker': workers.get(consumer) if isinstance(consumer, str) else result.worker if result else None,
-            'documents': [doc['_id'] for doc in (letter, result.document if result else None) if doc],
+            **row,
+            'traceback': failure.traceback,
+            'args': None,
+            'kwargs': None,
+            'unreadable': None,
+            **_arguments(jobs, failure.letter),
+            'worker': row['worker'] or (workers.get(consumer) if isinstance(consumer, str) else None),
+            'document': failure.letter['_id'],
         }
 
 
@@ -113,9 +113,9 @@ def _arguments(jobs: Jobs, letter: Document) -> Row:
     return {'args': body[0], 'kwargs': body[1]} if is_task else {'body': body}
 
 
-def _kind(kind: str) -> Cell:
-    tone: Tone = 'bad' if kind == 'dead' else 'warning'
-    return Cell(kind, tone)
+def _reason(reason: str) -> Cell:
+    tone: Tone = 'warning' if reason == dead_letter.FAILED else 'bad'
+    return Cell(reason, tone)
 
 
 def _try(failure: Row) -> str:
@@ -126,11 +126,6 @@ def _try(failure: Row) -> str:
 
 def _when(date: Any, now: float) -> str:
     return format_ago(date, now)
-
-
-def _error(failure: Row) -> str:
-    texts = [text for name in ('reason', 'error') if (text := failure[name])]
-    return ': '.join(dict.fromkeys(texts)) or NO_VALUE
 
 
 def _date(date: float) -> str:

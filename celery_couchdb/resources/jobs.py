@@ -12,7 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu_couchdb.admin.claimants import Claimants
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.documents import concurrency, workitem
+from kombu_couchdb.documents import concurrency, dead_letter, workitem
 from kombu_couchdb.documents.ids import CONSUMER
 from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.errors import CouchDBError
@@ -132,8 +132,8 @@ def _describe(
 
 
 def _error(doc: Document) -> str | None:
-    """Return the error of the last attempt that a waiting retry carries, such as `ValueError: no such customer`."""
-    error = headers_of(doc).get(LAST_ERROR)
+    """Return the error of a task that failed, or that of the last attempt before a retry, such as `ValueError: no`."""
+    error = dead_letter.error_in(doc) or headers_of(doc).get(LAST_ERROR)
     return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
 
 

@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 from celery import states
 
 from kombu_couchdb.admin.jobs import STATES, choose, complete, find
-from kombu_couchdb.couchdb.client import Document
-from kombu_couchdb.documents import workitem
+from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.documents.ids import RATE
 from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
-from ..failures import Failures
+from ..backend import CouchDBBackend
+from ..connections import backend_of, has_our_broker
+from ..jobs import Jobs
 from ..rooms import rooms
-from ..stored_results import StoredResult
+from ..stored_results import StoredResult, StoredResults
 from .columns import Lines, Row, format_date, format_duration, json_line
 from .jobs import job_resource
 from .resource import Resource
@@ -38,6 +40,34 @@ _EVENTS = {
 }
 
 
+class TaskSources(NamedTuple):
+    """Where the messages and the results of an app are; None stands for a broker or a backend that is not ours."""
+
+    jobs: Jobs | None
+    results: StoredResults | None
+
+    @classmethod
+    def of(cls, app: Any, broker: Client | None, results: Client | None) -> TaskSources:
+        """Use the clients for the broker's database and that of results, or create them.
+
+        *Raises* `ConfigurationError` if neither is CouchDB, or if one of them cannot be loaded.
+        """
+        jobs = Jobs(app, broker, results) if has_our_broker(app) else None
+        stored = StoredResults(app, results) if isinstance(backend_of(app), CouchDBBackend) else None
+        if jobs is None and stored is None:
+            raise ConfigurationError(
+                'neither the broker nor the result backend of this app is CouchDB: set broker_url or result_backend to '
+                'couchdb://…, or name the app with celery -A'
+            )
+        return cls(jobs, stored)
+
+    def now(self) -> float:
+        """Return the server's time, in seconds since the epoch."""
+        source = self.jobs or self.results
+        assert source is not None
+        return source.client.clock.now()
+
+
 class FoundTask(NamedTuple):
     """A task with its messages and its result, as they were read."""
 
@@ -50,7 +80,7 @@ class FoundTask(NamedTuple):
     elsewhere: Sequence[Row]
 
 
-def task_resource(sources: Failures, now: float) -> Resource[FoundTask]:
+def task_resource(sources: TaskSources, now: float) -> Resource[FoundTask]:
     """Return the resource of tasks; `now` is in seconds since the epoch."""
     return Resource(lambda found: [_describe(sources, task, now) for task in found], details=partial(_details, now=now))
 
@@ -63,7 +93,7 @@ def without_arguments(task: Row) -> Row:
     return {**task, **hidden, 'messages': messages, 'result': result}
 
 
-def find_task(sources: Failures, name: str) -> FoundTask:
+def find_task(sources: TaskSources, name: str) -> FoundTask:
     """Return the task with the id `name`, or the task whose message has this document id, or whose id begins with it.
 
     Two to four requests for a full id, up to eleven for the beginning of one, and those of optional rooms. The workers
@@ -87,7 +117,7 @@ def find_task(sources: Failures, name: str) -> FoundTask:
     return found
 
 
-def _exactly(sources: Failures, name: str) -> FoundTask | None:
+def _exactly(sources: TaskSources, name: str) -> FoundTask | None:
     docs = find(sources.jobs.client, name) if sources.jobs else []
     task_id = next(filter(None, map(workitem.task_id, docs)), name)
     result = sources.results.get(task_id) if sources.results else None
@@ -95,13 +125,13 @@ def _exactly(sources: Failures, name: str) -> FoundTask | None:
     return FoundTask(task_id, docs, result, {}, elsewhere) if docs or result or elsewhere else None
 
 
-def _complete(sources: Failures, start: str) -> set[str]:
+def _complete(sources: TaskSources, start: str) -> set[str]:
     messages = complete(sources.jobs.client, start) if sources.jobs else []
     results = sources.results.complete(start) if sources.results else []
     return {*messages, *(result.id for result in results), *(row['id'] for row in _elsewhere(sources, start))}
 
 
-def _elsewhere(sources: Failures, start: str) -> list[Row]:
+def _elsewhere(sources: TaskSources, start: str) -> list[Row]:
     jobs = sources.jobs
     return [row for room in rooms() if jobs for row in room.whereabouts(jobs.app, jobs.client, start)]
 
@@ -109,7 +139,7 @@ def _elsewhere(sources: Failures, start: str) -> list[Row]:
 # -- the description
 
 
-def _describe(sources: Failures, task: FoundTask, now: float) -> Row:
+def _describe(sources: TaskSources, task: FoundTask, now: float) -> Row:
     """Return all that is known of a task. Dates are seconds since the epoch."""
     messages = list(job_resource(sources.jobs).describe(task.docs)) if sources.jobs else []
     first = min(messages, key=lambda row: STATES.index(row['state']), default=None)
@@ -119,7 +149,7 @@ def _describe(sources: Failures, task: FoundTask, now: float) -> Row:
     group = headers.get('group') or meta.get('group_id')
     progress = sources.results.chord_progress(group) if sources.results and group and isinstance(group, str) else None
     state, where = _state(first, task, now)
-    shown = first or {}
+    shown, error = first or {}, next((found for doc in task.docs if (found := dead_letter.error_in(doc))), {})
     return {
         'id': task.id,
         'task': shown.get('task')
@@ -137,6 +167,7 @@ def _describe(sources: Failures, task: FoundTask, now: float) -> Row:
         'attempts': shown.get('attempts'),
         'retries': headers.get('retries') if first else result.retries if result else None,
         'error': _error(shown, result),
+        'traceback': error.get('traceback') or (result.traceback if result else None),
         'worker': _worker(shown, task),
         'result': result and {**result.described(), 'expires': result.document.get('expires')},
         'group': group,
@@ -249,7 +280,7 @@ def _details(task: Row, now: float) -> Row:
         'worker': task['worker'],
         'result': _outcome(task['result']),
         'error': task['error'],
-        'traceback': _lines((task['result'] or {}).get('traceback')),
+        'traceback': _lines(task['traceback']),
         'group': task['group'],
         'chord': task['chord'] and f'{task["chord"]["ended"]:,} of {task["chord"]["tasks"]:,} tasks have ended',
         # A retry has itself as its parent, and the first task of a tree is its own root.
@@ -268,8 +299,8 @@ def _outcome(result: Row | None) -> str | None:
     return result['state'] if result['error'] is not None else f'{result["state"]}: {json_line(result["result"])}'
 
 
-def _lines(text: str | None) -> Lines:
-    return Lines((text or '').rstrip().splitlines())
+def _lines(text: Any) -> Lines:
+    return Lines(str(text or '').rstrip().splitlines())
 
 
 def _messages(messages: Sequence[Row]) -> Lines:

@@ -7,8 +7,8 @@
      "value": {"task_id", "status", "result", "traceback", …}}
 
 `date` is when the document was stored, `expires` when it may be deleted, both in seconds since the epoch. `delivery`
-names the delivery of the task's message that stored the result; see `delivery_of`. A failed one has `error`, the type
-of the exception. `value` is what Celery encodes; it is an object only if CouchDB returns that unchanged; see `pack`.
+names the delivery of the task's message that stored the result; see `delivery_of`. `value` is what Celery
+encodes; it is an object only if CouchDB returns that unchanged; see `pack`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.conflicts import Rule
 from kombu_couchdb.couchdb.http import TOO_DEEP
 from kombu_couchdb.documents.validation import is_deeper
-from kombu_couchdb.values import revision_parts, storable
+from kombu_couchdb.values import revision_parts
 
 #: A part of the JSON of a value that is nested too deeply to be read.
 _TOO_DEEP = json.dumps(TOO_DEEP)
-
-#: The maximum length of the type of an exception in a document, in characters. The view `failures` knows it, too.
-_MAX_TYPE = 255
 
 #: The number of characters that are kept of each end of what is shortened.
 _KEPT = 1000
@@ -68,8 +65,6 @@ class _Expiring(_Stored, total=False):
 
 
 class _ResultOptions(Packed, _Expiring, total=False):
-    #: The type of the exception of a failed task.
-    error: str
     delivery: list[int]
     #: The id of its part of a chord, if the part has no copy of the value.
     part: str
@@ -278,12 +273,6 @@ def error_text(value: Any) -> str:
         text = ', '.join(map(str, message)) if isinstance(message, (list, tuple)) else str(message)
         return f'{value.get("exc_type")}: {text}'
     return f'{type(value).__name__}: {value}' if isinstance(value, BaseException) else str(value)
-
-
-def error_type(value: Any) -> str:
-    """Return the name of the type of an exception as Celery stores it, such as `ValueError`, for a document."""
-    known = isinstance(value, Mapping) and isinstance(value.get('exc_type'), str)
-    return storable(value['exc_type'] if known else type(value).__qualname__, _MAX_TYPE)
 
 
 def _portable(payload: str) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import design
 from ..couchdb.bulk import BATCH_DOCS
-from ..couchdb.client import LAST, Client, Document, Row, chunks
+from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.shapes import both, items, members, number, text
 from ..documents import dead_letter, validation, workitem
 from ..documents.dead_letter import NO_QUEUE
@@ -21,13 +21,13 @@ from .jobs import FIRST_ROWS, needs_jobs_view, paged
 #: The shapes of the rows of the view `dead`, and of its reduction.
 _LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
 
-#: The shape of the rows of the views `failures`, reduced to groups.
-GROUP = members(
+#: The shape of the rows of the view `failures`, reduced to groups.
+_GROUP = members(
     key=both(items(lambda part: True), lambda key: len(key) > 1), value=members(count=number, min=number, max=number)
 )
 
 #: The maximum number of groups that are read.
-MAX_GROUPS = 1000
+_MAX_GROUPS = 1000
 
 #: What is done with letters before they are replayed.
 Before = Callable[[Sequence[Document]], object]
@@ -35,10 +35,10 @@ Before = Callable[[Sequence[Document]], object]
 
 @dataclass(frozen=True)
 class ErrorGroup:
-    """Failures of one task for one reason: dead letters, or failed results."""
+    """Dead letters of one task for one reason."""
 
     task: str | None
-    #: The kind of the reason, see `documents.dead_letter`; of failed results the type of the exception.
+    #: The type of the exception if the task failed, else the kind of the reason; see `documents.dead_letter`.
     error: str | None
     count: int
     #: When the first and the last of them failed, in seconds since the epoch.
@@ -67,53 +67,41 @@ def latest(
     *,
     queue: str | None = None,
     task: str | None = None,
-    kind: str | None = None,
+    error: str | None = None,
     since: float | None = None,
     until: float | None = None,
 ) -> Iterator[Document]:
     """Yield dead letters, the latest first, in batches that are read when they are needed.
 
-    Two requests for the first 50, then for 200 each. None stands for all; `kind` is that of the reason, `since` and
-    `until` are in seconds since the epoch. You may delete or replay the letters while you iterate.
+    Two requests for the first 50, then for 200 each. None stands for all; `error` is as in groups, `since` and `until`
+    are in seconds since the epoch. You may delete or replay the letters while you iterate.
     """
     after, last = [] if since is None else [since], LAST if until is None else until
     if queue is not None:
         name, view, start = design.NAME, 'dead', [design.key_of(queue)]
     else:
         name, view = design.JOBS, 'failures'
-        start = ['date'] if task is None else ['task', task] if kind is None else ['group', task, kind]
+        start = ['date'] if task is None else ['task', task] if error is None else ['group', task, error]
     where = {'startkey': [*start, last], 'endkey': [*start, *after], 'descending': True, 'include_docs': True}
     with needs_jobs_view(client):
         for row in paged(client, name, view, _LETTER, first=FIRST_ROWS, **where, reduce=False):
             if (doc := row.get('doc')) and is_letter(doc):
                 letter = as_letter(doc)
-                if (task is None or workitem.task_name(letter) == task) and kind in (None, dead_letter.kind_of(letter)):
+                if task in (None, workitem.task_name(letter)) and error in (None, dead_letter.error_type(letter)):
                     yield letter
 
 
 def groups(client: Client) -> list[ErrorGroup]:
-    """Return the dead letters in groups by task and kind of reason; one request, for up to 1,000 groups."""
-    where = {'startkey': ['group'], 'endkey': ['group', LAST], 'group_level': 3, 'limit': MAX_GROUPS}
-    with needs_jobs_view(client):
-        return groups_in(client.view(design.JOBS, 'failures', GROUP, **where))
-
-
-def groups_in(rows: Iterable[Row]) -> list[ErrorGroup]:
-    """Return the groups in the rows of a view that is reduced to keys which end in task and reason."""
+    """Return the dead letters in groups by task and error; one request, for up to 1,000 groups."""
+    where = {'startkey': ['group'], 'endkey': ['group', LAST], 'group_level': 3, 'limit': _MAX_GROUPS}
     found = []
+    with needs_jobs_view(client):
+        rows = client.view(design.JOBS, 'failures', _GROUP, **where)
     for row in rows:
         task, error = (part if isinstance(part, str) else None for part in row['key'][-2:])
         stats = row['value']
         found.append(ErrorGroup(task, error, int(stats['count']), float(stats['min']), float(stats['max'])))
     return found
-
-
-def among(client: Client, task_ids: Collection[str]) -> set[str]:
-    """Return which of these tasks have a dead letter; one request."""
-    body, shape = {'keys': sorted(task_ids)}, members(rows=items(members(key=text)))
-    with needs_jobs_view(client):
-        rows = client.query(design.JOBS, 'POST', 'by_task', None, body, shape=shape)['rows'] if task_ids else []
-    return {row['key'] for row in rows if row.get('value') is True}
 
 
 def is_letter(doc: Document) -> bool:
@@ -148,7 +136,7 @@ def replay(
     refused: dict[str, str] = {}
     pairs: list[tuple[Document, WorkItem]] = []  # the letter, and the document to write
     for doc in docs:
-        item = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
+        item = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'error')}
         if not workitem.is_dead(doc):
             refused[doc['_id']] = 'it is no dead letter (any more)'
         elif not isinstance(doc.get('queue'), str):

@@ -38,7 +38,7 @@ STATES = ('running', 'prefetched', 'ready', 'scheduled', 'parked', 'dead', 'done
 OPEN = STATES[:5]
 
 #: The states that do not change any more, unless the same task is sent again.
-ENDED = ('done', 'gone')
+ENDED = ('dead', 'done', 'gone')
 
 #: The rows that one request of `paged` reads, and those of the first request of lists that people see the beginning of.
 BATCH_ROWS, FIRST_ROWS = 200, 50
@@ -217,7 +217,7 @@ def state(client: Client, task_id: str) -> str:
 
 
 def watch_all(client: Client, task_ids: Collection[str], timeout: float | None = None) -> Iterator[tuple[str, str]]:
-    """Yield `(task_id, state)` for each job, then for each new state, until all are `done` or `gone`. It does not poll.
+    """Yield `(task_id, state)` for each job, then for each new state, until all have ended (`ENDED`). It does not poll.
 
     All jobs share one changes feed, with the heartbeats of the workers that have claimed them, and only what has
     changed is read again. *Raises* `TimeoutError` if a job has not ended after `timeout` seconds (None means no limit),

@@ -77,6 +77,7 @@ class Cycle:
             client.clock,
             options.unlimited_prefetch,
             options.keep_done,
+            options.keep_failed,
             confirm_acks=options.confirm_acks,
         )
         #: What is new in the databases.

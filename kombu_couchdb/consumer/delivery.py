@@ -147,6 +147,10 @@ class Delivery:
     waiting: bool = False
     #: Whether its task has begun, so that its ack must be stored at once. Who waits for that before the task begins.
     begun: bool = False
+    #: Whether CouchDB has refused the ack of a task that has begun: another consumer may have the message.
+    is_refused: bool = False
+    #: Keeps the message as a dead letter when that ack is stored: its task has failed.
+    on_stored: Callable[[], None] | None = field(default=None, repr=False)
     confirmed: Callable[[bool], None] | None = field(default=None, repr=False)
     #: Since when the message was ready, by the clock of this machine, as of its delivery to kombu.
     ready_since: float = 0.0

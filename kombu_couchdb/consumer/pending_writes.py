@@ -114,6 +114,21 @@ class PendingWrites:
             self._settled[claimed['_id']] = settled
         self._add(claimed, change, change(claimed))
 
+    def keep(self, doc: Document) -> None:
+        """Add the creation of `doc`, the dead letter of a task that was acknowledged early; its id makes it one."""
+
+        def on_result(result: WriteResult) -> None:
+            if result.status is WriteStatus.UNKNOWN:
+                self._writes.append((doc, on_result))
+                return
+            self.unstored.discard(doc['_id'])
+            if result.is_refused and (shorter := dead_letter.shortened(doc)):
+                self.keep(shorter)
+
+        self.unstored.add(doc['_id'])
+        self._writes.append((doc, on_result))
+        self._wakeup.set()
+
     def take_begun(self) -> list[PendingWrite]:
         """Return the acks of tasks that have begun, and forget them: the caller passes a result to each."""
         return [self._begun.popleft() for _ in range(len(self._begun))]
@@ -214,6 +229,10 @@ class PendingWrites:
                 self._doubtful.append(doc)
                 self._wakeup.set()
             else:
+                if result.is_refused and (shorter := dead_letter.shortened(doc)):
+                    self._add(claimed, lambda doc: dead_letter.shortened(change(doc)) or change(doc), shorter)
+                    self._wakeup.set()
+                    return
                 # If CouchDB has stored a write, the second attempt conflicts with the first: that needs no warning. For
                 # a unique job the conflict may also come from a publisher that has changed the job.
                 self._confirmed(doc, result)
@@ -232,6 +251,11 @@ class PendingWrites:
             written = dead_letter.apart(doc)[-1] if doc.get('status') else doc
             if workitem.is_waiting(written):
                 self._released.append({**written, '_rev': result.rev})
+
+
+def _is_kept(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a document is the dead letter of a task that was acknowledged early: it is created, see `keep`."""
+    return bool(doc.get('status')) and '_rev' not in doc
 
 
 def give_up(writes: Iterable[PendingWrite]) -> None:
@@ -278,14 +302,15 @@ class Commits:
         # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
         # with the next message or its deletion.
         parts = [dead_letter.apart(doc) if doc.get('status') else [doc] for doc, _ in writes.values()]
-        docs = [doc for *_, doc in parts]
+        docs = [doc for *_, doc in parts if not _is_kept(doc)]
+        copies = [copy for *copies, doc in parts for copy in (*copies, *([doc] if _is_kept(doc) else []))]
         # The next publisher of a unique job may write over its tombstone, so its markers are stored before.
         markers = [marker for doc in docs if doc.get('_deleted') for marker in unique_merge.markers(doc)]
         failure = None
         try:
-            keep_copies(self._store.client, [copy for *copies, _ in parts for copy in copies])
+            kept = keep_copies(self._store.client, copies)
             self._store.client.create_once(markers)
-            results: Sequence[WriteResult] = self._store.client.bulk(docs) if docs else ()
+            results: Sequence[WriteResult] = [*kept, *(self._store.client.bulk(docs) if docs else ())]
         except CouchDBError as exc:
             results, failure = exc.answered, exc
         for result in results:

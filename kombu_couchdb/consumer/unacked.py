@@ -26,7 +26,9 @@ from typing import Any
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from ..documents import dead_letter, workitem
+from ..documents.body import attachments_with
 from ..documents.concurrency import limit_of
+from ..documents.types import TaskError
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Mailbox, Pull, Subscription, broadcast
@@ -53,15 +55,16 @@ class Unacked:
         clock: ServerClock,
         unlimited: int,
         keep_done: float = 0.0,
+        keep_failed: float = 0.0,
         *,
         confirm_acks: bool = False,
     ) -> None:
         """Deliveries are put into `mailbox`; `unlimited` is the most messages claimed ahead without a prefetch limit.
 
-        `keep_done` and `confirm_acks` are the transport options.
+        `keep_done`, `keep_failed` and `confirm_acks` are the transport options.
         """
         self._lease, self._mailbox, self._clock, self._unlimited = lease, mailbox, clock, unlimited
-        self._keep_done = KeepDone(keep_done)
+        self._keep_done, self._keep_failed = KeepDone(keep_done), keep_failed
         self._lock = threading.RLock()
         #: Wakes the I/O thread: it has work. And when its next cycle should begin.
         self.wakeup, self.pace = Wakeup(), Pace()
@@ -259,11 +262,42 @@ class Unacked:
 
     def ack(self, tag: str) -> None:
         """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
+        now = self._clock.now()
+        self._complete(tag, lambda doc: self._keep_done.completed(doc, now), 'acknowledged')
+
+    def fail(self, tag: str, error: TaskError) -> None:
+        """Acknowledge a message whose task has failed: it becomes a dead letter, unless failed ones are not kept."""
+        if not self._keep_failed:
+            self.ack(tag)
+            return
+        now = self._clock.now()
+        self._complete(tag, lambda doc: dead_letter.failed(doc, error, self._keep_failed, now), 'failed, and kept')
+
+    def keep_failure(self, delivery: Delivery, error: TaskError) -> bool:
+        """Keep a message that is acknowledged, and whose task has failed, as a dead letter with an id of its own.
+
+        It is written after the ack of the message, and not if that is refused: then the message is not lost. A process
+        that is killed in between leaves none. Return False if this consumer has retired.
+        """
+        if not self._keep_failed:
+            return True
+        kept = dead_letter.copy(dead_letter.failed(delivery.doc, error, self._keep_failed, self._clock.now()))
+        if delivery.body is not None:
+            kept['_attachments'] = attachments_with(delivery.body)
+        with self._lock:
+            if delivery.tag in self._storing:
+                delivery.on_stored = lambda: self.writes.keep(kept)
+            elif not (self.retired or delivery.is_refused):
+                self.writes.keep(kept)
+                self.wakeup.set()
+            return not self.retired
+
+    def _complete(self, tag: str, change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
+        """Decide about a message that is worked off."""
         with self._lock:
             if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
                 self.acked[queue] += 1
-            now = self._clock.now()
-            self._decide(tag, lambda doc: self._keep_done.completed(doc, now), 'acknowledged', may_wait=True)
+            self._decide(tag, change, outcome, may_wait=True)
 
     def release(self, tag: str) -> None:
         """Release a message to its old position in the queue; its delivery counts as an attempt."""
@@ -546,6 +580,9 @@ class Unacked:
                 del self._storing[delivery.tag]
                 self._return_credit(delivery)
                 self._refill(delivery.credit)
+                delivery.is_refused = not stored
+                if stored and delivery.on_stored is not None:
+                    delivery.on_stored()
                 if delivery.confirmed is not None:
                     if stored:
                         self._confirmed.add(delivery.tag)

@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 from ..documents.task_message import HIGHEST
 from ..rooms import rooms
 
-NAME, JOBS, CONFLICTED = 'celery-v7', 'celery-jobs-v3', 'celery-conflicted-v1'
+NAME, JOBS, CONFLICTED = 'celery-v8', 'celery-jobs-v4', 'celery-conflicted-v1'
 
 #: The rank of scheduled messages in the view `waiting`, after those of the priorities, and that of messages that wait
 #: for a slot of their concurrency key, after all others.

@@ -1,10 +1,10 @@
 // Everything that a sweep needs, in one request grouped by the first two parts of the key: until when each consumer's
 // lease lasts, how many claims each consumer has (and in which queues), how many slots of concurrency keys, how many
 // messages wait for such slots (and for which keys), when the first message expires that a sweep deletes (see the view
-// `expiring`), which queues expire, and which queues have limits. Numbers are bounded: _stats squares them, and an
-// overflow would break the whole view.
-// Rows: ['claim', consumer, encoded queue] = date of the claim; ['expiry', null] = time of the expiry; ['consumer',
-// consumer] = end of the lease; ['slot', consumer] = date; ['parked', null, encoded key, HIGHEST - priority, date of the
+// `expiring`), how many messages of failed tasks are kept, which queues expire, and which queues have limits. Numbers are
+// bounded: _stats squares them, and an overflow would break the whole view.
+// Rows: ['claim', consumer, encoded queue] = date of the claim; ['expiry', null] = time of the expiry; ['failed', null,
+// time] = time of the failure; ['consumer', consumer] = end of the lease; ['slot', consumer] = date; ['parked', null, encoded key, HIGHEST - priority, date of the
 // message] = date; ['queue', encoded queue] = time of the expiry; ['limit', encoded queue] = 0.
 function (doc) {
   function name(queue) { return typeof queue === 'string' ? encodeURIComponent(queue) : queue; }
@@ -21,8 +21,9 @@ function (doc) {
       }
       if (typeof doc.expires === 'number' && !revocable) emit(['expiry', null], seconds(doc.expires));
     }
-  } else if (doc.type === 'DoneItem') {
+  } else if (doc.type === 'DoneItem' || (doc.type === 'WorkItem' && doc.error)) {
     if (typeof doc.expires === 'number') emit(['expiry', null], seconds(doc.expires));
+    if (doc.type === 'WorkItem') emit(['failed', null, seconds(doc.failed)], seconds(doc.failed));
   } else if (doc.type === 'Consumer') {
     emit(['consumer', doc._id], seconds(doc.expires));
   } else if (doc.type === 'Slot') {

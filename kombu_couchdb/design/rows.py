@@ -85,15 +85,16 @@ class LeaseRow(NamedTuple):
     ``consumer``  id of a Consumer    `expires` of its heartbeat
     ``claim``     id of a Consumer    dates of its claims; unreduced keys also have the queue
     ``slot``      id of a Consumer    dates of the slots of concurrency keys that it holds
+    ``failed``    None                dates of failed tasks whose messages are kept; the third part of a key is the date
     ``parked``    None                dates of messages that wait for a slot; the third part of a key is encoded
-    ``expiry``    None                `expires` of messages that no consumer has claimed, and of completed ones
+    ``expiry``    None                `expires` of messages that no consumer has claimed, and of those that are kept
     ``queue``     name of a queue     `expires` of the queue
     ``limit``     name of a queue     0: the queue has a message TTL or a length limit
     ============  ==================  ===================================================
     """
 
     kind: str
-    #: None of the kinds `expiry` and `parked`.
+    #: None of the kinds `expiry`, `failed` and `parked`.
     name: Any
     stats: dict[str, float]
 

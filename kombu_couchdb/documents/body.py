@@ -81,6 +81,11 @@ def attached(message: Message) -> tuple[Message, dict[str, Attachment]]:
     return {**message, 'body': None}, {NAME: {'content_type': _TYPE, 'data': body}}
 
 
+def attachments_with(content: bytes) -> dict[str, Attachment]:
+    """Return the `_attachments` of a copy of a document; `content` is that of the attachment with the body."""
+    return {NAME: {'content_type': _TYPE, 'data': base64.b64encode(content).decode('ascii')}}
+
+
 def stub(doc: Mapping[str, Any]) -> Document | None:
     """Return the stub of the attachment that contains the body of a document; None if the body is in the document."""
     message, attachments = doc.get('message'), doc.get('_attachments')

@@ -3,6 +3,8 @@
 A dead letter has `status: "fail"`, `reason` and `failed` (when). The beginning of the reason is one of the constants
 below, so that people and programs can tell the kinds apart; the rest is a sentence about the single message.
 
+The dead letter of a task that failed also has `error`, see `types.TaskError`, and `expires`: it is deleted then.
+
 A dead letter keeps its id, unless it is a unique job. A dead unique job gets an id of its own when the id of the job is
 needed for other messages: if it has messages in `next` (`apart`), or when a new message for its key is published
 (`unique_merge.merge`).
@@ -15,9 +17,10 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, cast
 
+from ..values import storable
 from . import workitem
 from .concurrency import unpark
-from .types import FAIL, DeadLetter, Document, WorkItem
+from .types import FAIL, DeadLetter, Document, TaskError, WorkItem
 
 #: The document was changed by hand and is not valid any more, or its body cannot be read or decoded.
 MALFORMED = 'malformed'
@@ -25,15 +28,18 @@ MALFORMED = 'malformed'
 REJECTED = 'rejected'
 #: The message was delivered as often as its queue allows.
 DELIVERY_LIMIT = 'delivery limit'
+#: The task of the message failed, and is not retried any more.
+FAILED = 'failed'
 
 #: The kinds of reasons, and the kind of all others, which somebody else has written.
-KINDS, OTHER = (MALFORMED, REJECTED, DELIVERY_LIMIT), 'other'
+KINDS, OTHER = (MALFORMED, REJECTED, DELIVERY_LIMIT, FAILED), 'other'
 
 #: The reason of a WorkItem whose queue is not text. The view `dead` writes the same.
 NO_QUEUE = f'{MALFORMED}: queue is not text'
 
-#: The maximum number of characters of the text of an error in a reason.
-_MAX_LENGTH = 280
+#: The maximum number of characters of the text of an error in a reason, and of the type of an exception, of its text
+#: and of a traceback in `error`. What is longer loses its middle.
+_MAX_LENGTH, _MAX_TYPE, _MAX_TEXT = 280, 255, 50_000
 
 #: The latest date in the id of a copy, in seconds since the epoch.
 _MAX_DATE = 1e12
@@ -67,9 +73,21 @@ def _one_line(detail: object) -> str:
 
 
 def kind_of(doc: Mapping[str, Any]) -> str:
-    """Return the kind of the reason of a dead letter: one of `KINDS`, or `OTHER`. The view `failures` does the same."""
+    """Return the kind of the reason of a dead letter: one of `KINDS`, or `OTHER`."""
     reason = doc.get('reason')
     return next((kind for kind in KINDS if isinstance(reason, str) and reason.startswith(kind)), OTHER)
+
+
+def error_in(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `error` of a dead letter; {} if it has none, or somebody has replaced it."""
+    found = doc.get('error')
+    return found if isinstance(found, dict) else {}
+
+
+def error_type(doc: Mapping[str, Any]) -> str:
+    """Return the type of the exception, or else the kind of the reason. The view `failures` does the same."""
+    found = error_in(doc).get('type')
+    return found if isinstance(found, str) and len(found) <= _MAX_TYPE else kind_of(doc)
 
 
 # -- documents
@@ -88,6 +106,30 @@ def made_of(doc: Mapping[str, Any], reason: str, now: float) -> Document:
         **members(reason, now),
         **workitem.last_consumer(doc),
     }
+
+
+def failed(doc: Mapping[str, Any], error: TaskError, seconds: float, now: float) -> Document:
+    """Return an item whose task has failed as a dead letter that is kept for `seconds`."""
+    text = error['text'].strip()
+    reason = f'{FAILED}: {_one_line(error["type"] + (f": {text}" if text else ""))}'
+    bounded = {name: _bounded(value, _MAX_TEXT) if isinstance(value, str) else value for name, value in error.items()}
+    bounded['type'] = storable(error['type'], _MAX_TYPE)
+    return {**made_of(doc, reason, now), 'expires': now + seconds, 'error': bounded}
+
+
+def _bounded(text: str, length: int) -> str:
+    text = storable(text, len(text))
+    half = length // 2
+    return text if len(text) <= length else f'{text[:half]} … ({len(text):,} characters) … {text[-half:]}'
+
+
+def shortened(doc: Mapping[str, Any]) -> Document | None:
+    """Return the dead letter of a failed task without text and traceback; None if it has none.
+
+    With them, the document may be larger than CouchDB allows.
+    """
+    error = error_in(doc)
+    return {**doc, 'error': {**error, 'text': '', 'traceback': ''}} if error.get('traceback') else None
 
 
 def apart(doc: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -118,9 +160,13 @@ def copy(doc: Mapping[str, Any]) -> Document:
 
 
 def replayed(doc: WorkItem, now: float) -> WorkItem:
-    """Return a dead letter as an item that waits at the end of its queue and was never delivered; it never expires."""
-    dropped = ('status', 'reason', 'failed', 'expires', 'consumer')
+    """Return a dead letter as an item that waits at the end of its queue and was never delivered; it never expires.
+
+    Its task may be retried as often as when it was first sent.
+    """
+    dropped = ('status', 'reason', 'failed', 'expires', 'consumer', 'error')
     kept = {name: value for name, value in doc.items() if name not in dropped}
-    headers = {name: None if name == 'expires' else value for name, value in doc['message']['headers'].items()}
+    again = {'expires': None, 'retries': 0}
+    headers = {name: again.get(name, value) for name, value in doc['message']['headers'].items()}
     message = {**doc['message'], 'headers': headers}
     return cast(WorkItem, {**kept, 'date': None, 'published': now, 'attempts': 0, 'message': message})

@@ -76,6 +76,20 @@ class Parked(TypedDict):
     date: float
 
 
+class TaskError(TypedDict):
+    """Why a task failed for good, and where."""
+
+    #: The name of the type of the exception, such as `ValueError`.
+    type: str
+    #: What the exception says; '' also if it was too long to be stored.
+    text: str
+    traceback: str
+    #: The name of the Celery worker.
+    worker: str | None
+    #: How often the task was retried before.
+    retries: int
+
+
 class _Expiring(TypedDict, total=False):
     #: Only if the message has an expiration: from then on it is not delivered any more.
     expires: float
@@ -114,12 +128,14 @@ class _WorkItemOptions(TypedDict, total=False):
     room: str
     #: When an operator removed the message that is claimed: it is deleted when the claim ends. Of any WorkItem.
     removed: float
-    #: `FAIL`: the item is a dead letter. This member and the two below are of dead letters only.
+    #: `FAIL`: the item is a dead letter. This member and the three below are of dead letters only.
     status: Literal['fail']
     #: Why; see `dead_letter`.
     reason: str
     #: When the item became a dead letter.
     failed: float
+    #: The error of a task that failed. Such a dead letter `expires`.
+    error: TaskError
 
 
 @final

@@ -15,7 +15,8 @@
      "message": {"body", "headers", "properties", "content-type", "content-encoding"},
      "_attachments": {"body": …}}      only of a large message: its body, which is null in `message` then; see `body`
 
-A dead letter also has `status: "fail"`, `reason` and `failed` (when); see `dead_letter`. The state is derived from the
+A dead letter also has `status: "fail"`, `reason` and `failed` (when), and `error` if its task failed; see
+`dead_letter`. The state is derived from the
 members: dead, claimed, scheduled (`date` is in the future) or ready. An acknowledged item is deleted, and its tombstone
 has no body; or it becomes a DoneItem, with its times, which is kept for a while (`keep_done`)::
 

@@ -37,6 +37,9 @@ logger = get_logger(__name__)
 #: The next sweep goes on after a pause of the same length.
 _MAX_DELETING_SECONDS = 0.5
 
+#: The most messages of failed tasks that are kept: about 200 MB. The oldest are deleted first.
+_MAX_FAILED = 100_000
+
 #: All consumers that rest (see `fleet.attention`) together sweep about once in this time, in seconds; but each at
 #: least once in this number of leases.
 _FLEET_SECONDS, _REST_LEASES = 5.0, 10.0
@@ -237,10 +240,12 @@ class Sweeper:
         return self.unused.delete(overdue, now, until) if overdue or self.unused else 0
 
     def _enforce_limits(self, leases: LeaseStats, now: float, until: float) -> int:
-        """Drop expired messages, also completed ones, and messages over a queue's limits, used or not."""
+        """Drop messages that have expired or were kept long enough, and those over a limit, of queues in use or not."""
         dropped = 0
         if any(stats['min'] <= now for stats in leases['expiry'].values()):
             dropped += self._store.drop_expired(until)
+        if any(stats['count'] > _MAX_FAILED for stats in leases['failed'].values()):
+            dropped += self._store.trim_failed(_MAX_FAILED)
         used = self._store.queues_in_use() if leases['limit'] else frozenset()
         for doc in self._topology.queues(sorted(leases['limit'].keys() & used)):
             limit = limit_of(doc)
@@ -249,7 +254,7 @@ class Sweeper:
             if limit.length is not None:
                 dropped += self._store.trim(doc['name'], limit.length, until)
         if dropped:
-            logger.info('%d messages had expired or exceeded a limit of their queue, and were deleted', dropped)
+            logger.info('%d messages had expired or exceeded a limit, and were deleted', dropped)
         return dropped
 
     def _resolve_item(self, leaves: list[Document], living: Collection[str]) -> list[Mapping[str, Any]] | None:

@@ -161,8 +161,8 @@ class Store:
     def leases(self) -> LeaseStats:
         """Return the statistics of the view `leases`, by kind and name; one request.
 
-        All kinds of `design.rows.LeaseRow` are in it: `consumer`, `claim`, `slot`, `parked`, `queue`, `limit` and
-        `expiry`.
+        All kinds of `design.rows.LeaseRow` are in it: `consumer`, `claim`, `slot`, `parked`, `queue`, `limit`,
+        `failed` and `expiry`.
         """
         leases: LeaseStats = defaultdict(dict)
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
@@ -268,12 +268,19 @@ class Store:
     # -- limits
 
     def drop_expired(self, until: float = inf) -> int:
-        """Delete the expired messages that no consumer has claimed, and the completed ones that were kept long enough.
+        """Delete the expired messages that no consumer has claimed, and those that were kept long enough.
 
         Return their number.
         """
         now = self.client.clock.now()
         return self._delete_rows('expiring', lambda doc: workitem.has_expired(doc, now), until, endkey=now)
+
+    def trim_failed(self, number: int) -> int:
+        """Delete messages of failed tasks but the latest `number`, at most one batch; return how many were deleted."""
+        where = {'startkey': ['failed', LAST], 'endkey': ['failed'], 'descending': True, 'skip': number}
+        rows = self.client.view(design.NAME, 'leases', _IDS, **where, limit=MAX_BATCH_DOCS, reduce=False)
+        docs = [doc for doc in self.client.fetch([row['id'] for row in rows]) if doc and workitem.is_dead(doc)]
+        return self._write([workitem.deleted(doc) for doc in docs])
 
     def drop_older(self, queue: str, ttl: float, until: float = inf) -> int:
         """Delete messages that have been ready in a queue for more than `ttl` seconds, and return their number."""
@@ -339,7 +346,7 @@ class Store:
             workitem.dropped({'_id': doc_id, '_rev': rev}, now) for doc_id, rev in found if not doc_id.startswith(JOB)
         ]
         jobs = self.client.fetch([doc_id for doc_id, _ in found if doc_id.startswith(JOB)])
-        changes += [workitem.dropped(doc, now) for doc in jobs if doc and workitem.is_waiting(doc) and unwanted(doc)]
+        changes += [workitem.dropped(doc, now) for doc in jobs if doc and _may_drop(doc) and unwanted(doc)]
         return self._write(changes)
 
     def _write(self, docs: Sequence[Mapping[str, Any]]) -> int:
@@ -349,6 +356,10 @@ class Store:
             if result.is_permanent:
                 self.client.unusable.note(doc['_id'], doc.get('_rev', ''), result.reason)
         return sum(result.is_stored for result in results)
+
+
+def _may_drop(job: Document) -> bool:
+    return workitem.is_waiting(job) or (workitem.is_dead(job) and bool(dead_letter.error_in(job)))
 
 
 def _released(doc: Document, now: float) -> Document:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..couchdb.bulk import ATTEMPTS
 from ..couchdb.client import Client, Document, winning
+from ..couchdb.write_result import WriteResult
 from ..documents import workitem
 from ..documents.types import WorkItem
 from ..documents.unique_merge import ENQUEUED, MOVED, Outcome, markers, merge, moved, once_id
@@ -118,11 +119,13 @@ def _store(client: Client, doc: Mapping[str, Any], job: str, shown: Document | N
         raise Conflict(f'{client.address.url}: {job} was changed by others')
 
 
-def keep_copies(client: Client, docs: Sequence[Mapping[str, Any]]) -> None:
+def keep_copies(client: Client, docs: Sequence[Mapping[str, Any]]) -> list[WriteResult]:
     """Store copies of dead or completed jobs (see `dead_letter.copy`), each once; log those that CouchDB refuses."""
-    for result in client.create_once(docs) if docs else ():
+    results = client.create_once(docs) if docs else []
+    for result in results:
         if result.is_refused:
             logger.error('the copy %s of a dead or completed job could not be kept: %s', result.id, result.reason)
+    return results
 
 
 def _opened(client: Client, job: str, shown: Document | None) -> str:

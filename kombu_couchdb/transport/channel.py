@@ -322,7 +322,7 @@ class Channel(virtual.Channel):
         if no_ack and not delivery.final:
             self.unacked.ack(delivery.tag)
         elif not delivery.final:
-            self.qos.append(message, delivery.tag)
+            self.qos.append(message, delivery)
         return message
 
     # -- exchanges and queues

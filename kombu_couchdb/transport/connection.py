@@ -28,7 +28,7 @@ from ..couchdb.client import Client
 from ..couchdb.fork_safety import finalize
 from ..couchdb.write_result import WriteResult
 from ..documents.ids import CONSUMER
-from ..documents.types import WorkItem
+from ..documents.types import TaskError, WorkItem
 from ..errors import CouchDBError
 from ..leases.housekeeping import Lifetimes
 from ..leases.lease import queues_of
@@ -290,6 +290,10 @@ class Transport(virtual.Transport):
         """
         pull = Pull(queue, no_ack)
         return self._engage(lambda unacked: unacked.pull(pull)).wait(pull)
+
+    def keep_failure(self, delivery: Delivery, error: TaskError) -> None:
+        """Keep a message whose task has failed after it was acknowledged as a dead letter; any thread may call this."""
+        self._engage(lambda unacked: unacked.keep_failure(delivery, error))
 
     def set_credit(self, credit: Credit, limit: int) -> None:
         """Set the maximum number of unacknowledged messages of a channel; 0 is no limit."""

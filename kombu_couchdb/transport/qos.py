@@ -8,10 +8,15 @@ from typing import Any
 from amqp.exceptions import AMQPError
 from kombu.transport import virtual
 
+from ..consumer.delivery import Delivery
 from ..documents.body import unpacked
 from ..documents.dead_letter import REJECTED, rejected, undecodable
 from ..documents.task_message import content_problem
+from ..documents.types import TaskError
 from ..errors import CouchDBError
+from ..log import get_logger
+
+logger = get_logger(__name__)
 
 
 class QoS:
@@ -21,8 +26,8 @@ class QoS:
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
-        #: By delivery tag: why the message cannot be used or is rejected, or None.
-        self._tags: dict[str, str | None] = {}
+        #: By delivery tag: why the message cannot be used or is rejected, the error of its task, or None.
+        self._tags: dict[str, str | TaskError | None] = {}
 
     @property
     def prefetch_count(self) -> int:
@@ -33,10 +38,10 @@ class QoS:
         """Tell whether the channel may receive another message."""
         return not self.prefetch_count or len(self._tags) < self.prefetch_count
 
-    def append(self, message: Any, delivery_tag: str) -> None:
+    def append(self, message: Any, delivery: Delivery) -> None:
         """Record a message that was delivered."""
-        self._tags[delivery_tag] = None
-        message.needs_ack = True
+        self._tags[delivery.tag] = None
+        message.needs_ack, message.delivery = True, delivery
 
     def may_begin(self, delivery_tag: str) -> bool:
         """Tell whether the work on a message may begin. If not, another consumer gets the message."""
@@ -63,7 +68,7 @@ class QoS:
         """Acknowledge a message; with `multiple`, also all messages that were delivered before it."""
         for tag in self._up_to(delivery_tag) if multiple else [delivery_tag]:
             if flaw := self._tags.pop(tag, None):
-                self.channel.unacked.dead_letter(tag, flaw)
+                self._make_dead_letter(tag, flaw)
             else:
                 self.channel.unacked.ack(tag)
 
@@ -73,7 +78,13 @@ class QoS:
         if requeue:
             self.channel.unacked.release(delivery_tag)
         else:
-            self.channel.unacked.dead_letter(delivery_tag, flaw or REJECTED)
+            self._make_dead_letter(delivery_tag, flaw or REJECTED)
+
+    def _make_dead_letter(self, tag: str, flaw: str | TaskError) -> None:
+        if isinstance(flaw, str):
+            self.channel.unacked.dead_letter(tag, flaw)
+        else:
+            self.channel.unacked.fail(tag, flaw)
 
     def note_malformed(self, delivery_tag: str, flaw: str) -> None:
         """Record why a message cannot be used.
@@ -87,6 +98,11 @@ class QoS:
         """Record why a message is about to be rejected, unless another reason is recorded already."""
         if delivery_tag in self._tags:
             self._tags[delivery_tag] = self._tags[delivery_tag] or reason
+
+    def note_failure(self, delivery_tag: str, error: TaskError) -> None:
+        """Record that the task of a message has failed: the message then becomes a dead letter with this error."""
+        if self._tags.get(delivery_tag, '') is None:
+            self._tags[delivery_tag] = error
 
     def restore_unacked(self) -> None:
         """Release all unacknowledged messages: they are delivered again."""
@@ -121,6 +137,8 @@ class Message(virtual.Message):
 
     #: Whether the message has to be acknowledged: broadcasts, and messages of consumers with `no_ack`, have not.
     needs_ack = False
+    #: How the message was delivered; None if it need not be acknowledged.
+    delivery: Delivery | None = None
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
         if reason := content_problem(payload):  # of a broadcast: nothing has checked this yet
@@ -165,6 +183,26 @@ class Message(virtual.Message):
         if exc is not None and not requeue:
             self.channel.qos.note_rejection(self.delivery_tag, self.reason_for(exc))
         super().reject(requeue)
+
+    def fail(self, error: TaskError, *, acknowledged: bool) -> None:
+        """Note that the task of the message has failed for good: the message becomes a dead letter with this error.
+
+        A message that is not acknowledged yet becomes one when it is acknowledged or rejected, in the same write. Of
+        one that was acknowledged early, a copy is written when the acknowledgement is stored. Nothing is written with
+        the transport option `keep_failed` 0, and if the connection was closed meanwhile: that is logged.
+        """
+        if self.delivery is None:
+            return
+        if not acknowledged:
+            self.channel.qos.note_failure(self.delivery_tag, error)
+        elif (connection := self.channel.connection) is not None:
+            connection.keep_failure(self.delivery, error)
+        else:
+            logger.error(
+                'task %s failed with %s after its connection was closed: its message is not kept',
+                self.headers.get('id'),
+                error['type'],
+            )
 
     def reason_for(self, exc: BaseException) -> str:
         """Return the reason of a dead letter that an error causes: one line."""

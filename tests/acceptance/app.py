@@ -214,6 +214,13 @@ def collect(numbers: list[int], journal: str, name: str) -> int:
     return sum(numbers)
 
 
+@app.task(name='collected')
+def collected(results: list[Any], journal: str) -> list[Any]:
+    """Write a list of results to the journal, and return it."""
+    note(journal, json.dumps(results))
+    return results
+
+
 def pause(journal: str, seconds: float | None) -> None:
     """Wait for `seconds`; if None, until the file `go on` exists next to the journal."""
     if seconds is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.queues.databases import broadcasts_of
 from tests.chaos.proxy import Proxy
-from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER
+from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.parcels import database_of_parcels
 from tests.support import ROOT, command_of, end
 from tests.worker_process import WorkerProcess
@@ -196,3 +198,18 @@ def stack() -> Iterator[ExitStack]:
 def parcels(site: Site, stack: ExitStack) -> Client:
     """A client for a database of parcels, which is set up, as an administrator."""
     return stack.enter_context(database_of_parcels(site.server))
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    """The URL of a Redis server for this test alone."""
+    program = shutil.which('redis-server')
+    if program is None or importlib.util.find_spec('redis') is None:
+        pytest.skip('redis-server or redis-py is not installed')
+    socket = tmp_path / 'redis'
+    with subprocess.Popen(
+        [program, '--port', '0', '--unixsocket', str(socket), '--save', ''], cwd=tmp_path, stdout=subprocess.DEVNULL
+    ) as process:
+        wait_for(socket.exists, 'Redis to be ready')
+        yield f'redis+socket://{socket}'
+        process.terminate()

@@ -132,6 +132,14 @@ def test_a_task_without_result(site: Site, meter: Meter) -> None:
     check(each(meter.of(work), TASKS), plans.TASK)
 
 
+@pytest.mark.parametrize('late', [False, True])
+def test_a_task_that_fails(site: Site, meter: Meter, late: bool) -> None:
+    """Its message is kept in the write that would have deleted it, or in one more if it was acknowledged early."""
+    site.worker(task_acks_late=late)
+    found = meter.of(lambda: [site.send('fail', 'no').get(timeout=PATIENCE, propagate=False) for _ in range(TASKS)])
+    check(each(found, TASKS), plans.TASK.plus(plans.RESULT).plus(Units(0, 0 if late else 1, 0)))
+
+
 def test_a_member_of_a_chord(site: Site, meter: Meter) -> None:
     site.worker()
     tasks = [site.app.signature('add', (number, number)) for number in range(5 * TASKS)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from celery import chain, chord
+from celery.canvas import Signature
+from celery.exceptions import ChordError
 
 from kombu_couchdb.admin import dead
 from tests.conftest import PATIENCE, SHORT_LEASE, wait_for
@@ -23,7 +26,7 @@ def failed(site: Site, *names: str, task: str = 'fragile', **options: object) ->
 
 
 def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
-    site.worker('-Q', 'celery,mail', result_extended=True)
+    site.worker('-Q', 'celery,mail')
     first, second = failed(site, 'first', 'second')
     [third] = failed(site, 'third', queue='mail', kwargs={'prefix': 'the '})
     found = listed(site, 'failures', 'list')
@@ -32,11 +35,12 @@ def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
         (second, 'celery', 'ValueError: second may not pass'),
         (first, 'celery', 'ValueError: first may not pass'),
     ]
-    assert (found[1]['task'], found[1]['args'], found[1]['kind']) == (
+    assert (found[1]['task'], found[1]['args'], found[1]['reason']) == (
         'fragile',
         [str(site.journal), 'second'],
         'failed',
     )
+    assert "ValueError(f'{name} may not pass')" in found[1]['traceback']
     [group] = listed(site, 'failures', 'list', '--group')
     assert (group['task'], group['error'], group['count']) == ('fragile', 'ValueError', 3)
     assert '  ValueError: second may not pass\n' in succeeded(couchdb(site, 'failures', 'show', second[:13]))
@@ -65,8 +69,8 @@ def test_refused_tasks_are_listed_shown_retried_and_dropped(site: Site) -> None:
     results = [first, *others]
     wait_for(lambda: dead.count(site.client) == 3, 'three dead letters')
     found = listed(site, 'failures', 'list')
-    assert {(each['id'], each['kind'], each['error_type']) for each in found} == {
-        (result.id, 'dead', 'rejected') for result in results
+    assert {(each['id'], each['reason'], each['error_type']) for each in found} == {
+        (result.id, 'rejected', 'rejected') for result in results
     }
     assert f'"{site.journal}", "b"' in succeeded(couchdb(site, 'failures', 'show', others[0].id))
     # Without confirmation, the commands change nothing.
@@ -81,16 +85,96 @@ def test_refused_tasks_are_listed_shown_retried_and_dropped(site: Site) -> None:
     assert succeeded(couchdb(site, 'failures', 'list')) == 'There are no failures.\n'
 
 
-def test_arguments_must_be_stored_or_given(site: Site) -> None:
-    site.app.backend.store_result('failed', ValueError('once'), 'FAILURE')
+def test_dates_of_options_are_durations_or_dates(site: Site) -> None:
     succeeded(couchdb(site, 'setup'))
-    done = couchdb(site, 'failures', 'retry', '--all', '--yes')
-    assert (done.exit_code, done.stdout) == (1, '0 failures retried.\n')
-    assert done.stderr.startswith('failed: the name of its task is not stored')
-    assert listed(site, 'failures', 'list')[0]['args'] is None
     done = couchdb(site, 'failures', 'list', '--since', 'yesterday')
     assert done.exit_code == 2
     assert "'yesterday' is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22)." in done.stderr
+
+
+@pytest.mark.parametrize('late', [False, True])
+def test_retried_step_of_a_chain_runs_the_rest(site: Site, late: bool) -> None:
+    site.worker(task_acks_late=late)
+    steps = chain(part(site, 'first'), part(site, 'second'), part(site, 'third'))
+    last = steps.apply_async()
+    with pytest.raises(ValueError, match='first may not pass'):
+        last.get(timeout=PATIENCE)
+    [failure] = wait_for(lambda: listed(site, 'failures', 'list'), 'the failure')
+    site.journal.with_name('may pass').touch()
+    assert succeeded(couchdb(site, 'failures', 'retry', failure['id'], '--yes')) == '1 failure retried.\n'
+    assert site.app.AsyncResult(last.id).get(timeout=PATIENCE) == 'third'
+    assert site.journalled() == ['first', 'second', 'third']
+    assert succeeded(couchdb(site, 'failures', 'list')) == 'There are no failures.\n'
+
+
+@pytest.mark.parametrize('late', [False, True])
+def test_body_of_a_chord_runs_when_its_failed_parts_were_retried(site: Site, late: bool) -> None:
+    """One part is a task, another one a chain whose first step fails; the errbacks have run before the retries."""
+    site.worker(task_acks_late=late)
+    journal = str(site.journal)
+    errback = site.app.signature('noted', args=(journal,), immutable=False)
+    header = [
+        site.app.signature('add', (1, 2)),
+        part(site, 'failed'),
+        chain(part(site, 'step'), site.app.signature('add', (3, 4), immutable=True)),
+    ]
+    body = site.app.signature('collected', args=(journal,)).on_error(errback)
+    result = chord(header, body, app=site.app).apply_async()
+    with pytest.raises(ChordError):
+        site.app.AsyncResult(result.id).get(timeout=PATIENCE)
+    wait_for(lambda: len(listed(site, 'failures', 'list')) == 2, 'both failures')
+    wait_for(site.journalled, 'the errback')
+    site.journal.with_name('may pass').touch()
+    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '2 failures retried.\n'
+    assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == [3, 'failed', 7]
+    site.workers[0].container.terminate()
+    assert sorted(site.journalled()[1:]) == ['[3, "failed", 7]', 'failed', 'step'], 'the body runs once'
+
+
+def test_retry_of_one_part_waits_for_the_others(site: Site) -> None:
+    site.worker()
+    body = site.app.signature('collected', args=(str(site.journal),))
+    result = chord([part(site, 'one'), part(site, 'two')], body, app=site.app).apply_async()
+    with pytest.raises(ChordError):
+        site.app.AsyncResult(result.id).get(timeout=PATIENCE)
+    wait_for(lambda: len(listed(site, 'failures', 'list')) == 2, 'both failures')
+    found = listed(site, 'failures', 'list')
+    site.journal.with_name('may pass').touch()
+    first, second = (each['id'] for each in found)
+    assert succeeded(couchdb(site, 'failures', 'retry', first, '--yes')) == '1 failure retried.\n'
+    assert site.app.AsyncResult(first).get(timeout=PATIENCE) in ('one', 'two')
+    with pytest.raises(ChordError):  # the other part has not succeeded
+        site.app.AsyncResult(result.id).get(timeout=PATIENCE)
+    assert succeeded(couchdb(site, 'failures', 'retry', second, '--yes')) == '1 failure retried.\n'
+    assert site.app.AsyncResult(result.id).get(timeout=PATIENCE) == ['one', 'two']
+
+
+@pytest.mark.parametrize('late', [False, True])
+def test_failed_unique_job_releases_its_key(site: Site, late: bool) -> None:
+    site.worker(task_acks_late=late)
+    send = site.app.signature('fragile', (str(site.journal), 'unique'), headers={'job_key': 'k'}).apply_async
+    with pytest.raises(ValueError, match='may not pass'):
+        send().get(timeout=PATIENCE)
+    [failure] = wait_for(lambda: listed(site, 'failures', 'list'), 'the failure')
+    site.journal.with_name('may pass').touch()
+    assert send().get(timeout=PATIENCE) == 'unique'
+    assert [each['id'] for each in listed(site, 'failures', 'list')] == [failure['id']]
+    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '1 failure retried.\n'
+    assert site.app.AsyncResult(failure['id']).get(timeout=PATIENCE) == 'unique'
+
+
+def test_failed_tasks_are_not_kept_on_wish(site: Site) -> None:
+    site.worker(broker_transport_options={'keep_failed': 0})
+    site.worker(broker_transport_options={'keep_failed': 0}, task_acks_late=True)
+    failed(site, *'abcdef')
+    for worker in site.workers:
+        worker.container.terminate()
+    assert items(site.client) == []
+
+
+def part(site: Site, name: str) -> Signature:
+    """Return a task that fails until it may pass."""
+    return site.app.signature('fragile', (str(site.journal), name), immutable=True)
 
 
 def test_task_that_kills_its_process_becomes_a_dead_letter(site: Site) -> None:
@@ -101,7 +185,7 @@ def test_task_that_kills_its_process_becomes_a_dead_letter(site: Site) -> None:
         worker_enable_remote_control=False,
     )
     task_id = site.send('deadly', str(site.journal)).id
-    [letter] = wait_for(lambda: listed(site, 'failures', 'list', '--kind', 'dead'), 'the dead letter')
+    [letter] = wait_for(lambda: listed(site, 'failures', 'list', '--error', 'delivery limit'), 'the dead letter')
     assert (letter['id'], letter['task']) == (task_id, 'deadly')
     assert 1 <= len(site.journalled()) <= 3
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
@@ -114,8 +198,8 @@ def test_task_that_kills_its_worker_becomes_a_dead_letter(site: Site) -> None:
     for _ in range(2):
         site.start(pool='solo', broker_transport_options=options).container.wait(PATIENCE)
     site.worker(pool='solo', broker_transport_options=options)
-    [letter] = wait_for(lambda: listed(site, 'failures', 'list', '--kind', 'dead'), 'the dead letter')
-    assert letter['reason'] == 'delivery limit: delivered 2 times and never acknowledged'
+    [letter] = wait_for(lambda: listed(site, 'failures', 'list', '--error', 'delivery limit'), 'the dead letter')
+    assert letter['error'] == 'delivery limit: delivered 2 times and never acknowledged'
     assert letter['attempts'] == 2
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
     assert site.journalled() == ['deadly', 'deadly']

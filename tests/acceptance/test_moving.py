@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import subprocess
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from celery import Celery
 
 from tests.conftest import PATIENCE, wait_for
 from tests.support import items
 
 from .conftest import Site, celery
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[str]:
-    """The URL of a Redis server for this test alone."""
-    program = shutil.which('redis-server')
-    if program is None or importlib.util.find_spec('redis') is None:
-        pytest.skip('redis-server or redis-py is not installed')
-    socket = tmp_path / 'redis'
-    with subprocess.Popen(
-        [program, '--port', '0', '--unixsocket', str(socket), '--save', ''], cwd=tmp_path, stdout=subprocess.DEVNULL
-    ) as process:
-        wait_for(socket.exists, 'Redis to be ready')
-        yield f'redis+socket://{socket}'
-        process.terminate()
 
 
 def migrate(source: str, destination: str) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.app.task import Context
 
 pytest.importorskip('starlette')
 
 from celery_couchdb.contrib.beat import Schedules
-from celery_couchdb.stored_results import StoredResults
+from celery_couchdb.failures import Failures
 from celery_couchdb.web import create_app
 from kombu_couchdb.admin import queues
+from kombu_couchdb.admin.jobs import find
+from kombu_couchdb.documents import dead_letter
 from tests.browser import Page
 from tests.conftest import wait_for
 from tests.web import served
@@ -127,11 +128,18 @@ def test_pause_and_resume_by_keyboard(site: Site, page: Page) -> None:
 
 
 def fail(site: Site, task_id: str) -> None:
-    """Store a failed result with hostile texts."""
-    site.app.conf.result_extended = True
-    request = Context(id=task_id, task='x' * 200, args=[HOSTILE, 'y' * 2000], kwargs={}, root_id='x' * 100)
-    error, traceback = ValueError(HOSTILE + 'e' * 500), f'{HOSTILE}\n{"t" * 500}'
-    site.app.backend.store_result(task_id, error, 'FAILURE', traceback, request=request)
+    """Keep a failure with hostile texts."""
+    site.send('x' * 200, HOSTILE, 'y' * 2000, task_id=task_id, queue='elsewhere', root_id='x' * 100)
+    [doc] = find(site.client, task_id)
+    error: Any = {'type': 'ValueError', 'text': HOSTILE + 'e' * 500, 'traceback': f'{HOSTILE}\n{"t" * 500}'}
+    error |= {'worker': HOSTILE, 'retries': 3}
+    site.client.put(dead_letter.failed(doc, error, 1e6, site.client.clock.now()))
+
+
+def retry(site: Site, task_id: str) -> None:
+    """Retry a failure."""
+    failures = Failures(site.app)
+    failures.retry(failures.find([task_id]))
 
 
 def test_failures_are_retried_while_new_ones_come(site: Site, page: Page) -> None:
@@ -139,14 +147,14 @@ def test_failures_are_retried_while_new_ones_come(site: Site, page: Page) -> Non
     fail(site, 'first')
     page.visit(page.run('location.origin') + '/failures')
     fail(site, 'second')
-    StoredResults(site.app).retry([*StoredResults(site.app).get_many(['first']).values()], queue='elsewhere')
+    retry(site, 'first')
     page.wait(lambda: '1 new failure' in (page.text('#new') or ''), 'the new failure')
     assert page.run("document.querySelectorAll('#list tr.gone').length") == 1
     assert 'second' not in page.text('#list')
     page.visit(page.run('location.origin') + '/tasks/second')
     page.run("document.querySelector('details').open = true")
     site.send('add', 1, 1, queue='elsewhere')
-    StoredResults(site.app).retry([*StoredResults(site.app).get_many(['second']).values()], queue='elsewhere')
+    retry(site, 'second')
     page.wait(lambda: 'ready' in page.text('.where'), 'the retry')
     assert page.run("document.querySelector('details').open")
 

@@ -70,7 +70,7 @@ BROKER: dict[str, dict[str, Any]] = {
     'consumer': {
         '_id': 'broker:consumer:gone',
         'type': 'Consumer',
-        'layout': 'celery-v7',
+        'layout': 'celery-v8',
         'host': 'h',
         'pid': 5,
         'queues': ['q'],

@@ -59,7 +59,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, pending: list[int], *, running: bool =
 def test_error_says_that_an_index_is_built_and_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, read: Callable[[Client], Any]
 ) -> None:
-    with pytest.raises(IndexNotReady, match=r'CouchDB builds the index celery-v7, and 113,335 changes remain$'):
+    with pytest.raises(IndexNotReady, match=r'CouchDB builds the index celery-v8, and 113,335 changes remain$'):
         read(fake(monkeypatch, [113_335])())
 
 
@@ -82,14 +82,14 @@ def test_commands_report_the_index_and_wait(
     client = fake(monkeypatch, [260_000, 150_000, 20_000, 0])(clients._PatientClient)
     assert client.view(design.NAME, 'dead', reduce=False)
     assert client.view(design.NAME, 'dead', reduce=False)
-    assert capsys.readouterr().err == 'CouchDB builds the index celery-v7: 260,000 changes remain\n'
+    assert capsys.readouterr().err == 'CouchDB builds the index celery-v8: 260,000 changes remain\n'
 
 
 def test_commands_give_up_an_index_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, '_PAUSE_SECONDS', 0.0)
     monkeypatch.setattr(clients, '_STUCK_SECONDS', 0.0)
     client = fake(monkeypatch, [260_000, 150_000, 150_000])(clients._PatientClient)
-    with pytest.raises(IndexNotReady, match='CouchDB makes no progress with the index celery-v7'):
+    with pytest.raises(IndexNotReady, match='CouchDB makes no progress with the index celery-v8'):
         client.view(design.NAME, 'dead', reduce=False)
 
 

@@ -151,7 +151,7 @@ def test_broker_or_result_backend_that_cannot_be_used_is_one_sentence(
 ) -> None:
     app = Celery('other', set_as_current=False)
     app.conf.update({'broker_url': url, 'result_backend': url, **settings})
-    for command in ('status', 'jobs list' if 'broker_url' in settings else 'failures list'):
+    for command in ('status', 'jobs list' if 'broker_url' in settings else 'show 1234'):
         done = command_of(app)(*command.split())
         [line] = lines(done)
         assert (done.exit_code, sentence in line, 'tell-nobody' in line) == (1, True, False), line

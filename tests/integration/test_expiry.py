@@ -14,7 +14,6 @@ from celery.app.task import Context
 from celery.exceptions import TimeoutError
 from kombu import Connection
 
-from celery_couchdb import design
 from celery_couchdb.backend import CouchDBBackend
 from celery_couchdb.results.result_store import Database
 from kombu_couchdb.couchdb.client import Client
@@ -204,26 +203,6 @@ def test_each_part_extends_the_lifetime_of_its_chord(url: str, client: Client, m
     backend.cleanup()
     assert chord_documents(client) == []
     assert results(client) == []
-
-
-# -- views for people
-
-
-def test_views_list_recent_failures_and_count_by_task(url: str, client: Client) -> None:
-    backend = backend_of(url)
-    backend.mark_as_done(str(uuid.uuid4()), 1, request=request('shop.add'))
-    backend.mark_as_failure('new', ValueError('x'), request=request('shop.pay'))
-    client.put({'_id': 'old', 'type': 'Result', 'status': 'FAILURE', 'task': 'shop.pay', 'date': time.time() - 7200})
-    backend.store.database.set_up()
-    rows = client.view(
-        design.NAME, 'by_state', startkey=['FAILURE', time.time() - 3600], endkey=['FAILURE', {}], reduce=False
-    )
-    assert [(row['id'], row['value']) for row in rows] == [('celery-task-meta-new', 'shop.pay')]
-    counts = client.view(design.NAME, 'by_task', group_level=2)
-    assert {tuple(row['key']): row['value'] for row in counts} == {
-        ('shop.add', 'SUCCESS'): 1,
-        ('shop.pay', 'FAILURE'): 2,
-    }
 
 
 def request(task: str) -> Any:

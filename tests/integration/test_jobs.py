@@ -75,7 +75,7 @@ def test_watch_a_job_from_scheduled_to_completed(
     inbox.messages[0].ack()
     watching.join(PATIENCE)
     assert [state for state in states if state != 'ready'] == ['scheduled', 'prefetched', 'gone']
-    assert sum(request.path == '/_design/celery-jobs-v3/_view/by_task' for request in sent[before:]) <= 6
+    assert sum(request.path == '/_design/celery-jobs-v4/_view/by_task' for request in sent[before:]) <= 6
 
 
 def test_wait_for_a_state(app: Celery, connect: Connect) -> None:

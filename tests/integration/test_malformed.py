@@ -74,7 +74,7 @@ HARMLESS: dict[str, Callable[..., Any]] = {
     'claimed is missing': lambda item: item.pop('claimed'),
     **{
         f'claimed is by {name!r}': lambda item, name=name: item.update(claimed={'by': name, 'date': LONG_AGO})
-        for name in ('', 'nobody', '_all_docs', '_design/celery-v7', '_local/x', '..', 'a/b', 'broker:consumer:', '\0')
+        for name in ('', 'nobody', '_all_docs', '_design/celery-v8', '_local/x', '..', 'a/b', 'broker:consumer:', '\0')
     },
     'something more': lambda item: item.update(note='by hand', message={**item['message'], 'note': [1]}),
 }

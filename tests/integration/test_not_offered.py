@@ -87,7 +87,7 @@ def test_commands_say_once_what_is_missing_and_do_the_rest(
     with app_on(service, broker, parcels=parcels, region='eu', regions=regions) as app:
         run = command_of(app)
         shown = succeeded(run('setup', '--member', 'ann', '--device', 'phone'))
-        assert 'done     _design/celery-v7 is up to date' in shown
+        assert 'done     _design/celery-v8 is up to date' in shown
         assert 'done     the workers move the parcels of phone' in shown
         assert shown.count('skipped  only administrators and members may read and write, among them ann\n') == 3
         assert f'among them {service.user}, phone\n' in shown or not service.user

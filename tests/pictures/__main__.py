@@ -143,7 +143,7 @@ def _backdate(client: Client, kind: str, member: str) -> None:
         [
             {**doc, member: now - dice.expovariate(1 / 2400.0)}
             for doc in docs
-            if doc.get('type') == kind and doc.get(member) and doc.get('status') in ('FAILURE', 'dead')
+            if doc.get('type') == kind and doc.get(member) and doc.get('status') in ('FAILURE', 'fail')
         ]
     )
 

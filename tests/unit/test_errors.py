@@ -151,7 +151,7 @@ NO_DATABASE = {'error': 'not_found', 'reason': 'Database does not exist.'}
         (403, None, '/_purge', ['_reader'], True),
         (403, None, '/_session', [], False),
         (401, {'reason': 'You are not a server admin.'}, '/_purge', ['_admin'], True),
-        (404, None, '/_compact/celery-v7', [], False),
+        (404, None, '/_compact/celery-v8', [], False),
         (404, NO_DATABASE, '/_compact', [], True),
         (404, NO_DATABASE, '/_membership', [], False),
         (404, None, '/_local/x', [], True),

@@ -125,7 +125,7 @@ FIRING: dict[str, dict[str, tuple[float | str, float | str]]] = {
         'celery_couchdb_queue_messages{queue="q", state="running"}': (2, 2),
         'celery_couchdb_queue_acknowledged_per_second{queue="q"}': (0, 0.1),
     },
-    'CeleryDeadLetters': {'celery_couchdb_queue_messages{queue="q", state="dead"}': (1, 0)},
+    'CeleryDeadLetters': {'celery_couchdb_queue_messages{queue="q", state="dead"}': ('0+1', '5+0')},
     'CeleryTasksFail': {
         'celery_couchdb_tasks_total{task="pay", state="failed", worker="w"}': ('0+6', '0+4'),
         'celery_couchdb_tasks_total{task="pay", state="succeeded", worker="w"}': ('0+94', '0+96'),

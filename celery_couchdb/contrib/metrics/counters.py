@@ -18,7 +18,8 @@ from kombu_couchdb.consumer.worker_hooks import report_member
 from kombu_couchdb.couchdb.shapes import number
 from kombu_couchdb.values import MAX_NUMBER
 
-from ...patches.workers import OUTCOMES, TASK_ENDED, TASK_STARTED
+from ...patches.failed_tasks import OUTCOMES
+from ...patches.workers import TASK_ENDED, TASK_STARTED
 from ...worker.running import delivery_info
 
 #: The upper bounds of the histograms, in seconds; the last one is infinite.

@@ -1,4 +1,4 @@
-"""The page of failures: failed tasks and dead letters, in groups and in a list, and what one does about them.
+"""The page of failures: in groups and in a list, and what one does about them.
 
 The list stays as it is while somebody reads it: it ends with what failed before the page was shown, failures that were
 retried or dropped since are marked, and the page says how many tasks have failed since.
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
+from kombu_couchdb.errors import AccessDenied, ConfigurationError
 
-from ...failures import KINDS, Failure, FailureFilter, FailureGroup, Failures
+from ...failures import Failure, FailureFilter, FailureGroup, Failures
 from ...resources.columns import Column, Row
 from ...resources.failure_actions import FAILURES, wanted_failures
 from ...resources.failures import failure_resource, group_resource, without_arguments
@@ -99,7 +99,7 @@ def failures_of(view: View) -> Failures:
 
 def show(view: View) -> Response:
     """Show the failures that the URL asks for."""
-    failures, remark = failures_of(view), ''
+    failures = failures_of(view)
     now = failures.now()
     try:
         asked, problem = _asked(view, failures), ''
@@ -107,11 +107,7 @@ def show(view: View) -> Response:
         asked, problem = FailureQuery(_query(view)), sentence(str(exc))
     if problem and view.wants_json:
         raise HTTPException(400, problem)
-    try:
-        found = _read(failures, asked, with_list=not problem)
-    except (AccessDenied, ConfigurationError) as exc:
-        remark = without_results(failures, exc)
-        found = _read(failures, asked, with_list=not problem)
+    found = _read(failures, asked, with_list=not problem)
     masked = view.site.mask_args
     resource = failure_resource(failures, now, arguments=not masked, tries=True)
     rows = list(resource.describe(found.failures))
@@ -134,9 +130,7 @@ def show(view: View) -> Response:
     return view.render(
         'failures.html',
         problem=problem,
-        remark=remark,
         asked=asked,
-        kinds=[(kind, kind in asked.query['kind']) for kind in KINDS],
         filters=filled(FAILURES, view),
         known={**view.known, 'error': sorted({group.error for group in found.groups if group.error})},
         groups=_groups(view, found.groups, at),
@@ -182,7 +176,7 @@ def _number(text: str) -> float:
 
 
 def _read(failures: Failures, asked: FailureQuery, with_list: bool) -> Found:
-    groups = failures.groups(FailureFilter(asked.wanted.kind, None, asked.wanted.task, asked.wanted.error_type))
+    groups = failures.groups(FailureFilter(task=asked.wanted.task, error=asked.wanted.error_type))
     if not with_list:
         return Found((), None, groups, None, 0)
     found, following = _page(failures, asked)
@@ -245,12 +239,12 @@ def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
     def link(row: Row) -> str | None:
         if row['task'] is None or row['error'] is None:
             return None
-        return view.link('/failures', task=row['task'], error=row['error'], kind=row['kind'])
+        return view.link('/failures', task=row['task'], error=row['error'])
 
     def key(row: Row) -> str:
         if row['task'] is None or row['error'] is None:
             return ''  # no filter selects just these
-        return target_of({name: row[name] for name in ('kind', 'task', 'error')}, at)
+        return target_of({name: row[name] for name in ('task', 'error')}, at)
 
     wanted = view.param('sort')
     groups = sorted(groups, key=_ORDERS.get(wanted, _ORDERS['count']))
@@ -274,14 +268,6 @@ def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
 def _json(view: View, rows: Sequence[Row], following: FailurePlace | None) -> Response:
     shown = [without_arguments(row) for row in rows] if view.site.mask_args else rows
     return view.json_list(shown, following.text() if following else None)
-
-
-def without_results(failures: Failures, error: CouchDBError) -> str:
-    """Leave out the results, which cannot be read, and say why; *raises* the error if there is nothing else."""
-    if not failures.leave_out_results():
-        raise error
-    why = 'you may not read them' if isinstance(error, AccessDenied) else str(error)
-    return f'Results are not shown: {why.rstrip(".")}.'
 
 
 def _is_first(view: View) -> bool:

@@ -14,15 +14,13 @@ from starlette.responses import Response
 from kombu_couchdb.documents.ids import CONSUMER
 from kombu_couchdb.errors import AccessDenied, ConfigurationError
 
-from ...failures import Failures
 from ...resources.columns import NO_VALUE, Row, Tone, json_line
 from ...resources.jobs import STATE_TONES
-from ...resources.task import find_task, task_resource, without_arguments
+from ...resources.task import TaskSources, find_task, task_resource, without_arguments
 from ..actions import sentence
 from ..view import Page, View
 from . import failures as failures_page
 from . import jobs as jobs_page
-from .failures import failures_of, without_results
 
 #: The maximum length of a value, in characters, and of a list of children.
 _MAX_CHARACTERS, _MAX_CHILDREN = 4000, 50
@@ -46,13 +44,16 @@ class Fact(NamedTuple):
 
 def show(view: View) -> Response:
     """Show the task with the id in the path."""
-    name, failures, remark = _name(view), failures_of(view), ''
+    name, remark = _name(view), ''
     try:
+        sources = TaskSources.of(view.site.app, view.account.broker, view.account.results)
         try:
-            row = _row(failures, name)
-        except AccessDenied as exc:
-            remark = without_results(failures, exc)
-            row = _row(failures, name)
+            row = _row(sources, name)
+        except AccessDenied:
+            if sources.jobs is None or sources.results is None:
+                raise
+            remark = 'Results are not shown: you may not read them.'
+            row = _row(sources._replace(results=None), name)
     except ConfigurationError as exc:
         if view.session.notices and not view.is_fragment:  # the user has removed it just now
             return view.redirect('/failures')
@@ -68,7 +69,7 @@ def show(view: View) -> Response:
     return view.render(
         'task.html',
         row=row,
-        now=failures.now(),
+        now=sources.now(),
         where='' if row['state'] == 'gone' and _result_state(row) in states.READY_STATES else row['where'],
         remark=remark,
         tone=STATE_TONES.get(row['state'], ''),
@@ -82,9 +83,8 @@ def show(view: View) -> Response:
     )
 
 
-def _row(failures: Failures, name: str) -> Row:
-    resource = task_resource(failures, failures.now())
-    [row] = resource.describe([find_task(failures, name)])
+def _row(sources: TaskSources, name: str) -> Row:
+    [row] = task_resource(sources, sources.now()).describe([find_task(sources, name)])
     return row
 
 
@@ -98,7 +98,7 @@ def _actions_for(row: Row) -> Collection[str]:
         return _FOR_WAITING
     if row['state'] in _HELD:
         return _FOR_HELD
-    return _FOR_FAILURES if row['state'] == 'dead' or _result_state(row) == states.FAILURE else ()
+    return _FOR_FAILURES if any(message['state'] == 'dead' for message in row['messages']) else ()
 
 
 def _result_state(row: Row) -> str | None:

@@ -42,7 +42,8 @@ class Desk:
         self.lease = SimpleNamespace(valid=True)
         self.mailbox = Mailbox()
         clock = cast(ServerClock, SimpleNamespace(now=lambda: NOW))
-        self.unacked = Unacked(cast(Lease, self.lease), self.mailbox, clock, UNLIMITED, confirm_acks=confirm_acks)
+        lease = cast(Lease, self.lease)
+        self.unacked = Unacked(lease, self.mailbox, clock, UNLIMITED, 0.0, 60.0, confirm_acks=confirm_acks)
 
     def subscribe(self, queue: str = 'q', limit: int = 4, credit: Credit | None = None) -> Subscription:
         subscription = Subscription(queue, credit or Credit(limit))
@@ -468,3 +469,72 @@ def test_task_does_not_begin_if_the_thread_ends_before_its_ack_is_stored(confirm
     confirming.unacked.begin(confirming.claim().tag, begun.append)
     confirming.unacked.end_waiting()
     assert begun == [False]
+
+
+# -- tasks that have failed
+
+
+ERROR: Any = {'type': 'ValueError', 'text': 'no', 'traceback': 'lines', 'worker': None, 'retries': 0}
+
+REFUSED = {'error': 'document_too_large', 'reason': 'too large'}
+
+
+def test_failure_that_is_too_large_is_stored_without_its_texts(desk: Desk) -> None:
+    desk.subscribe()
+    desk.unacked.fail(desk.claim().tag, ERROR)
+    [doc] = desk.written(**REFUSED)
+    assert doc['error'] == ERROR
+    [doc] = desk.written()
+    assert (doc['error'], doc['reason']) == ({**ERROR, 'text': '', 'traceback': ''}, 'failed: ValueError: no')
+    assert desk.written() == []
+    assert desk.unacked.ids() == set()
+
+
+def test_failure_of_an_acknowledged_task_that_is_too_large_is_stored_without_its_texts(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.unacked.ack(delivery.tag)
+    assert desk.unacked.keep_failure(delivery, ERROR)
+    assert [doc.get('error') for doc in desk.written(**REFUSED)] == [None, ERROR]
+    [doc] = desk.written()
+    assert doc['error'] == {**ERROR, 'text': '', 'traceback': ''}
+    assert desk.unacked.ids() == set()
+
+
+def test_failure_without_a_response_is_written_again(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.unacked.ack(delivery.tag)
+    desk.written()
+    desk.unacked.keep_failure(delivery, ERROR)
+    pending = desk.unacked.writes.take()
+    give_up(pending)
+    assert desk.unacked.busy
+    assert desk.written(error='conflict') == [doc for doc, _ in pending]
+    assert desk.unacked.ids() == set(), 'it was stored, and only the response was lost'
+
+
+@pytest.mark.parametrize('stored', [True, False])
+def test_failure_waits_for_the_ack_of_its_task_and_goes_with_it(desk: Desk, stored: bool) -> None:
+    """A message whose ack is refused runs elsewhere: it is not lost, and no failure."""
+    desk.subscribe()
+    delivery = desk.claim()
+    assert desk.unacked.begin(delivery.tag, unexpected)
+    desk.unacked.ack(delivery.tag)
+    desk.unacked.keep_failure(delivery, ERROR)
+    assert desk.written() == []
+    refused = WriteResult.of({'id': 'a', 'error': 'forbidden', 'reason': 'no'})
+    desk.begun(*([] if stored else [refused]))
+    assert [doc['error'] for doc in desk.written()] == [ERROR] * stored
+    desk.unacked.keep_failure(delivery, ERROR)
+    assert len(desk.written()) == stored, 'the same id: CouchDB stores it once'
+
+
+def test_retired_consumer_keeps_no_failure(desk: Desk) -> None:
+    desk.subscribe()
+    delivery = desk.claim()
+    desk.unacked.ack(delivery.tag)
+    desk.written()
+    desk.unacked.cancel(delivery.subscription)
+    assert desk.unacked.retire()
+    assert not desk.unacked.keep_failure(delivery, ERROR), 'the connection gives it to another consumer'
