@@ -279,7 +279,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
             self.chords.set_aside(claimed.chord)
 
     def _send_body(self, group_id: str, claimed: Claimed, body: Any) -> bool | None:
-        """Send the body, or store its failure and return False; None if another process completes the chord."""
+        """Send the body, or store its failure; return False if a part has failed, None if another process does this."""
         chord, is_repeated = claimed.chord, claimed.is_repeated
         # If this worker is killed now, another one sends the same messages again. With our own transport, they have the
         # same ids, so each is published once.
@@ -304,7 +304,7 @@ class ChordMixin(BaseKeyValueStoreBackend):
             logger.error('chord %s fails: %s', group_id, error)
             with once():
                 self.chord_error_from_stack(self._with_errbacks(chord, body), error)
-            return False
+            return not isinstance(exc, ChordError)  # no retry of a part could help after another error
         return True
 
     def _with_errbacks(self, chord: Chord, body: Any) -> Any:

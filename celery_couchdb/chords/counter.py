@@ -292,9 +292,11 @@ class Chords:
             if (chord := self._store.current(self._prefix + group_id)) is None:
                 return False
             parts = self.parts(group_id, ordered=True)
-            failed = [part for part in parts if part['task_id'] == task_id and part['state'] != states.SUCCESS]
+            failed = [part for part in parts if part.get('task_id') == task_id and part.get('state') != states.SUCCESS]
             self._store.delete_all(failed)
-            if chord.get('date') is not None or self._put({**chord, 'claimed': None, 'errbacks': 0}):
+            # The messages of its errbacks have ids that are made of the run: another run may send them again.
+            again: Any = {**chord, 'claimed': None, 'errbacks': 0, 'run': uuid.uuid4().hex}
+            if chord.get('date') is not None or self._put(again):
                 return True  # it had not ended, or waits again
         raise self._store.too_many_conflicts(self._prefix + group_id)
 

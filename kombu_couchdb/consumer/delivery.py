@@ -20,8 +20,8 @@ from kombu.utils.json import object_hook
 
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import close_in_child, reset_in_child
-from ..documents import workitem
-from ..documents.body import stub
+from ..documents import dead_letter, workitem
+from ..documents.body import attachments_with, stub
 from ..documents.validation import is_deeper
 from ..errors import CouchDBError
 from ..values import revision_parts
@@ -172,6 +172,20 @@ class Delivery:
     def needs_body(self) -> bool:
         """Whether the body has not been read yet."""
         return self.body is None and stub(self.doc) is not None
+
+    def settle(self, stored: bool) -> None:
+        """Note whether the ack of its task, which has begun, is stored. If not, the task may run elsewhere."""
+        self.is_refused = not stored
+        if stored and self.on_stored is not None:
+            self.on_stored()
+
+    def kept(self, failed: Document) -> Document:
+        """Return the dead letter to write, after its ack, for a task that has failed; it has an id of its own.
+
+        A process that is killed between the two writes leaves no failure, and no message, as always then.
+        """
+        doc = dead_letter.copy(failed)
+        return doc if self.body is None else {**doc, '_attachments': attachments_with(self.body)}
 
     def payload(self) -> dict[str, Any]:
         """Return the message as kombu's virtual transports have it; *raises* `ValueError` or `TypeError`."""

@@ -20,13 +20,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from math import inf
 from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
 from ..documents import dead_letter, workitem
-from ..documents.body import attachments_with
 from ..documents.concurrency import limit_of
 from ..documents.types import TaskError
 from ..leases.lease import Lease
@@ -64,7 +64,7 @@ class Unacked:
         `keep_done`, `keep_failed` and `confirm_acks` are the transport options.
         """
         self._lease, self._mailbox, self._clock, self._unlimited = lease, mailbox, clock, unlimited
-        self._keep_done, self._keep_failed = KeepDone(keep_done), keep_failed
+        self._keep_done, self._failed = KeepDone(keep_done), partial(dead_letter.failed, seconds=keep_failed)
         self._lock = threading.RLock()
         #: Wakes the I/O thread: it has work. And when its next cycle should begin.
         self.wakeup, self.pace = Wakeup(), Pace()
@@ -262,42 +262,21 @@ class Unacked:
 
     def ack(self, tag: str) -> None:
         """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
-        now = self._clock.now()
-        self._complete(tag, lambda doc: self._keep_done.completed(doc, now), 'acknowledged')
+        self._decide(tag, partial(self._keep_done.completed, now=self._clock.now()), 'acknowledged', may_wait=True)
 
     def fail(self, tag: str, error: TaskError) -> None:
-        """Acknowledge a message whose task has failed: it becomes a dead letter, unless failed ones are not kept."""
-        if not self._keep_failed:
-            self.ack(tag)
-            return
-        now = self._clock.now()
-        self._complete(tag, lambda doc: dead_letter.failed(doc, error, self._keep_failed, now), 'failed, and kept')
+        """Acknowledge a message whose task has failed: it becomes a dead letter."""
+        self._decide(tag, partial(self._failed, error=error, now=self._clock.now()), 'kept as failed', may_wait=True)
 
     def keep_failure(self, delivery: Delivery, error: TaskError) -> bool:
-        """Keep a message that is acknowledged, and whose task has failed, as a dead letter with an id of its own.
-
-        It is written after the ack of the message, and not if that is refused: then the message is not lost. A process
-        that is killed in between leaves none. Return False if this consumer has retired.
-        """
-        if not self._keep_failed:
-            return True
-        kept = dead_letter.copy(dead_letter.failed(delivery.doc, error, self._keep_failed, self._clock.now()))
-        if delivery.body is not None:
-            kept['_attachments'] = attachments_with(delivery.body)
+        """Keep a message whose task failed after its ack, see `Delivery.kept`; False if this consumer has retired."""
+        kept = delivery.kept(self._failed(delivery.doc, error=error, now=self._clock.now()))
         with self._lock:
             if delivery.tag in self._storing:
-                delivery.on_stored = lambda: self.writes.keep(kept)
+                delivery.on_stored = partial(self.writes.keep, kept)
             elif not (self.retired or delivery.is_refused):
                 self.writes.keep(kept)
-                self.wakeup.set()
             return not self.retired
-
-    def _complete(self, tag: str, change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
-        """Decide about a message that is worked off."""
-        with self._lock:
-            if tag in self._held and (queue := self._held[tag].doc['queue']) in self.queues:
-                self.acked[queue] += 1
-            self._decide(tag, change, outcome, may_wait=True)
 
     def release(self, tag: str) -> None:
         """Release a message to its old position in the queue; its delivery counts as an attempt."""
@@ -341,6 +320,8 @@ class Unacked:
                 )
                 return
             delivery = self._held[tag]
+            if may_wait and (queue := delivery.doc['queue']) in self.queues:
+                self.acked[queue] += 1
             delivery.credit.throughput.note(time.monotonic())
             if delivery.begun and may_wait:
                 self._store_ack(delivery, change, outcome)
@@ -580,9 +561,7 @@ class Unacked:
                 del self._storing[delivery.tag]
                 self._return_credit(delivery)
                 self._refill(delivery.credit)
-                delivery.is_refused = not stored
-                if stored and delivery.on_stored is not None:
-                    delivery.on_stored()
+                delivery.settle(stored)
                 if delivery.confirmed is not None:
                     if stored:
                         self._confirmed.add(delivery.tag)

@@ -191,11 +191,12 @@ class Message(virtual.Message):
         one that was acknowledged early, a copy is written when the acknowledgement is stored. Nothing is written with
         the transport option `keep_failed` 0, and if the connection was closed meanwhile: that is logged.
         """
-        if self.delivery is None:
+        connection = self.channel.connection
+        if self.delivery is None or (connection is not None and not connection.options.keep_failed):
             return
         if not acknowledged:
             self.channel.qos.note_failure(self.delivery_tag, error)
-        elif (connection := self.channel.connection) is not None:
+        elif connection is not None:
             connection.keep_failure(self.delivery, error)
         else:
             logger.error(

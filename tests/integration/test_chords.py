@@ -20,6 +20,7 @@ from celery_couchdb.results.documents import ChordPart
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.write_result import WriteStatus
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
 from tests.support import Inbox, Request, items
@@ -207,6 +208,27 @@ def test_failed_part_fails_the_chord(site: Site) -> None:
     assert [doc['message']['headers']['task'] for doc in items(site.client)] == ['rescue']
     with pytest.raises(ChordError, match=rf"Dependency {parts[1].id} raised KeyError\('no'\)"):
         site.app.AsyncResult('the body').get(timeout=PATIENCE)
+    assert site.left() == ['Chord', 'Part', 'Part', 'Part'], 'an operator may retry the part, until they expire'
+    sweep(site.backend(), later=60.0)
+    assert len(items(site.client)) == 1, 'it fails once'
+
+
+def test_failed_part_that_is_retried_completes_its_chord(site: Site) -> None:
+    rescue = site.app.signature('rescue', queue='rescues')
+    parts = site.send('a', 'b', body=site.app.signature('body', task_id='the body', link_error=[rescue]))
+    for part in parts:
+        site.backend().mark_as_failure(part.id, KeyError('no'), request=part)
+    chords = site.backend().chords
+    assert not chords.reopen('another', parts[0].id)
+    assert chords.reopen(parts[0].group, parts[0].id)
+    end(site.backend(), parts[0])
+    assert [doc['message']['headers']['task'] for doc in items(site.client)] == ['rescue'] * 2, 'it fails once more'
+    for _ in range(2):  # a process was killed, and an operator repeats it
+        assert chords.reopen(parts[0].group, parts[1].id)
+    sweep(site.backend(), later=60.0)
+    end(site.backend(), parts[1])
+    site.client.bulk([workitem.deleted(doc) for doc in items(site.client) if workitem.task_name(doc) == 'rescue'])
+    assert site.bodies() == [[[0, 1]]]
     assert site.left() == []
 
 
@@ -455,7 +477,7 @@ def test_chord_that_kills_its_processes_ends_without_its_errbacks(site: Site, mo
     assert site.app.backend.get_state('the body') == states.PENDING
     sweep(site.backend(), later=300.0)
     assert site.app.backend.get_state('the body') == states.FAILURE
-    assert (items(site.client), site.left()) == ([], [])
+    assert (items(site.client), site.left()) == ([], ['Chord', 'Part'])
 
 
 def test_errbacks_are_sent_once_although_their_process_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,7 +494,7 @@ def test_errbacks_are_sent_once_although_their_process_was_killed(site: Site, mo
     assert len(sent) == 2
     sweep(site.backend())
     assert [doc['_id'] for doc in items(site.client)] == sent
-    assert (site.app.backend.get_state('the body'), site.left()) == (states.FAILURE, [])
+    assert (site.app.backend.get_state('the body'), site.left()) == (states.FAILURE, ['Chord', 'Part'])
 
 
 def test_slow_end_of_a_chord_keeps_its_claim(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

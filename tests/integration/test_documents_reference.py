@@ -62,7 +62,7 @@ SCHEMAS = {
 }
 
 #: Members whose own members are documented, too.
-OPENED = ('claimed', 'message', 'parked', '_attachments')
+OPENED = ('claimed', 'message', 'parked', 'error', '_attachments')
 
 
 def documented(kind: str) -> dict[str, str]:
@@ -145,6 +145,13 @@ def test_documents_of_messages(connect: Connect, client: Client, sent: list[Requ
     publish(connection, 'rated', 'limited', headers={'rate_key': 'k', 'rate': '5/h'})
     limited.wait(2)
     compare('Rate', written(sent)['Rate'])
+    publish(connection, 'failed', 'failing')
+    failing = Inbox(connect(), 'failing', ack=False)
+    failing.wait(1)
+    error = {'type': 'ValueError', 'text': 'no', 'traceback': 'lines', 'worker': 'w@1', 'retries': 0}
+    failing.messages[0].fail(error, acknowledged=False)
+    failing.messages[0].ack()
+    wait_for(lambda: any(doc.get('error') for doc in items(client)), 'the failure')
     publish(connection, 'refused')
     kill_all(Inbox(connect(), ack=False), client, 1)
     compare('WorkItem', written(sent)['WorkItem'] + items(client))

@@ -69,7 +69,7 @@ def test_failures_are_listed_newest_first_and_selected(failures: Failures, lette
     letter('failed2', 400.0, 'KeyError: 5', 'mail')
     letter('dead3', 500.0, 'rejected: ValueError: no card')
     assert ids(failures) == ['dead3', 'failed2', 'dead2', 'failed1', 'dead1']
-    failed = [failure for failure in failures.listing() if failure.id == 'failed1'][0]
+    failed = next(failure for failure in failures.listing() if failure.id == 'failed1')
     assert (failed.reason, failed.error, failed.error_type) == ('failed', 'ValueError: no money', 'ValueError')
     assert failed.traceback == 'lines'
     assert [failure.arguments for failure in failures.listing(FailureFilter(until=200.0))] == [

@@ -59,7 +59,7 @@ def test_failure_is_stored_in_the_write_that_would_have_deleted_the_message(
     assert writes(sent) == 1
     assert (doc['reason'], doc['error'], doc['claimed']) == ('failed: ValueError: no money', ERROR, None)
     assert doc['expires'] == doc['failed'] + WEEK
-    assert doc['message']['body'] == 'x'
+    assert doc['message']['body'] == '"x"'
 
 
 def test_success_writes_its_deletion_alone(connect: Connect, client: Client, sent: list[Request]) -> None:
@@ -143,7 +143,8 @@ def test_failure_after_the_consumer_has_stopped_is_kept(connect: Connect, client
     letters(client)
 
 
-def test_failures_expire_and_other_dead_letters_stay(client: Client) -> None:
+def test_failures_expire_and_other_dead_letters_stay(connect: Connect, client: Client) -> None:
+    connect().connect()
     now = client.clock.now()
     for name, seconds in (('old', -1.0), ('young', 60.0), ('job:["q","t","k"]', -1.0)):
         item = workitem.new(name, 'q', MESSAGE, now)

@@ -38,7 +38,7 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.worker': {'results', 'chords', 'patches'},
     'celery_couchdb.patches': set(),
     'celery_couchdb.contrib.metrics': {'worker', 'patches', 'cli', 'resources', 'web'},
-    'celery_couchdb.resources': {'backend', 'jobs', 'failures', 'stored_results', 'worker'},
+    'celery_couchdb.resources': {'backend', 'connections', 'jobs', 'failures', 'stored_results', 'worker'},
     'celery_couchdb.contrib.parcels': {'backend', 'results', 'patches', 'cli', 'resources', 'web'},
     'celery_couchdb.contrib.regions': {'backend', 'results', 'contrib.parcels', 'cli', 'resources', 'web'},
     'celery_couchdb.contrib.beat': {'audit', 'cli', 'connections', 'resources', 'jobs', 'web'},
