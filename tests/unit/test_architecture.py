@@ -46,7 +46,8 @@ FOLDERS: dict[str, set[str]] = {
     'celery_couchdb.testing': set(),
 }
 #: Modules beside the folders, which every folder may import.
-SHARED = {f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'outage', 'room', 'rooms', 'values')} | {
+SHARED = {
+    *map('kombu_couchdb.{}'.format, ('errors', 'flow', 'log', 'options', 'outage', 'room', 'rooms', 'values')),
     'celery_couchdb.options',
     'celery_couchdb.room',
     'celery_couchdb.rooms',
