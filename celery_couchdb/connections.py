@@ -22,8 +22,8 @@ from .backend import CouchDBBackend
 #: What kombu and Celery raise if the package that a transport or a result backend needs is missing.
 _NOT_LOADED = (ImportError, AttributeError)
 
-#: How long a request may take. Reading the index of tasks first brings it up to date, which may take long.
-_REQUEST_SECONDS = 120.0
+#: How long a request of an operator may take, in seconds: an index is brought up to date first, which may take long.
+REQUEST_SECONDS = 120.0
 
 
 # -- of the app
@@ -70,7 +70,7 @@ def client_of(app: Any) -> Client:
             f'the broker of this app is {transport.driver_type}, not CouchDB: '
             f'set broker_url to couchdb://…, or name the app with celery -A'
         )
-    return Client(_address_of(app), _REQUEST_SECONDS)
+    return Client(_address_of(app), REQUEST_SECONDS)
 
 
 def _address_of(app: Any) -> Address:

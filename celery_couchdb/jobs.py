@@ -23,6 +23,7 @@ from kombu.serialization import dumps, prepare_accept_content, registry
 from kombu_couchdb.admin import dead, jobs
 from kombu_couchdb.admin.edit import UNCHANGED, change, check_queue, in_queue, move
 from kombu_couchdb.consumer.bodies import read
+from kombu_couchdb.couchdb.bulk import BATCH_DOCS
 from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.documents.body import attached, decoded, encoded, is_large, loaded, stub
 from kombu_couchdb.documents.types import Message
@@ -34,9 +35,6 @@ from kombu_couchdb.values import is_number
 from .backend import CouchDBBackend
 from .connections import backend_as, client_of, control_as
 from .results.documents import is_expired
-
-#: The maximum number of results that are read in one request.
-_BATCH_DOCS = 100
 
 #: The maximum length of the arguments in the headers, in characters, as Celery cuts them.
 _MAX_REPR = 1024
@@ -238,7 +236,7 @@ class Jobs:
         ids = {backend.get_key_for_task(task_id): task_id for task_id in task_ids}
         client = self._results or backend.client
         try:
-            docs = [doc for part in chunks([*ids], _BATCH_DOCS) for doc in client.find(part)]
+            docs = [doc for part in chunks([*ids], BATCH_DOCS) for doc in client.find(part)]
         except AccessDenied:
             return {}
         now = client.clock.now()

@@ -1,4 +1,4 @@
-"""A Celery app on CouchDB, as an example: `celery -A examples.tasks worker`."""
+"""A Celery app on CouchDB, as an example: `celery -A examples.tasks worker -l INFO`."""
 
 from __future__ import annotations
 

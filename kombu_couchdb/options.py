@@ -14,7 +14,7 @@ from typing import Any
 from .couchdb.address import SECRETS
 from .errors import ConfigurationError
 from .rooms import room
-from .values import storable
+from .values import MAX_NUMBER, storable
 
 #: Called with an option's name and the given value; returns the value to use, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
@@ -45,9 +45,6 @@ _LIKENESS = 0.8
 
 #: The most characters of an error about all options.
 _MAX_ERROR_CHARACTERS = 480
-
-#: The largest number, in the unit of the option. Python cannot wait longer than about this many seconds.
-_MAX_NUMBER = 1e9
 
 
 # -- kinds of options: each function returns a field for a dataclass
@@ -164,12 +161,12 @@ def _check_number(name: str, value: Any, kind: str, types: Any, may_be_zero: boo
     if (
         isinstance(value, bool)
         or not isinstance(value, types)
-        or not 0 <= value <= _MAX_NUMBER
+        or not 0 <= value <= MAX_NUMBER
         or (value == 0 and not may_be_zero)
     ):
         least = 'from 0 on' if may_be_zero else 'above 0'
         raise ConfigurationError(
-            f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {_MAX_NUMBER:.0f}'
+            f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {MAX_NUMBER}'
         )
     return value
 

@@ -10,6 +10,10 @@ from typing import Any, TypeGuard
 #: The units of durations, such as `90s` or `2h`, in seconds.
 SECONDS_OF_UNIT = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 
+#: The largest number that an option or a document may have. As seconds, it is about 31 years: Python cannot wait much
+#: longer.
+MAX_NUMBER = 10**9
+
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Tell whether a value is a finite number, and neither true nor false."""
@@ -41,7 +45,7 @@ def revision_parts(rev: Any) -> tuple[int, str]:
     return (int(generation), text) if generation.isdecimal() else (0, '')
 
 
-def enumerated(names: Sequence[str], most: int) -> str:
+def enumerated(names: Sequence[str], most: int = 10) -> str:
     """Return the first `most` names, and how many more there are: `a, b and 1,200 more`."""
     return ', '.join(names[:most]) + (f' and {len(names) - most:,} more' if len(names) > most else '')
 

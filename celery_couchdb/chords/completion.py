@@ -10,7 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 from celery import current_app, signals, states
 from celery._state import _task_stack, get_current_task
@@ -19,7 +21,7 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from celery.result import GroupResult, ResultSet
-from celery.utils.functional import _regen
+from celery.utils.functional import _regen, maybe_list
 from kombu.exceptions import EncodeError, OperationalError
 
 from kombu_couchdb.couchdb.shapes import maybe, members, text
@@ -277,14 +279,15 @@ class ChordMixin(BaseKeyValueStoreBackend):
     def _send_body(self, group_id: str, claimed: Claimed, body: Any) -> bool:
         """Send the body, or store its failure; return False if another process completes the chord."""
         chord, is_repeated = claimed.chord, claimed.is_repeated
+        # If this worker is killed now, another one sends the same messages again. With our own transport, they have the
+        # same ids, so each is published once.
+        once = partial(idempotent, f'{group_id}:{chord.get("run")}', repeated=is_repeated)
         try:
             try:
                 if is_repeated and self.store.read(self.get_key_for_task(str(body.id))) is not None:
                     return True  # the body has a result, so it was sent
                 results = self._join(group_id, chord, claimed.parts)
-                # If this worker is killed now, another one sends the body again. With our own transport, the second
-                # message has the same id, so the body is published once.
-                with idempotent(f'{group_id}:{chord.get("run")}', repeated=is_repeated):
+                with once():
                     body.delay(results)
             except (OperationalError, SoftTimeLimitExceeded, *RETRIED) as exc:
                 if chord.get('body'):
@@ -297,16 +300,23 @@ class ChordMixin(BaseKeyValueStoreBackend):
             # Inside the except block, because Celery reads the current traceback.
             error = exc if isinstance(exc, ChordError) else _chord_error(f'Callback error: {exc!r}', exc)
             logger.error('chord %s fails: %s', group_id, error)
-            self.chord_error_from_stack(self._with_errbacks(chord, body), error)
+            with once():
+                self.chord_error_from_stack(self._with_errbacks(chord, body), error)
         return True
 
     def _with_errbacks(self, chord: Chord, body: Any) -> Any:
-        """Note that the errbacks of a body run; return the body without them if they have ended several processes."""
+        """Note that the errbacks of a body run; return the body without them if they have ended several processes.
+
+        Those that are sent as tasks get ids that another process would give them, too.
+        """
         if not body.options.get('link_error'):
             return body
         chord['errbacks'] = int(chord.get('errbacks') or 0) + 1
         if chord['errbacks'] <= _MAX_ERRBACKS:
             self.chords.renew(chord)
+            for position, errback in enumerate(maybe_list(body.options['link_error'])):
+                task_id = str(uuid5(NAMESPACE_OID, f'{chord["_id"]}:{chord.get("run")}:{position}'))
+                errback['options'].setdefault('task_id', task_id)
             return body
         logger.error('the errbacks of chord %s have ended %d processes, and do not run', chord['_id'], _MAX_ERRBACKS)
         body = body.clone()

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 from typing import Any, NamedTuple, TypeGuard
 
+from kombu_couchdb.couchdb.bulk import ATTEMPTS
 from kombu_couchdb.couchdb.shapes import anything, items, maybe, members, number, text
 from kombu_couchdb.documents.idempotency import is_repeated
 from kombu_couchdb.errors import CouchDBError
@@ -45,9 +46,6 @@ _MAX_LATE_PARTS = 3
 
 #: The index in the id of a part without a position in the header: it sorts last.
 _LAST_INDEX = 99_999_999
-
-#: How often a change of a chord's document is tried while other processes change it.
-_ATTEMPTS = 100
 
 
 class Claimed(NamedTuple):
@@ -84,7 +82,7 @@ class Chords:
         doc: Chord = {**chord, 'body': body, 'nested': nested, 'run': uuid.uuid4().hex}
         if is_repeated() and self._store.known([doc['_id']]):
             return  # a process that was killed has sent the same chord, and has done this step
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             if rev := self._put(doc):
                 self._remember(group_id, {**stamp(doc, self._now(), self._lifetime), '_rev': rev})
                 return
@@ -115,7 +113,7 @@ class Chords:
 
     def _change(self, group_id: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         doc_id = self._prefix + group_id
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             doc = self._known.pop(group_id, None) or self._store.current(doc_id)
             if doc is None and is_repeated() and self._store.known([doc_id]):
                 return  # the chord was completed and deleted
@@ -162,7 +160,7 @@ class Chords:
         if not part_id.startswith(self._prefix):
             return
         new: ChordPart = {'_id': part_id, 'type': 'Part', 'task_id': task_id, 'index': None, 'state': state}
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             part = self._store.current(part_id)
             if part is None and self._store.known([part_id]):
                 return
@@ -185,7 +183,7 @@ class Chords:
         `parts` are the ids of parts that were stored just before. If the chord was completed, they are late duplicates,
         and are deleted.
         """
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             chord = self._known.get(group_id) or self._store.current(self._prefix + group_id)
             if chord is None and self._store.known([self._prefix + group_id]):
                 for part in parts:
@@ -204,7 +202,7 @@ class Chords:
 
         With `unfinished`, also one that was claimed, but has not changed for `takeover_after` seconds.
         """
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             chord = self._known.pop(group_id, None) or self._store.current(self._prefix + group_id)
             if (
                 chord is None

@@ -25,16 +25,13 @@ from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
 from kombu_couchdb.options import Options
 
 from ..backend import CouchDBBackend
-from ..connections import backend_of, client_of, has_our_broker
+from ..connections import REQUEST_SECONDS, backend_of, client_of, has_our_broker
 from ..failures import Failures
 from ..jobs import Jobs
 from .tables import Duration, echo
 
 F = TypeVar('F', bound=Callable[..., Any])
 T = TypeVar('T')
-
-#: How long a request of a command may take. Bringing an index up to date may take longer than a worker would wait.
-_REQUEST_SECONDS = 120.0
 
 #: An index that lacks more changes than this is built before a command reads it: the request for rows waits for at most
 #: 60 seconds. A request with these parameters starts that, and returns at once.
@@ -79,7 +76,7 @@ def app_of(ctx: click.Context) -> Any:
 
 
 def broker_of(
-    app: Any, admin: Login | None = None, *, seconds: float = _REQUEST_SECONDS, database: str | None = None
+    app: Any, admin: Login | None = None, *, seconds: float = REQUEST_SECONDS, database: str | None = None
 ) -> Client:
     """Return a client for the database of the app's broker, or for another `database` beside it.
 
@@ -108,7 +105,7 @@ def failures_of(ctx: click.Context) -> Failures:
     return Failures(app, broker_of(app) if has_our_broker(app) else None, results_of(app))
 
 
-def results_of(app: Any, admin: Login | None = None, *, seconds: float = _REQUEST_SECONDS) -> Client | None:
+def results_of(app: Any, admin: Login | None = None, *, seconds: float = REQUEST_SECONDS) -> Client | None:
     """Return a client for the database of results; None if the app's result backend is not CouchDB."""
     backend = backend_of(app)
     return _client(backend.store.client, admin, seconds) if isinstance(backend, CouchDBBackend) else None
@@ -135,9 +132,9 @@ def admin_option(command: F) -> F:
     )(command)
 
 
-def _client(client: Client, admin: Login | None, seconds: float = _REQUEST_SECONDS) -> Client:
+def _client(client: Client, admin: Login | None, seconds: float = REQUEST_SECONDS) -> Client:
     address = admin.at(client.address) if admin else client.address
-    return (_PatientClient if seconds >= _REQUEST_SECONDS else Client)(address, seconds)
+    return (_PatientClient if seconds >= REQUEST_SECONDS else Client)(address, seconds)
 
 
 class _PatientClient(Client):

@@ -20,9 +20,6 @@ from .clients import app_of, broker_of
 from .resource_commands import json_option, print_list, yes_option
 from .tables import confirm, echo
 
-#: The maximum number of queues that an error lists.
-_MAX_LISTED = 10
-
 
 @click.group('queues')
 def command() -> None:
@@ -129,7 +126,7 @@ def _for_each(
     client = broker_of(app_of(ctx))
     selected = _select(queues.names(client), patterns, every=False)
     if not yes:
-        confirm(f'{question} {enumerated(selected, _MAX_LISTED)}?')
+        confirm(f'{question} {enumerated(selected)}?')
     for name in selected:
         count = act(client, name)
         echo(f'{name}: ' + outcome.format(counted(count, 'message')))
@@ -149,7 +146,7 @@ def _select(known: Mapping[str, bool], patterns: Sequence[str], every: bool) -> 
         matches = [pattern] if pattern in known else [name for name in lasting if fnmatchcase(name, pattern)]
         if not matches:
             raise click.ClickException(
-                f'there is no queue {pattern!r}; the queues are {enumerated(lasting, _MAX_LISTED)}'
+                f'there is no queue {pattern!r}; the queues are {enumerated(lasting)}'
                 if lasting
                 else f'there is no queue {pattern!r}: none has been declared yet'
             )

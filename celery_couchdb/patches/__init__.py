@@ -3,7 +3,7 @@
 kombu loads this module in every application of the environment: it imports nothing slow, and Celery only if the program
 uses it. The patches are installed when kombu gets one of our URLs, whichever result backend the app has. (The result
 backend installs those that it needs, too.) Until then a process is changed in nothing but the aliases of our schemes,
-and the check of our URLs in `kombu_couchdb.registration`. docs/explanation/patches.rst has the reason of each patch.
+and the check of our URLs in `kombu_couchdb.registration`. docs/development/patches.rst has the reason of each patch.
 This folder imports no other one.
 """
 

@@ -12,7 +12,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils.functional import retry_over_time
 
 from kombu_couchdb.couchdb.address import Address, parse_list
-from kombu_couchdb.couchdb.bulk import MAX_REQUEST_BYTES, deletion
+from kombu_couchdb.couchdb.bulk import ATTEMPTS, BATCH_DOCS, MAX_REQUEST_BYTES, deletion
 from kombu_couchdb.couchdb.client import Client, Row, chunks
 from kombu_couchdb.couchdb.group_commit import GroupCommit
 from kombu_couchdb.couchdb.shapes import Shape
@@ -46,12 +46,6 @@ Send = Callable[[Sequence[Mapping[str, Any]], Sequence[bytes]], list[WriteResult
 
 #: Returns a document with less in it, given one that CouchDB refuses as too large and the error; None if there is none.
 Shorter = Callable[[QueueItem, CouchDBError], QueueItem | None]
-
-#: How often a write is tried while other processes change the same document.
-_ATTEMPTS = 100
-
-#: Documents in one request to read: a group of 1,000 needs few requests, and no response has gigabytes.
-_READ_DOCS = 250
 
 #: Documents in one request to delete.
 _DELETE_DOCS = 500
@@ -223,7 +217,7 @@ class ResultStore:
 
         ids = list(ids)
         self._settle(ids)
-        docs = [doc for part in chunks(ids, _READ_DOCS) for doc in self.database.call(read, part)]
+        docs = [doc for part in chunks(ids, BATCH_DOCS) for doc in self.database.call(read, part)]
         now = self.client.clock.now()
         return [None if doc is None or is_expired(doc, now) else doc for doc in docs]
 
@@ -302,7 +296,7 @@ class ResultStore:
         """Delete a document if it exists; two requests. `before` gets it first. *Raises* `Conflict` as `write` does."""
         self._settle([doc_id])
         self._revs.pop(doc_id, None)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             current = self.current(doc_id)
             if current is not None:
                 before(current)
@@ -340,7 +334,7 @@ class ResultStore:
         """
         refusals: list[Refusal] = []
         left = self._newer_than_stored(batch) if uncertain else [self._with_known_revision(item) for item in batch]
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             if not left:
                 return refusals
             left = self._newer_than_stored(self._write(left, send or self._bulk, refusals))

@@ -1,4 +1,4 @@
-"""A shop in FastAPI. Start it with `uvicorn shop:web` and `celery -A shop worker`."""
+"""A shop in FastAPI. Start it with `uvicorn shop:web` and `celery -A shop worker -l INFO`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the shop. A worker must run: `celery -A shop worker`."""
+"""Tests of the shop. A worker must run: `celery -A shop worker -l INFO`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shop in Flask. Start it with `flask --app shop run` and `celery -A shop worker`."""
+"""A shop in Flask. Start it with `flask --app shop run` and `celery -A shop worker -l INFO`."""
 
 from __future__ import annotations
 

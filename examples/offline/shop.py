@@ -1,4 +1,4 @@
-"""A shop that takes orders offline: `celery -A shop worker` runs them when they arrive."""
+"""A shop that takes orders offline: `celery -A shop worker -l INFO` runs them when they arrive."""
 
 from __future__ import annotations
 

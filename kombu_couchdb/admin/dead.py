@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import design
+from ..couchdb.bulk import BATCH_DOCS
 from ..couchdb.client import LAST, Client, Document, Row, chunks
 from ..couchdb.shapes import both, items, members, number, text
 from ..documents import dead_letter, validation, workitem
@@ -16,9 +17,6 @@ from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
 from .jobs import FIRST_ROWS, needs_jobs_view, paged
-
-#: The maximum number of documents that are read or written in one request.
-_BATCH_DOCS = 200
 
 #: The shapes of the rows of the view `dead`, and of its reduction.
 _LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
@@ -166,7 +164,7 @@ def replay(
                 refused[doc['_id']] = 'another message with its job key waits'
         else:
             pairs.append((doc, dead_letter.replayed(validation.checked(doc), client.clock.now())))
-    for part in chunks(pairs, _BATCH_DOCS):
+    for part in chunks(pairs, BATCH_DOCS):
         if before:
             before([doc for doc, _ in part])
         for (doc, _), result in zip(part, client.bulk([changed for _, changed in part]), strict=True):
@@ -201,7 +199,7 @@ def drop(client: Client, docs: Sequence[Document]) -> list[Document]:
     letters = [doc for doc in docs if workitem.is_dead(doc)]
     return [
         doc
-        for part in chunks(letters, _BATCH_DOCS)
+        for part in chunks(letters, BATCH_DOCS)
         for doc, result in zip(part, client.bulk([workitem.deleted(doc) for doc in part]), strict=True)
         if result.is_stored
     ]

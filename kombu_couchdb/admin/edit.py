@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
+from ..couchdb.bulk import ATTEMPTS
 from ..couchdb.client import Client, Document
 from ..documents import validation, workitem
 from ..documents.concurrency import unpark
@@ -18,9 +19,6 @@ from .jobs import find
 #: The default of arguments that may be None.
 UNCHANGED: Any = object()
 
-#: The most attempts to write a job. An attempt fails only if another process has changed the job.
-_MAX_TRIES = 20
-
 
 def change(client: Client, task_id: str, edit: Callable[[Document], Document]) -> Document:
     """Write `edit(item)` in place of the waiting item of a job, and return it.
@@ -30,7 +28,7 @@ def change(client: Client, task_id: str, edit: Callable[[Document], Document]) -
     a later due date or in another queue, it would be woken in the place of a job that can run. *Raises* `NotChangeable`
     if the job is not waiting, and what `edit` raises.
     """
-    for _ in range(_MAX_TRIES):
+    for _ in range(ATTEMPTS):
         doc = _waiting(client, task_id)
         edited = unpark(edit(doc))
         check_value('the job', edited)
@@ -39,7 +37,7 @@ def change(client: Client, task_id: str, edit: Callable[[Document], Document]) -
             return {**edited, '_rev': result.rev}
         if not result.is_conflict:
             raise result.exception(client.address.url)
-    raise NotChangeable(f'job {task_id} was changed by others at each of {_MAX_TRIES} attempts')
+    raise NotChangeable(f'job {task_id} was changed by others at each of {ATTEMPTS} attempts')
 
 
 def _waiting(client: Client, task_id: str) -> Document:

@@ -46,9 +46,6 @@ BATCH_ROWS, FIRST_ROWS = 200, 50
 #: The minimum length of an abbreviated id, in characters.
 _MIN_CHARACTERS = 4
 
-#: The maximum number of ids that the error for an ambiguous abbreviation lists.
-_MAX_LISTED = 10
-
 #: The types of the documents of jobs.
 TYPES = ('WorkItem', 'DoneItem')
 
@@ -194,7 +191,7 @@ def choose(start: str, complete: Callable[[], Collection[str]]) -> str | None:
         raise ConfigurationError(f'{start!r} is too short: give at least {_MIN_CHARACTERS} characters of an id')
     found = sorted(complete())
     if len(found) > 1:
-        raise ConfigurationError(f'several ids begin with {start!r}: {enumerated(found, _MAX_LISTED)}')
+        raise ConfigurationError(f'several ids begin with {start!r}: {enumerated(found)}')
     return found[0] if found else None
 
 

@@ -22,6 +22,12 @@ logger = get_logger(__name__)
 #: The maximum bytes of documents in one request of several documents: at first, and the smallest limit after timeouts.
 MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
 
+#: The maximum number of documents in one request that reads or writes many, unless something needs another number.
+BATCH_DOCS = 200
+
+#: How often a change of a document is tried while other processes change it.
+ATTEMPTS = 200
+
 #: After this many requests of at least half the maximum size with a response in time, the maximum is doubled.
 _STEADY_REQUESTS = 16
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import RETRIED, AccessDenied, CouchDBError, NotFound
 from ..log import get_logger
-from .bulk import deletion
+from .bulk import BATCH_DOCS, deletion
 from .client import Client, Document
 from .shapes import revision
 
@@ -27,9 +27,6 @@ SYNC = 10.0
 #: The most seconds between two searches for conflicted documents: in a cluster, where the answer may come from a node
 #: whose index is one search old, and on a single node, where only replication creates conflicts.
 _CLUSTER_SECONDS, _SINGLE_NODE_SECONDS = 45.0, 3600.0
-
-#: The maximum number of documents that one call of `resolve` writes.
-_MAX_DOCS = 200
 
 #: A rule for one type of document. It gets all leaf revisions, deleted ones included, and the ids of the consumers with
 #: a valid lease. It returns the changes to write, in this order, or None if it cannot decide yet.
@@ -99,7 +96,7 @@ class ConflictResolver:
         for doc_id, revs in self.conflicted('lazy').items():
             before, since = seen.get(doc_id, (revs, now))
             since = since if before == revs else now
-            if since <= now - SYNC and resolved < _MAX_DOCS and self._try_to_resolve(doc_id, living):
+            if since <= now - SYNC and resolved < BATCH_DOCS and self._try_to_resolve(doc_id, living):
                 since = float('inf')
                 resolved += 1
             self._seen[doc_id] = (revs, since)

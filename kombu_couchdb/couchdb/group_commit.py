@@ -15,14 +15,12 @@ from weakref import WeakValueDictionary
 
 from ..errors import RETRIED, CouchDBError
 from .address import Address
+from .bulk import BATCH_DOCS
 from .client import Client
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
 from .pacing import Kind
 from .write_result import WriteResult
-
-#: The maximum number of documents in a shared request. A larger write is sent alone, while others go on.
-_MAX_DOCS = 200
 
 #: Seconds after which a waiting thread checks whether another thread still sends, in case that ended without
 #: notification.
@@ -86,7 +84,7 @@ class GroupCommit:
         """
         # Encoded in this thread, so that it alone gets the error if a document cannot be encoded.
         texts = [encoded(doc) for doc in docs] if texts is None else texts
-        if len(docs) > _MAX_DOCS:
+        if len(docs) > BATCH_DOCS:  # it is sent alone, while others go on
             return self._write(docs, texts)
         entry = _Entry(docs, texts)
         # A task's time limit may raise an exception between any two of these lines. Other threads must be able to write
@@ -115,7 +113,7 @@ class GroupCommit:
         """Return the entries for one request. Two entries with the same document are written in different requests."""
         batch, ids, size, max_size = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_size.bytes
         pace = self._client.pace
-        most = min(_MAX_DOCS, pace.most(Kind.WRITE)) if pace else _MAX_DOCS
+        most = min(BATCH_DOCS, pace.most(Kind.WRITE)) if pace else BATCH_DOCS
         for entry in self._pending:
             new = {doc['_id'] for doc in entry.docs}
             fits = len(ids) + len(new) <= most and size + entry.size <= max_size

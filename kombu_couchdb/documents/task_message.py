@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime, timezone
 from typing import Any, NamedTuple
 
-from ..values import date_of, is_number, is_whole
+from ..values import MAX_NUMBER, date_of, is_number, is_whole
 
 #: Encodings that a body may have: those of kombu's serializers, and other character sets that are decoded in linear
 #: time and memory. Python knows more: `bz2` and `zlib` decode 1 kB to gigabytes, `punycode` and `idna` need quadratic
@@ -27,8 +27,6 @@ _ENCODINGS = frozenset(
     }
 )
 
-#: The maximum of numbers of seconds and of counts; seconds are about 31 years.
-_MAX_NUMBER = 10**9
 
 #: The maximum length of an id or a name that a publisher chooses.
 _MAX_LINE_CHARACTERS = 255
@@ -48,11 +46,11 @@ class _Kind(NamedTuple):
 
 
 def _is_count(value: Any) -> bool:
-    return is_whole(value, 0, _MAX_NUMBER)
+    return is_whole(value, 0, MAX_NUMBER)
 
 
 def _is_seconds(value: Any) -> bool:
-    return is_number(value) and 0 <= value <= _MAX_NUMBER
+    return is_number(value) and 0 <= value <= MAX_NUMBER
 
 
 def _is_id(value: Any) -> bool:
@@ -98,8 +96,8 @@ def _is_time_limit(value: Any) -> bool:
 _TEXT = _Kind(lambda value: isinstance(value, str), 'text')
 _ID = _Kind(_is_id, 'text')
 _DATE = _Kind(_is_date, f'an ISO date; without a time zone, of the years {MINYEAR + 1} to {MAXYEAR - 1}')
-_COUNT = _Kind(_is_count, f'a whole number from 0 to {_MAX_NUMBER}')
-_SECONDS = _Kind(_is_seconds, f'a number of seconds from 0 to {_MAX_NUMBER}')
+_COUNT = _Kind(_is_count, f'a whole number from 0 to {MAX_NUMBER}')
+_SECONDS = _Kind(_is_seconds, f'a number of seconds from 0 to {MAX_NUMBER}')
 _FLAG = _Kind(lambda value: isinstance(value, int), 'true or false')
 _OBJECT = _Kind(lambda value: isinstance(value, dict), 'an object')
 
@@ -111,7 +109,7 @@ HEADERS: Mapping[str, _Kind] = {
     **dict.fromkeys(('retries', 'group_index', 'replaced_task_nesting'), _COUNT),
     **dict.fromkeys(('stamps', 'headers'), _OBJECT),
     'ignore_result': _FLAG,
-    'timelimit': _Kind(_is_time_limit, f'a list of two numbers of seconds from 0 to {_MAX_NUMBER}, or nulls'),
+    'timelimit': _Kind(_is_time_limit, f'a list of two numbers of seconds from 0 to {MAX_NUMBER}, or nulls'),
     STAMPS: _Kind(
         lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), 'a list of names'
     ),

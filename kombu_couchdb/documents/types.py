@@ -1,6 +1,6 @@
 """The messages of the broker's database as types; `shared_documents` has its other documents.
 
-docs/reference/documents.rst explains the members for users, and a test compares that page with the documents that are
+docs/development/documents.rst explains the members for users, and a test compares that page with the documents that are
 written. Optional members are in a base class with `total=False`. CouchDB's own members are optional everywhere: `_rev`
 is missing until a document is written, `_deleted` is there in deletions only.
 

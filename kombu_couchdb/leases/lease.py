@@ -26,6 +26,7 @@ from ..couchdb.clock import ServerClock, uptime
 from ..documents.ids import CONSUMER
 from ..documents.shared_documents import Consumer
 from ..options import HEARTBEATS_PER_LEASE
+from ..values import MAX_NUMBER
 
 #: A consumer that holds nothing may be silent for this many leases: nobody waits for its messages.
 IDLE_LEASES = 3.0
@@ -42,9 +43,6 @@ GRACE_SECONDS = 2.0
 #: measure the rest with its monotonic clock. The rest is longer than a third of the lease, the interval of heartbeats,
 #: so a living consumer writes a heartbeat in it, and does not lose its lease because a clock is wrong.
 CLOCK_SHARE = 0.6
-
-#: The longest lease: `visibility_timeout` has the same limit, see `options`.
-_MAX_LEASE_SECONDS = 1e9
 
 
 class _Process:
@@ -344,7 +342,7 @@ def _lease_of(doc: Document | None, default: float) -> float:
         return default
     date, expires = _number(doc.get('date')), _number(doc.get('expires'))
     lease = expires - date if date is not None and expires is not None else default
-    return lease if 0 < lease <= _MAX_LEASE_SECONDS else default
+    return lease if 0 < lease <= MAX_NUMBER else default
 
 
 def _number(value: Any) -> float | None:

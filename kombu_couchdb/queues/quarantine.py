@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
+from ..couchdb.bulk import BATCH_DOCS
 from ..couchdb.client import Client, Document, chunks
 from ..couchdb.http import encoded
 from ..couchdb.shapes import CHANGES, DOCUMENT
@@ -31,8 +32,8 @@ from ..log import get_logger
 
 logger = get_logger(__name__)
 
-#: How many of the latest documents are read first, and the number of documents in one request.
-_LATEST_DOCS, _BATCH_DOCS = 1000, 100
+#: How many of the latest documents are read first.
+_LATEST_DOCS = 1000
 
 #: If the views fail, documents with more levels are replaced (of a response, the client decodes 200), or the one with
 #: the most lists and objects, if it has more of them than this.
@@ -127,14 +128,14 @@ class Harmful:
         """Yield the ids of the latest documents, then those of all; an empty list at the end of each."""
         params = {'descending': True, 'limit': _LATEST_DOCS}
         latest = self._client.request('GET', '/_changes', params, repeat=True, shape=CHANGES)['results']
-        yield from chunks([row['id'] for row in latest], _BATCH_DOCS)
+        yield from chunks([row['id'] for row in latest], BATCH_DOCS)
         yield []
         self._not_before = time.monotonic() + random.uniform(0, _PAUSE_SECONDS)
         yield []
         after = None
         while rows := self._client.id_range('', limit=_LATEST_DOCS, after=after):
             after = rows[-1]['id']
-            yield from chunks([row['id'] for row in rows], _BATCH_DOCS)
+            yield from chunks([row['id'] for row in rows], BATCH_DOCS)
         yield []
 
     def _too_deep(self, ids: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from ..couchdb.bulk import ATTEMPTS
 from ..couchdb.client import Client, Document, winning
 from ..documents import workitem
 from ..documents.types import WorkItem
@@ -27,9 +28,6 @@ from ..log import get_logger
 from ..values import revision_parts
 
 logger = get_logger(__name__)
-
-#: The most attempts to write a job. An attempt fails only if another process has changed the job.
-_MAX_TRIES = 200
 
 #: The type of a job's document without a message.
 _OPENED = 'UniqueJob'
@@ -68,7 +66,7 @@ def enqueue(client: Client, doc: WorkItem) -> Outcome:
 
 
 def _merge(client: Client, doc: WorkItem, once: str | None) -> Outcome:
-    for _ in range(_MAX_TRIES):
+    for _ in range(ATTEMPTS):
         # First the leaves, then the marker: if the job runs in between, the write is in conflict.
         leaves = client.known_leaves(doc['_id'])
         if (earlier := _earlier_outcome(client, doc, once, leaves)) is not None:
@@ -85,7 +83,7 @@ def _merge(client: Client, doc: WorkItem, once: str | None) -> Outcome:
             continue
         return outcome
     raise ServerUnavailable(
-        f'{client.address.url}: other processes changed the unique job {doc["_id"]} at each of {_MAX_TRIES} attempts'
+        f'{client.address.url}: other processes changed the unique job {doc["_id"]} at each of {ATTEMPTS} attempts'
     )
 
 

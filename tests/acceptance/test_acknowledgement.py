@@ -1,4 +1,4 @@
-"""Tasks of processes that are killed or stopped: the table in `docs/start/tutorial.rst`."""
+"""Tasks of processes that are killed or stopped: the table in `docs/explanation/lost.rst`."""
 
 from __future__ import annotations
 

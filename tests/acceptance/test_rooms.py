@@ -16,7 +16,7 @@ from celery_couchdb.testing import Server
 from tests.support import ROOT
 
 #: What is removed.
-FOLDERS = ('kombu_couchdb/contrib', 'celery_couchdb/contrib')
+FOLDERS = ('kombu_couchdb/contrib', 'celery_couchdb/contrib', 'tests/contrib')
 
 #: Tests of consumers, the result backend, jobs and commands, which run without the rooms.
 TESTS = tuple(f'tests/integration/test_{name}.py' for name in ('ack', 'backend', 'dead_letters'))

@@ -18,8 +18,8 @@ from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import task_message, workitem
 from tests.acceptance.conftest import site
-from tests.acceptance.test_regions import start
 from tests.conftest import PATIENCE, PATIENT_BROKER, wait_for
+from tests.contrib.regions.acceptance.test_regions import start
 from tests.parcels import database_of_parcels
 from tests.regions import Regions, regions_on
 

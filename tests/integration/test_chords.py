@@ -458,6 +458,23 @@ def test_chord_that_kills_its_processes_ends_without_its_errbacks(site: Site, mo
     assert (items(site.client), site.left()) == ([], [])
 
 
+def test_errbacks_are_sent_once_although_their_process_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    errbacks = [site.app.signature('errback'), site.app.signature('other', task_id='given')]
+    body = site.app.signature('body', task_id='the body')
+    for errback in errbacks:
+        body.on_error(errback)
+    [part] = site.send('a', body=body)
+    first = site.backend()
+    monkeypatch.setattr(first, 'fail_from_current_stack', die)  # Celery calls it after the errbacks
+    with pytest.raises(Killed):
+        first.mark_as_failure(part.id, ValueError('no'), request=part)
+    sent = [doc['_id'] for doc in items(site.client)]
+    assert len(sent) == 2
+    sweep(site.backend())
+    assert [doc['_id'] for doc in items(site.client)] == sent
+    assert (site.app.backend.get_state('the body'), site.left()) == (states.FAILURE, [])
+
+
 def test_slow_end_of_a_chord_keeps_its_claim(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, worker = site.send('a'), site.backend()
     worker.chords._takeover_after = 0.3

@@ -1,4 +1,4 @@
-"""docs/reference/documents.rst compared with the documents that are really written."""
+"""docs/development/documents.rst compared with the documents that are really written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support import Inbox, Request, eta, items, publish
 
 from .conftest import Connect, kill_all
 
-PAGE = (Path(__file__).parents[2] / 'docs/reference/documents.rst').read_text('utf-8')
+PAGE = (Path(__file__).parents[2] / 'docs/development/documents.rst').read_text('utf-8')
 SECTIONS = dict(re.findall(r'^(\w+)\n-+\n(.*?)(?=^\w[\w ]*\n[-=]+\n)', PAGE, re.MULTILINE | re.DOTALL))
 
 #: Members whose own members are documented, too.

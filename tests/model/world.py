@@ -468,7 +468,7 @@ class ModelClock:
     @property
     def agrees(self) -> bool:
         # A process that starts just after a clock was set cannot know how old a heartbeat is: see
-        # docs/explanation/model.rst.
+        # docs/development/model.rst.
         return self._difference == 0.0 and self._began - self._world.set_at > LEASE
 
     def observe(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ('kombu_couchdb', 'celery_couchdb')
 
-#: The other folders of their package that the modules of a folder may import; see docs/explanation/architecture.rst.
+#: The other folders of their package that the modules of a folder may import; see docs/development/architecture.rst.
 BELOW_QUEUES = {'documents', 'couchdb', 'design'}
 BELOW_FLEET = {'leases', 'queues', *BELOW_QUEUES}
 BELOW_CONSUMER = {'fleet', *BELOW_FLEET}

@@ -64,3 +64,25 @@ def test_counterparts_exist() -> None:
 def test_code_blocks_can_be_parsed(path: Path) -> None:
     for block in re.findall(r'^\.\. code-block:: python\n\n((?: {4}.*\n|\n)+)', path.read_text('utf-8'), re.MULTILINE):
         ast.parse(re.sub(r'^ {4}', '', block, flags=re.MULTILINE))
+
+
+SHOWN = [
+    (path, *block)
+    for path in sorted(DOCS.rglob('*.rst'))
+    for block in re.findall(
+        r'^\.\. From (\S+)\n\n\.\. code-block:: \w+\n\n((?: {4}.*\n|\n)+)', path.read_text('utf-8'), re.MULTILINE
+    )
+]
+
+
+@pytest.mark.parametrize(('path', 'source', 'block'), SHOWN, ids=[f'{path.stem}-{source}' for path, source, _ in SHOWN])
+def test_code_from_examples_is_that_of_the_examples(path: Path, source: str, block: str) -> None:
+    shown = re.sub(r'^ {4}', '', block, flags=re.MULTILINE).strip()
+    assert f'\n{shown}\n' in f'\n{(ROOT / source).read_text("utf-8")}'
+
+
+@pytest.mark.parametrize('name', ['tutorial', 'django', 'flask', 'fastapi'])
+def test_pages_show_their_code_without_sphinx(name: str) -> None:
+    """Git hosts show the pages as they are, where a `literalinclude` is empty."""
+    assert 'literalinclude' not in page(f'start/{name}.rst')
+    assert [source for path, source, _ in SHOWN if path.stem == name]

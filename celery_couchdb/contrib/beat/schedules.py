@@ -33,13 +33,13 @@ from zoneinfo import ZoneInfo
 from celery import schedules
 from celery.exceptions import ImproperlyConfigured
 
-from kombu_couchdb.values import date_of, is_number
+from kombu_couchdb.values import MAX_NUMBER, date_of, is_number
 
 #: The latest date in documents: the beginning of the year 3000.
 LATEST = 32_503_680_000.0
 
-#: The range of intervals in seconds.
-_LEAST_SECONDS, _MOST_SECONDS = 0.01, 1e9
+#: The shortest interval in seconds; the longest is `MAX_NUMBER`.
+_LEAST_SECONDS = 0.01
 
 #: The least pause in seconds between two due dates of a class in the code of the app.
 _LEAST_PAUSE_SECONDS = 1.0
@@ -186,7 +186,7 @@ class Asked(Rule):
                 is_due, seconds = self._schedule.is_due(datetime.fromtimestamp(last, self._app.timezone))
             if not is_number(seconds):
                 raise Malformed(f'is_due of its schedule returned {seconds!r:.80}, which is not a number of seconds')
-            self._known = due, (bool(is_due), min(max(seconds, _LEAST_PAUSE_SECONDS), _MOST_SECONDS))
+            self._known = due, (bool(is_due), min(max(seconds, _LEAST_PAUSE_SECONDS), MAX_NUMBER))
         return self._known[1]
 
 
@@ -267,8 +267,8 @@ def _crontab_text(field: Any) -> str:
 
 def _every(doc: Mapping[str, Any], app: Any) -> Rule:
     value, relative = doc['every'], doc.get('relative', False)
-    if not is_number(value) or not _LEAST_SECONDS <= value <= _MOST_SECONDS:
-        raise Malformed(f'schedule.every must be a number of seconds from {_LEAST_SECONDS} to {_MOST_SECONDS:.0f}')
+    if not is_number(value) or not _LEAST_SECONDS <= value <= MAX_NUMBER:
+        raise Malformed(f'schedule.every must be a number of seconds from {_LEAST_SECONDS} to {MAX_NUMBER:.0f}')
     if not isinstance(relative, bool):
         raise Malformed('schedule.relative must be true or false')
     return Relative(value, app) if relative else Every(value)

@@ -12,7 +12,7 @@ from typing import Any
 from celery.schedules import BaseSchedule
 from kombu.utils.json import dumps
 
-from kombu_couchdb.couchdb.bulk import deletion
+from kombu_couchdb.couchdb.bulk import ATTEMPTS, deletion
 from kombu_couchdb.couchdb.client import Client, Document, winning
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, DatabaseMissing, NotFound
@@ -22,7 +22,7 @@ from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import date_of, is_number
 
 from ... import audit
-from ...connections import producer_as
+from ...connections import REQUEST_SECONDS, producer_as
 from .due_dates import has_date, upcoming
 from .entries import (
     CODE_MEMBERS,
@@ -41,12 +41,6 @@ from .scheduler import send
 from .schedules import Malformed, described
 
 logger = get_logger(__name__)
-
-#: The most attempts to change an entry that others change, too.
-_MAX_TRIES = 10
-
-#: How long a request may take, in seconds.
-_REQUEST_SECONDS = 120.0
 
 
 #: The members of an entry whose changes are recorded.
@@ -111,7 +105,7 @@ class Schedules:
             #: The ids of the documents, and the name of the leader.
             self.names = Names.of(connection.transport.options.schedule_name)
             self._may_create: bool = connection.transport.options.create_database
-            self.client = client or Client(connection.transport.address, _REQUEST_SECONDS)
+            self.client = client or Client(connection.transport.address, REQUEST_SECONDS)
         self._records = records
         #: By name, what was changed in entries.
         self.changes: dict[str, audit.Changes] = {}
@@ -238,7 +232,7 @@ class Schedules:
         self.knows(entry.task)  # what its class says, such as its queue, counts, as when beat sends it
         with producer_as(self.app, self.client) as producer:
             result = send(self.app, entry, producer)
-        for _ in range(_MAX_TRIES):  # the leader takes over a state that it did not write
+        for _ in range(ATTEMPTS):  # the leader takes over a state that it did not write
             state = state_of(self._find(name)[1])
             sent = {'sent': self.client.clock.now(), 'task_id': result.id}
             if state is None or self.client.try_put({**state, **sent}) is not None:
@@ -291,7 +285,7 @@ class Schedules:
         self, name: str, change: Callable[[Document], Document], action: tuple[str, str], members: Collection[str] = ()
     ) -> Item:
         """Change an entry; `action` has the words for what is done and for what was done."""
-        for _ in range(_MAX_TRIES):
+        for _ in range(ATTEMPTS):
             doc, _ = self._find(name)
             changed = change(doc)
             if changed == doc:
@@ -302,7 +296,7 @@ class Schedules:
                 continue
             self._record(action[0], name, action[1], doc, changed)
             return item
-        raise Conflict(f'others changed schedule entry {name!r:.220} at each of {_MAX_TRIES} attempts')
+        raise Conflict(f'others changed schedule entry {name!r:.220} at each of {ATTEMPTS} attempts')
 
     def _written(self, name: str, doc: Document, members: Collection[str] = ()) -> Item:
         """Write a document, unless it is malformed. An entry may be disabled whatever is wrong with it.

@@ -16,6 +16,7 @@ from typing import Any
 
 from kombu_couchdb.consumer.worker_hooks import report_member
 from kombu_couchdb.couchdb.shapes import number
+from kombu_couchdb.values import MAX_NUMBER
 
 from ...patches.workers import OUTCOMES, TASK_ENDED, TASK_STARTED
 from ...worker.running import delivery_info
@@ -37,9 +38,6 @@ _MAX_NAME = 200
 #: The largest number that is believed of a document.
 _MAX_COUNT = 1e15
 
-#: A longer time in seconds, about 31 years, only says that the date in a message is wrong.
-_MAX_SECONDS = 1e9
-
 
 class Histogram:
     """Numbers of seconds, counted by the bound that they do not exceed."""
@@ -49,7 +47,7 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         """Count one number; one that cannot be right is left out."""
-        if 0 <= seconds <= _MAX_SECONDS:
+        if 0 <= seconds <= MAX_NUMBER:  # a longer time only says that the date in a message is wrong
             self.sum += seconds
             self.counts[bisect_left(_LIMITS, seconds)] += 1
 

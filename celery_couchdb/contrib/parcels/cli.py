@@ -26,9 +26,6 @@ from ...cli.vacuum import VacuumPart
 from ...resources.columns import Cell, Column, Row, Tone, count_cell, format_ago
 from ...resources.resource import Resource, Selection, counted
 
-#: The most ids that the error lists if several begin alike.
-_MAX_LISTED = 10
-
 #: The maximum length of a note in a table, in characters.
 _MAX_NOTE_CHARACTERS = 200
 
@@ -136,7 +133,7 @@ def _find(stored: Parcels, name: str) -> list[Document]:
     if not names:
         raise click.ClickException(stored.missing.format(name))
     if len(names) > 1:
-        raise click.ClickException(f'several ids begin with {name!r}: {enumerated(names, _MAX_LISTED)}')
+        raise click.ClickException(f'several ids begin with {name!r}: {enumerated(names)}')
     return found
 
 

@@ -1,4 +1,4 @@
-"""The Celery app of the shop: `celery -A shop worker` runs its tasks."""
+"""The Celery app of the shop: `celery -A shop worker -l INFO` runs its tasks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tests of the shop. A worker must run on the test database:
 
-`DATABASE=test.sqlite3 celery -A shop worker`
+`DATABASE=test.sqlite3 celery -A shop worker -l INFO`
 """
 
 from __future__ import annotations

@@ -1,0 +1,3 @@
+"""The fixtures of the integration tests."""
+
+from tests.integration.conftest import *  # noqa: F403
