@@ -20,6 +20,7 @@ from kombu_couchdb.consumer import pending_writes
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import at_exit, reset_in_child
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError
+from kombu_couchdb.flow import Flow
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.outage import Outage
 
@@ -40,16 +41,8 @@ _MAX_UNSTORED, _MAX_UNSTORED_BYTES = 10_000, 64_000_000
 #: The most results in one request.
 _MAX_TOGETHER = 200
 
-#: Results come quickly if each comes at most this number of seconds after the one before.
-_FLOW_SECONDS = 0.008
-
-#: While results come quickly, they share a request until none comes for the first number of seconds, or for up to the
-#: second number. A worker that has more tasks waiting than running gathers for longer.
-_QUIET_SECONDS, _GATHER_SECONDS = 0.004, 0.01
-_BUSY_QUIET_SECONDS, _BUSY_GATHER_SECONDS = 0.02, 0.16
-
-#: The number of results for which a request costs so little for each that it does not wait for more.
-_ENOUGH = 128
+#: How often a thread that gathers results takes in what children hand over, in seconds.
+_STEP_SECONDS = 0.004
 
 #: How long a worker that is told to stop at once still tries to store results, in seconds.
 _COLD_SECONDS = 5.0
@@ -112,7 +105,8 @@ class ResultQueue:
         self._unstored = self._bytes = 0
         #: What children wait for: a number, and the sockets that are closed when everything up to it is done.
         self._waits: list[tuple[int, list[socket]]] = []
-        self._is_flowing, self._last_at = False, float('-inf')
+        #: How fast results come.
+        self._flow = Flow()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._gives_up_at: float | None = None
@@ -248,8 +242,7 @@ class ResultQueue:
         """Add a result. Results of one task that no request contains yet become one, with the number of the first."""
         with self._changed:
             self._number = result.number = self._number + 1
-            self._last_at, last = time.monotonic(), self._last_at
-            self._is_flowing = self._last_at - last < _FLOW_SECONDS
+            self._flow.note()
             if (before := self._waiting.get(result.id)) is not None:
                 if is_outdated(result.head, before.head):
                     result.end_waiting()
@@ -314,6 +307,7 @@ class ResultQueue:
     def _run(self) -> None:
         batch = list[QueueItem]()
         while batch := batch or self._next_batch():
+            self._flow.begin()
             try:
                 self._write(batch, uncertain=self._outage.lasts)
             except CouchDBError as exc:  # also if a proxy responds with a page of its own
@@ -321,6 +315,7 @@ class ResultQueue:
                 if self._closing and self._gives_up():
                     return
                 continue
+            self._flow.end()
             self._outage.recovered()
             batch = []
 
@@ -336,20 +331,13 @@ class ResultQueue:
             return [self._waiting.pop(doc_id) for doc_id in list(self._waiting)[:_MAX_TOGETHER]]
 
     def _gather(self) -> None:
-        """While results come quickly, wait for more of them."""
-        began = grown = time.monotonic()
+        """While results flow, wait for more of them, unless a task waits for one."""
         self._take_in()
-        count = len(self._waiting)
-        while self._is_flowing and count < _ENOUGH and not self._closing and not self._has_waiting_task():
-            is_busy = _has_waiting_tasks()
-            quiet, most = (_BUSY_QUIET_SECONDS, _BUSY_GATHER_SECONDS) if is_busy else (_QUIET_SECONDS, _GATHER_SECONDS)
-            now = time.monotonic()
-            if now - grown >= quiet or now - began >= most:
+        while len(self._waiting) < _MAX_TOGETHER and not self._closing and not self._has_waiting_task():
+            if not (pause := self._flow.pause):
                 return
-            time.sleep(_QUIET_SECONDS)
+            time.sleep(min(pause, _STEP_SECONDS))
             self._take_in()
-            if len(self._waiting) > count:
-                count, grown = len(self._waiting), time.monotonic()
 
     def _has_waiting_task(self) -> bool:
         with self._changed:
@@ -419,12 +407,6 @@ class ResultQueue:
         except Exception:
             logger.exception('unexpected error in the thread that stores results')
         self._note_done([result])
-
-
-def _has_waiting_tasks() -> bool:
-    """Tell whether this worker has received more tasks than it runs."""
-    state = import_module('celery.worker.state')
-    return len(state.reserved_requests) > len(state.active_requests)
 
 
 def _must_stop_at_once() -> bool:

@@ -182,11 +182,11 @@ class Claims:
         candidates: Mapping[str, QueueCandidates],
         writes: list[PendingWrite],
         pending: int,
-    ) -> int:
+    ) -> None:
         """Add claims to `writes`, for as many messages as there is credit for, including what may be claimed ahead.
 
-        Return how many there are: no more than can be written at once, with `pending` other writes, see
-        `couchdb.pacing`. Claims that wait would let acknowledgements and the heartbeat wait.
+        There are no more than can be written at once, with `pending` other writes, see `couchdb.pacing`. Claims that
+        wait would let acknowledgements and the heartbeat wait.
         """
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         pace = self._store.client.pace
@@ -194,7 +194,7 @@ class Claims:
         if pace and most <= 0:
             if any(candidates[queue].has_claimable for queue in served):
                 pace.want(Kind.WRITE)
-            return 0
+            return
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         if self._gate.is_used:
             for doc in self._gate.ready(self._unacked.credit()):
@@ -211,8 +211,9 @@ class Claims:
             *((each, share, False) for each in in_turn),
             *((each, candidates[each].most_ahead(share), True) for each in in_turn),
         ]:
-            while len(reserved.get(queue, ())) < count and (s := self._unacked.reserve(queue, ahead=ahead)):
-                reserved.setdefault(queue, []).append(s)
+            taken = reserved.get(queue, [])
+            if taken := taken + self._unacked.reserve(queue, count - len(taken), ahead=ahead):
+                reserved[queue] = taken
         docs: dict[str, list[Document]] = {}
         try:
             docs = self._take(candidates, {queue: len(found) for queue, found in reserved.items()}, writes)
@@ -225,7 +226,6 @@ class Claims:
                 self._claim(doc, s, queue_candidates=candidates[queue])
                 for doc, s in zip(docs[queue], found, strict=False)
             ]
-        return sum(map(len, docs.values()))
 
     def _take(
         self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int], writes: list[PendingWrite]

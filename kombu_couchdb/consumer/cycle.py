@@ -33,7 +33,7 @@ from ..queues.quarantine import Harmful, set_aside, stub
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .claims import Claims
-from .delivery import Mailbox
+from .delivery import Mailbox, Snapshot
 from .heartbeat import Heartbeat
 from .pending_writes import Commits, give_up
 from .unacked import Unacked
@@ -115,27 +115,27 @@ class Cycle:
 
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
-        if self.unacked.awaiting_bodies() or self._wanted_by_others():
+        now = self.unacked.snapshot()
+        if now.awaits_bodies or self._wanted_by_others(now):
             return -inf
         readable_at = writable_at = -inf
         if pace := self._client.pace:
             readable_at, writable_at = pace.next_at(Kind.QUERY), pace.next_at(Kind.WRITE)
-        times = [max(self._poll_at, readable_at), self.notifier.attention.bell.due_at, self.unacked.overdue_at]
+        times = [max(self._poll_at, readable_at), self.notifier.attention.bell.due_at, now.overdue_at]
         if self.lease.written:
             times += [self._heartbeat.due_at, self.sweeper.due, self.notifier.due_at()]
             times += self.unacked.may_run().values()
-        credit, low = self.unacked.credit(), self.unacked.low()
         if self._gate.is_used:
-            times.append(self._gate.due(credit))
+            times.append(self._gate.due(now.credit))
         for queue, candidates in self._candidates.items():
-            if credit.get(queue, 0) <= 0:
+            if now.credit.get(queue, 0) <= 0:
                 if queue in self.notifier.attention.followed:
                     times.append(max(candidates.due_at(), readable_at))
             else:
                 at = candidates.wake_at()
                 if candidates.is_stale and at is None:
                     at = -inf
-                at = at if at is None or queue in low else max(at, self.unacked.pace.next_at)
+                at = at if at is None or queue in now.low else max(at, self.unacked.flow.next_at)
                 times += [] if at is None else [max(at, readable_at, writable_at)]
         return min(times)
 
@@ -148,19 +148,25 @@ class Cycle:
         for candidates in self._candidates.values():
             candidates.clear()
 
+    @property
+    def begun_pause(self) -> float:
+        """How many seconds the ack of a task that has begun waits for others: half a request, and only in a flow."""
+        flow = self.unacked.flow
+        return flow.cost / 2 if self._writes.has_begun and flow.interval else 0.0
+
     def store_begun(self) -> None:
         """Write the acks of tasks that have begun; *raises* the errors of `Client`, as `run`."""
         self._commits.write_begun(self._writes)
 
     def run(self) -> None:
         """Run one cycle; *raises* the errors of `Client`. The next cycle checks writes that got no response."""
-        self.unacked.pace.begin()
+        self.unacked.flow.begin()
         self._harmful.replace(_SEARCH_SECONDS)
         set_aside(self._client)
         self._writes.settle_doubtful(self._client.leaves)
         self._writes.retry_changed(self._client.fetch)
         pulls = list(self.unacked.pulls)
-        self.unacked.give_back(self._wanted_by_others() | {pull.queue for pull in pulls})
+        self.unacked.give_back(self._wanted_by_others(self.unacked.snapshot()) | {pull.queue for pull in pulls})
         if self._gate.is_used:
             self._gate.begin(self._in_use)
         pending = self._writes.take()
@@ -191,7 +197,7 @@ class Cycle:
                 self._store.delete_without_queue(released)
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, writes)
-            self.unacked.pace.claimed(self._claims.claim_for_credit(credit, self._candidates, writes, len(pending)))
+            self._claims.claim_for_credit(credit, self._candidates, writes, len(pending))
             claimed = [doc['message'] for doc, _ in writes if doc.get('claimed')]
             for queue, message in self.notifier.take_before(claimed):
                 self.unacked.broadcast(queue, message)
@@ -211,7 +217,9 @@ class Cycle:
                 if queue not in self._topology.paused
             )
             pending += self._writes.take_begun()
-            self._commits.write(pending, writes)
+            if pending or writes:
+                self._commits.write(pending, writes)
+                self.unacked.flow.end()
             if self._gate.is_used:
                 self._offer(self._gate.settle(self._in_use))
             self._ring()
@@ -284,7 +292,7 @@ class Cycle:
         reading = with_credit | self.notifier.attention.followed
         due = [self._candidates[queue] for queue in self._candidates if queue in reading]
         self._claims.reader.refill([each for each in due if not each.is_stale and (poll or each.is_due)])
-        self.notifier.feed_interval = self.unacked.pace.feed_interval
+        self.notifier.feed_interval = self.unacked.flow.interval
         items, broadcasts = self.notifier.take(self.lease.id, self._candidates, with_credit)
         peers = self.notifier.peers
         for queue, candidates in self._candidates.items():
@@ -319,15 +327,13 @@ class Cycle:
             if not bell.knows(queue):
                 self.unacked.wakeup.set()  # the next cycle follows the queue again
 
-    def _wanted_by_others(self) -> set[str]:
+    def _wanted_by_others(self, now: Snapshot) -> set[str]:
         """Return the queues with messages claimed ahead and no others, that another consumer or channel could serve."""
-        shelved = self.unacked.shelved
-        credit = self.unacked.credit() if shelved else {}
+        candidates = {queue: self._candidates[queue] for queue in now.shelved if queue in self._candidates}
         return {
             queue
-            for queue, each in self._candidates.items()
-            if queue in shelved
-            and (each.leaves_none or (credit.get(queue, 0) > 0 and not (each.is_stale or len(each))))
+            for queue, each in candidates.items()
+            if each.leaves_none or (now.credit.get(queue, 0) > 0 and not (each.is_stale or len(each)))
         }
 
     def _offer(self, items: list[Document]) -> None:

@@ -10,11 +10,11 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu.utils.json import object_hook
 
@@ -24,8 +24,8 @@ from ..documents import dead_letter, workitem
 from ..documents.body import attachments_with, stub
 from ..documents.validation import is_deeper
 from ..errors import CouchDBError
+from ..flow import Rate
 from ..values import revision_parts
-from .pace import SHELF_SECONDS, Throughput
 
 #: The prefix of the delivery tags of broadcasts.
 BROADCAST_TAG = 'broadcast-'
@@ -48,39 +48,32 @@ class Credit:
     #: How many of those that are held were put into the mailbox: never more than the limit. The others are on the
     #: shelf, or wait for their bodies.
     handed: int = 0
-    #: The messages claimed ahead, in the order of their claims, by delivery tag.
-    shelf: dict[str, Delivery] = field(default_factory=dict, repr=False)
+    #: The messages claimed ahead.
+    shelf: Shelf = field(default_factory=lambda: Shelf(), repr=False)
     #: Without a limit: how many messages were delivered to kombu since its thread last asked for more.
     delivered: int = 0
     #: Without a limit: how many messages are claimed ahead.
     ahead: int = 1
     #: With a limit: how fast the messages are worked off.
-    throughput: Throughput = field(default_factory=Throughput, repr=False)
+    rate: Rate = field(default_factory=Rate, repr=False)
 
     @property
     def free(self) -> int:
         """How many more may be claimed now. Without a limit a message counts until kombu's thread asks for more."""
         return self.limit - self.held if self.limit else self.ahead - self.waiting - self.delivered
 
-    @property
-    def surplus(self) -> int:
-        """How many messages may be claimed now beyond the limit."""
-        return self.throughput.ahead(self.limit, time.monotonic()) if self.limit else 0
+    def surplus(self, stock: float) -> int:
+        """Return how many messages may be claimed beyond the limit, so that all last for `stock` seconds."""
+        return self.rate.ahead(self.limit, stock, time.monotonic()) if self.limit else 0
 
-    def room(self, *, ahead: bool) -> int:
-        """Return how many more may be claimed now; with `ahead`, also beyond the limit."""
-        return self.free + (self.surplus if ahead else 0)
+    def room(self, stock: float | None) -> int:
+        """Return how many more may be claimed now; if `stock` is given, also beyond the limit."""
+        return self.free + (0 if stock is None else self.surplus(stock))
 
-    @property
-    def is_low(self) -> bool:
-        """Whether at least half of what may be claimed is worked off, or there is no limit: to claim more is urgent."""
-        surplus = self.surplus
+    def is_low(self, stock: float) -> bool:
+        """Tell whether half of what may be claimed is worked off, or there is no limit: to claim more is urgent."""
+        surplus = self.surplus(stock)
         return not self.limit or 2 * (self.free + surplus) >= self.limit + surplus
-
-    @property
-    def overdue_at(self) -> float:
-        """The monotonic time at which the first message on the shelf has waited for too long; infinite without one."""
-        return next(iter(self.shelf.values())).shelved + 2 * SHELF_SECONDS if self.shelf else inf
 
     def count(self, number: int) -> None:
         """Count so many more messages as claimed, and as not delivered yet."""
@@ -106,6 +99,49 @@ class Credit:
     def reset_ahead(self) -> None:
         """Forget how many messages are claimed ahead without a limit: the channel has no subscription any more."""
         self.delivered, self.ahead = 0, 1
+
+
+class Shelf:
+    """The messages of one channel that are claimed ahead. The queues take turns: a long one starves no other."""
+
+    def __init__(self) -> None:
+        #: By queue, the one that is served next first: its messages by delivery tag, in the order of their claims, and
+        #: the monotonic times from which each has waited for too long.
+        self._queues: dict[str, dict[str, tuple[Delivery, float]]] = {}
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return (delivery for messages in self._queues.values() for delivery, _ in messages.values())
+
+    @property
+    def queues(self) -> Collection[str]:
+        """The queues of the messages."""
+        return self._queues.keys()
+
+    @property
+    def overdue_at(self) -> float:
+        """The monotonic time at which the first message has waited for too long; infinite without one."""
+        return min((next(iter(messages.values()))[1] for messages in self._queues.values()), default=inf)
+
+    def put(self, delivery: Delivery, overdue_at: float) -> None:
+        """Add a message, behind those of its queue."""
+        self._queues.setdefault(delivery.doc['queue'], {})[delivery.tag] = delivery, overdue_at
+
+    def take(self) -> Delivery | None:
+        """Remove and return the next message, or None."""
+        if not self._queues:
+            return None
+        queue, messages = next(iter(self._queues.items()))
+        delivery, _ = next(iter(messages.values()))
+        self.remove(delivery)
+        if queue in self._queues:
+            self._queues[queue] = self._queues.pop(queue)  # the others are served before it
+        return delivery
+
+    def remove(self, delivery: Delivery) -> None:
+        """Remove a message, if it is here."""
+        messages = self._queues.get(delivery.doc['queue'], {})
+        if messages.pop(delivery.tag, None) is not None and not messages:
+            del self._queues[delivery.doc['queue']]
 
 
 @dataclass(eq=False)
@@ -154,8 +190,6 @@ class Delivery:
     confirmed: Callable[[bool], None] | None = field(default=None, repr=False)
     #: Since when the message was ready, by the clock of this machine, as of its delivery to kombu.
     ready_since: float = 0.0
-    #: The monotonic time at which it was put on the shelf.
-    shelved: float = 0.0
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -214,6 +248,20 @@ class Delivery:
         if self.body is not None:
             message['body'] = self.body
         return {**message, 'properties': {**message['properties'], 'delivery_tag': self.tag, 'delivery_info': info}}
+
+
+class Snapshot(NamedTuple):
+    """What the I/O thread reads of the unacknowledged messages at one moment."""
+
+    #: By queue: how many messages may be claimed within the prefetch counts.
+    credit: dict[str, int]
+    #: The queues with a subscription whose messages will soon be worked off.
+    low: set[str]
+    #: The queues from which messages are claimed ahead, and the monotonic time from which one has waited for too long.
+    shelved: set[str]
+    overdue_at: float
+    #: Whether the bodies of some messages have not been read yet.
+    awaits_bodies: bool
 
 
 class Pull:

@@ -22,13 +22,14 @@ from ..couchdb.client import Document
 from ..couchdb.write_result import MISSING_STUB, PendingWrite, WriteResult, WriteStatus
 from ..documents import dead_letter, unique_merge, workitem
 from ..errors import CouchDBError
+from ..flow import Flow
 from ..leases.lease import Lease
 from ..leases.sweeper import UnprovenClaims
 from ..log import get_logger
 from ..queues.store import Store
 from ..queues.unique_jobs import keep_copies
 from ..values import revision_parts
-from .pace import Pace, Wakeup
+from .wakeup import Wakeup
 
 logger = get_logger(__name__)
 
@@ -86,8 +87,8 @@ class PendingWrites:
     `add`, `unstored`, `look` and `wait` are for any thread, the rest is for the I/O thread alone.
     """
 
-    def __init__(self, wakeup: Wakeup, pace: Pace, preconditions: list[Precondition] = _preconditions) -> None:
-        self._wakeup, self._pace, self._preconditions = wakeup, pace, preconditions
+    def __init__(self, wakeup: Wakeup, flow: Flow, preconditions: list[Precondition] = _preconditions) -> None:
+        self._wakeup, self._flow, self._preconditions = wakeup, flow, preconditions
         self._writes: deque[PendingWrite] = deque()
         #: The acks of tasks that have begun. By message id: who wants to know whether they are stored. Those of which
         #: the responses leave it open.
@@ -129,6 +130,11 @@ class PendingWrites:
         self._writes.append((doc, on_result))
         self._wakeup.set()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether acks of tasks that have begun are to be written."""
+        return bool(self._begun)
+
     def take_begun(self) -> list[PendingWrite]:
         """Return the acks of tasks that have begun, and forget them: the caller passes a result to each."""
         return [self._begun.popleft() for _ in range(len(self._begun))]
@@ -154,7 +160,7 @@ class PendingWrites:
         waiting = [doc for writes, _ in list(self._waiting) for doc, _ in writes]
         if waiting:
             # The messages in `next` of a unique job wait for its ack. Others share the next cycle of a flow.
-            self._wakeup.set(0.0 if any(map(workitem.is_unique, waiting)) else self._pace.seconds_to_next)
+            self._wakeup.set(0.0 if any(map(workitem.is_unique, waiting)) else self._flow.pause)
 
     def wait(self) -> bool:
         """Wait until all decisions can be written; return False if what they wait for is given up."""

@@ -4,7 +4,7 @@ kombu's thread subscribes, receives deliveries and decides about them (ack, rele
 the network here. The I/O thread claims messages and adds them. A claim takes credit before it is written, and returns
 it if it fails. A decision frees credit at once, so that the next claim can share a request with the ack.
 
-kombu never holds more messages of a channel than its prefetch count: those claimed ahead (see `pace`) wait on the
+kombu never holds more messages of a channel than its prefetch count: those claimed ahead (see `flow`) wait on the
 shelf. A message moves from there into the mailbox when kombu decides about another one, in kombu's thread: it does not
 wait for the I/O thread. If it waits for too long, it is given back, and other consumers can claim it. The mailbox may
 contain deliveries that are not held any more: `deliver` refuses them.
@@ -29,11 +29,12 @@ from ..couchdb.clock import ServerClock
 from ..documents import dead_letter, workitem
 from ..documents.concurrency import limit_of
 from ..documents.types import TaskError
+from ..flow import STALL_SECONDS, Flow
 from ..leases.lease import Lease
 from ..log import get_logger
-from .delivery import BROADCAST_TAG, Credit, Delivery, Mailbox, Pull, Subscription, broadcast
-from .pace import Pace, Wakeup
+from .delivery import BROADCAST_TAG, Credit, Delivery, Mailbox, Pull, Snapshot, Subscription, broadcast
 from .pending_writes import PendingWrites
+from .wakeup import Wakeup
 from .worker_hooks import KeepDone, may_run
 
 logger = get_logger(__name__)
@@ -66,12 +67,14 @@ class Unacked:
         self._lease, self._mailbox, self._clock, self._unlimited = lease, mailbox, clock, unlimited
         self._keep_done, self._failed = KeepDone(keep_done), partial(dead_letter.failed, seconds=keep_failed)
         self._lock = threading.RLock()
-        #: Wakes the I/O thread: it has work. And when its next cycle should begin.
-        self.wakeup, self.pace = Wakeup(), Pace()
+        #: Wakes the I/O thread: it has work. And how fast messages are worked off: when its next cycle should begin.
+        self.wakeup, self.flow = Wakeup(), Flow()
         #: The decisions that are not stored yet.
-        self.writes = PendingWrites(self.wakeup, self.pace)
+        self.writes = PendingWrites(self.wakeup, self.flow)
         self._set_subscriptions([])
-        self._held: dict[str, Delivery] = {}  # by delivery tag
+        #: By delivery tag: the messages that are held, and those of them whose bodies have not been read yet.
+        self._held: dict[str, Delivery] = {}
+        self._unread: dict[str, Delivery] = {}
         self._confirm_acks, self._in_outage = confirm_acks, False
         #: By delivery tag: who is told when a task that waits may begin. The tags of tasks that may begin and are
         #: acknowledged already. The deliveries whose acks are not stored, and since when, in this order.
@@ -137,7 +140,7 @@ class Unacked:
         """Set the most messages that a channel may have unacknowledged; 0 is no limit."""
         with self._lock:
             if limit and limit < credit.limit:
-                self._release(credit.shelf.values())
+                self._release(credit.shelf)
             credit.limit = limit
             self._refill(credit)
             self.wakeup.set()
@@ -291,8 +294,7 @@ class Unacked:
             if crashed or tag not in self._held or not self._held[tag].received_by_kombu:
                 self.release(tag)
                 return
-            doc = self._held[tag].doc
-            if limit_of(doc) is not None and may_run(doc):
+            if limit_of(doc := self._held[tag].doc) is not None and may_run(doc):
                 self._may_run[doc['_id']] = time.monotonic() + self._lease.timeout
             self._release_uncounted(tag)
 
@@ -301,8 +303,7 @@ class Unacked:
 
     def dead_letter(self, tag: str, reason: str) -> None:
         """Make a message a dead letter, with this reason."""
-        now = self._clock.now()
-        self._decide(tag, lambda doc: dead_letter.made_of(doc, reason, now), 'dead-lettered')
+        self._decide(tag, partial(dead_letter.made_of, reason=reason, now=self._clock.now()), 'dead-lettered')
 
     def _decide(
         self, tag: str, change: Callable[[Document], Mapping[str, Any]], outcome: str, *, may_wait: bool = False
@@ -314,23 +315,23 @@ class Unacked:
                 self._confirmed.remove(tag)
                 return
             if tag not in self._held:
-                logger.warning(
-                    'message %s is not held any more: its lease was lost, so it may run once more elsewhere',
-                    tag.rpartition(':')[0],
-                )
+                text = 'message %s is not held any more: its lease was lost, so it may run once more elsewhere'
+                logger.warning(text, tag.rpartition(':')[0])
                 return
             delivery = self._held[tag]
             if may_wait and (queue := delivery.doc['queue']) in self.queues:
                 self.acked[queue] += 1
-            delivery.credit.throughput.note(time.monotonic())
+            delivery.credit.rate.note(time.monotonic())
+            self.flow.note()
             if delivery.begun and may_wait:
                 self._store_ack(delivery, change, outcome)
                 return
             self._end([delivery], change, outcome)
             # The messages in `next` of a unique job wait for its ack: write it at once.
             may_wait = may_wait and not workitem.is_unique(delivery.doc)
-            delay = self.pace.ack_delay(is_low=delivery.credit.is_low, more_to_claim=self.more_to_claim)
-            self.wakeup.set(delay if may_wait else 0.0)
+            must_claim = self.more_to_claim and delivery.credit.is_low(self.flow.stock)
+            # Nobody waits for an ack: others that end at the same time share its request, also without a flow.
+            self.wakeup.set(0.0 if must_claim or not may_wait else max(self.flow.pause, self.flow.cost))
 
     # -- for the I/O thread: credit
 
@@ -340,41 +341,50 @@ class Unacked:
         With `ahead`, those count that may be claimed beyond the prefetch count.
         """
         with self._lock:
-            credit = dict.fromkeys(self.queues, 0)
-            for subscription in self._subscriptions:
-                if subscription.queue not in self._paused:
-                    credit[subscription.queue] += max(0, subscription.credit.room(ahead=ahead))
-            return credit
+            return self._credit(self.flow.stock if ahead else None)
 
-    def low(self) -> set[str]:
-        """Return the queues with a subscription whose messages will soon be worked off."""
+    def _credit(self, stock: float | None) -> dict[str, int]:
+        credit = dict.fromkeys(self.queues, 0)
+        for subscription in self._subscriptions:
+            if subscription.queue not in self._paused:
+                credit[subscription.queue] += max(0, subscription.credit.room(stock))
+        return credit
+
+    def snapshot(self) -> Snapshot:
+        """Return what the time of the next cycle follows from."""
         with self._lock:
-            return {subscription.queue for subscription in self._subscriptions if subscription.credit.is_low}
+            stock = self.flow.stock
+            return Snapshot(
+                credit=self._credit(None),
+                low={each.queue for each in self._subscriptions if each.credit.is_low(stock)},
+                shelved={queue for credit in self._credits for queue in credit.shelf.queues},
+                overdue_at=min((credit.shelf.overdue_at for credit in self._credits), default=inf),
+                awaits_bodies=bool(self._unread),
+            )
 
-    def reserve(self, queue: str, *, ahead: bool = False) -> Subscription | None:
-        """Take credit for one message from the subscription with the most credit; return it, or None without credit.
+    def reserve(self, queue: str, count: int, *, ahead: bool = False) -> list[Subscription]:
+        """Take credit for up to `count` messages, each from the subscription with the most; return these subscriptions.
 
-        With `ahead` the message may be claimed beyond a prefetch count, if no subscription has credit without that.
+        With `ahead` the messages may be claimed beyond a prefetch count.
         """
         with self._lock:
-            for beyond in (False, True) if ahead else (False,):
-                best = self._next(queue, ahead=beyond)
-                if best is not None and best.credit.room(ahead=beyond) > 0:
-                    best.claimed += 1
-                    best.credit.count(1)
-                    return best
-            return None
+            stock, found = self.flow.stock if ahead else None, list[Subscription]()
+            room = {each: each.credit.room(stock) for each in self._subscriptions if each.queue == queue}
+            while room and len(found) < count:
+                best = max(room, key=lambda each: (room[each], -each.claimed))
+                if room[best] <= 0:
+                    break
+                best.claimed += 1
+                best.credit.count(1)
+                room.update({each: free - 1 for each, free in room.items() if each.credit is best.credit})
+                found.append(best)
+            return found
 
     def unreserve(self, subscription: Subscription) -> None:
         """Undo `reserve`: no message was found for the subscription, or its claim failed."""
         with self._lock:
             subscription.claimed -= 1
             subscription.credit.count(-1)
-
-    def _next(self, queue: str, *, ahead: bool = False) -> Subscription | None:
-        """Return the queue's subscription with the most credit; among equals, the one with the fewest messages."""
-        free = {each: each.credit.room(ahead=ahead) for each in self._subscriptions if each.queue == queue}
-        return max(free, key=lambda each: (free[each], -each.claimed), default=None)
 
     def pause(self, paused: frozenset[str]) -> None:
         """Claim nothing from the paused queues, and release their messages that kombu has not received."""
@@ -443,18 +453,20 @@ class Unacked:
             if delivery.subscription not in self._subscriptions:
                 self._release([delivery])
                 self.wakeup.set()
-            elif not delivery.needs_body:
+            elif delivery.needs_body:
+                self._unread[delivery.tag] = delivery
+            else:
                 self._hand_over(delivery)
 
     def awaiting_bodies(self) -> list[Delivery]:
         """Return the deliveries whose bodies have not been read yet, in the order of their claims."""
         with self._lock:
-            return [delivery for delivery in self._held.values() if delivery.needs_body]
+            return list(self._unread.values())
 
     def set_body(self, delivery: Delivery, body: bytes | None, reason: str = '') -> None:
         """Put a message with its body into the mailbox, if it is still held; without a body make it a dead letter."""
         with self._lock:
-            if delivery.tag not in self._held or not delivery.needs_body:
+            if self._unread.pop(delivery.tag, None) is None:
                 return
             if body is None:
                 self.dead_letter(delivery.tag, reason)
@@ -493,7 +505,8 @@ class Unacked:
     def broadcast(self, queue: str, message: Document) -> None:
         """Put a broadcast into the mailbox, or keep it until this connection subscribes to the queue."""
         with self._lock:
-            if subscription := self._next(queue):
+            same = [each for each in self._subscriptions if each.queue == queue]
+            if subscription := max(same, key=lambda each: (each.credit.free, -each.claimed), default=None):
                 subscription.claimed += 1
                 self._mailbox.put(broadcast(message, subscription))
             else:
@@ -507,38 +520,24 @@ class Unacked:
 
     # -- the shelf
 
-    @property
-    def shelved(self) -> set[str]:
-        """The queues from which messages are claimed ahead."""
-        with self._lock:
-            return {delivery.doc['queue'] for credit in self._credits for delivery in credit.shelf.values()}
-
-    @property
-    def overdue_at(self) -> float:
-        """The monotonic time at which the first message claimed ahead has waited for too long; infinite without one."""
-        with self._lock:
-            return min((credit.overdue_at for credit in self._credits), default=inf)
-
     def give_back(self, queues: Collection[str]) -> None:
         """Give back the messages claimed ahead from these queues, and those of channels that have become slow."""
         with self._lock:
             now = time.monotonic()
             for credit in self._credits:
-                is_slow = credit.overdue_at <= now
+                is_slow = credit.shelf.overdue_at <= now
                 if is_slow:
-                    credit.throughput.stalled()
-                self._release([each for each in credit.shelf.values() if is_slow or each.doc['queue'] in queues])
+                    credit.rate.stalled()
+                self._release([each for each in credit.shelf if is_slow or each.doc['queue'] in queues])
 
     def _hand_over(self, delivery: Delivery) -> None:
         """Put a claimed message into the mailbox, or on the shelf if kombu has as many as the prefetch count."""
-        delivery.shelved = time.monotonic()
-        delivery.credit.shelf[delivery.tag] = delivery
+        delivery.credit.shelf.put(delivery, time.monotonic() + STALL_SECONDS)
         self._refill(delivery.credit)
 
     def _refill(self, credit: Credit) -> None:
-        """Move messages into the mailbox, in the order of their claims, as far as the prefetch count allows."""
-        while credit.shelf and (not credit.limit or credit.handed < credit.limit):
-            delivery = credit.shelf.pop(next(iter(credit.shelf)))
+        """Move messages into the mailbox, in the order of the shelf, as far as the prefetch count allows."""
+        while (not credit.limit or credit.handed < credit.limit) and (delivery := credit.shelf.take()):
             delivery.handed = True
             credit.handed += 1
             self._mailbox.put(delivery)
@@ -587,6 +586,7 @@ class Unacked:
     def _forget(self, delivery: Delivery) -> None:
         """Stop holding a message, and return its credit."""
         del self._held[delivery.tag]
+        self._unread.pop(delivery.tag, None)
         self._return_credit(delivery)
 
     def _log(self, delivery: Delivery, outcome: str) -> None:
@@ -594,7 +594,7 @@ class Unacked:
         logger.debug('message %s of queue %s, attempt %s: %s (not stored yet)', doc_id, queue, attempt, outcome)
 
     def _return_credit(self, delivery: Delivery) -> None:
-        delivery.credit.shelf.pop(delivery.tag, None)
+        delivery.credit.shelf.remove(delivery)
         delivery.credit.held -= 1
         delivery.credit.waiting -= not delivery.delivered
         delivery.credit.handed -= delivery.handed

@@ -31,11 +31,16 @@ def memory_of(pid: int) -> float:
     return float(psutil.Process(pid).memory_info().rss) / 1e6
 
 
-def cpu_of(pid: int) -> float:
-    """Return the CPU seconds of a process and all its descendants, including those that have ended."""
+def cpu_of(pid: int, *, alone: bool = False) -> float:
+    """Return the CPU seconds of a process and all its descendants, including those that have ended.
+
+    With `alone`, those of the process itself.
+    """
     import psutil
 
     root = psutil.Process(pid)
+    if alone:
+        return sum(root.cpu_times()[:2])
     total = 0.0
     for process in [root, *root.children(recursive=True)]:
         try:

@@ -28,9 +28,9 @@ def _replace(target: Any, **members: Any) -> None:
 
 
 def _no_claims_ahead() -> None:
-    from kombu_couchdb.consumer.pace import Throughput
+    from kombu_couchdb.flow import Rate
 
-    _replace(Throughput, ahead=lambda self, limit, now: 0)
+    _replace(Rate, ahead=lambda self, limit, stock, now: 0)
 
 
 def _no_read_ahead() -> None:
@@ -58,29 +58,10 @@ def _no_polling() -> None:
     _replace(subscriber, _SHORT_WAIT_SECONDS=0.0)
 
 
-def _no_second_speed() -> None:
-    from celery_couchdb.results import result_queue
+def _no_gathering() -> None:
+    from kombu_couchdb.flow import Flow
 
-    _replace(
-        result_queue,
-        _BUSY_QUIET_SECONDS=result_queue._QUIET_SECONDS,
-        _BUSY_GATHER_SECONDS=result_queue._GATHER_SECONDS,
-    )
-
-
-def _one_delay_of_acks() -> None:
-    from kombu_couchdb.consumer import pace
-
-    def ack_delay(self: Any, *, is_low: bool, more_to_claim: bool) -> float:
-        return 0.0 if is_low and more_to_claim else max(pace._IDLE_DELAY_SECONDS, float(self.seconds_to_next))
-
-    _replace(pace.Pace, ack_delay=ack_delay)
-
-
-def _no_feed_interval() -> None:
-    from kombu_couchdb.consumer import pace
-
-    _replace(pace, _FEED_SECONDS=0.0)
+    _replace(Flow, pause=0.0, next_at=property(lambda self: self._began))
 
 
 def _no_bell() -> None:
@@ -114,9 +95,9 @@ def _no_runs() -> None:
 
 
 def _no_penalty() -> None:
-    from kombu_couchdb.consumer import pace
+    from kombu_couchdb import flow
 
-    _replace(pace, _MAX_PENALTY=0)
+    _replace(flow, _MAX_PENALTY=0)
 
 
 def _no_free_listeners() -> None:
@@ -175,9 +156,7 @@ _FLEETS = (_FLEET, _LARGE_FLEET)
 MECHANISMS: Mapping[str, Mechanism] = {
     'ahead': Mechanism('claims ahead of the prefetch count', (_TASKS, _UNEVEN, _DELAYS, _FLEET), _no_claims_ahead),
     'penalty': Mechanism('fewer claims ahead after each stall', (_UNEVEN,), _no_penalty),
-    'acks': Mechanism('three delays of acks', (_TASKS, _DELAYS), _one_delay_of_acks),
-    'feed': Mechanism('the interval of the feed', (_TASKS, _DELAYS), _no_feed_interval),
-    'gather': Mechanism('the second speed of gathering results', (_TASKS, _WAITING), _no_second_speed),
+    'gather': Mechanism('gathering while documents flow', (_TASKS, _DELAYS, _WAITING), _no_gathering),
     'read-ahead': Mechanism('reading and watching results ahead', (_TASKS, _WAITING), _no_read_ahead),
     'read-ahead-size': Mechanism('the size of that, which grows', (_TASKS,), _no_growing_read_ahead),
     'expectation': Mechanism('the expected time of a result', (_WAITING, _MANY, _CROWD), _no_expectation),

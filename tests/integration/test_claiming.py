@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_couchdb.consumer.pace import Throughput
+from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.flow import Rate
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, replace_in_clients
 
@@ -125,12 +126,11 @@ AHEAD = 5
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each channel count as fast until one of its messages has waited for too long."""
-    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, now: 0 if rate._penalty else AHEAD)
+    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, stock, now: 0 if rate._penalty else AHEAD)
 
 
-def shelf(inbox: Inbox) -> dict[str, Any]:
-    found: dict[str, Any] = inbox.channel.credit.shelf
-    return found
+def shelf(inbox: Inbox) -> list[Delivery]:
+    return list(inbox.channel.credit.shelf)
 
 
 def is_given_back(client: Client, claimed: int) -> bool:

@@ -30,12 +30,12 @@ from kombu_couchdb import errors
 from kombu_couchdb.admin import jobs
 from kombu_couchdb.consumer import cycle, io_thread, unacked, worker_hooks
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
-from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.couchdb import conflicts
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.failures import from_answer
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.fleet.attention import Attention, Peers
+from kombu_couchdb.flow import Rate
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.declarations import Declarations
@@ -66,11 +66,11 @@ TIMED = {
     'conflicts',
     'cycle',
     'delivery',
+    'flow',
     'gate',
     'housekeeping',
     'io_thread',
     'lease',
-    'pace',
     'permits',
     'store',
     'sweeper',
@@ -182,7 +182,7 @@ class World:
             (unacked, 'Wakeup', _Wakeup),
             (cycle, 'Notifier', lambda client, topology, *others: _SilentNotifier(self, topology)),
             # Nobody works at a rate here: the consumers claim ahead as if they did.
-            (Throughput, 'ahead', lambda rate, limit, now: self.ahead),
+            (Rate, 'ahead', lambda rate, limit, stock, now: self.ahead),
             *(
                 (module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
                 for module in (conflicts, sweeper)

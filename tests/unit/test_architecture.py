@@ -47,7 +47,9 @@ FOLDERS: dict[str, set[str]] = {
 }
 #: Modules beside the folders, which every folder may import.
 SHARED = {
-    *(f'kombu_couchdb.{name}' for name in ('errors', 'log', 'options', 'outage', 'room', 'rooms', 'schema', 'values')),
+    *map(
+        'kombu_couchdb.{}'.format, ('errors', 'flow', 'log', 'options', 'outage', 'room', 'rooms', 'schema', 'values')
+    ),
     'celery_couchdb.options',
     'celery_couchdb.room',
     'celery_couchdb.rooms',

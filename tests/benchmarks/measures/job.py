@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -30,7 +31,9 @@ _REST = 0.5
 _SENT, _COLLECTED = Figure('tasks/s', name='sent'), Figure('tasks/s', name='sent, run and collected')
 _SHARE = Figure('share', name='collected, of the rate of sending alone')
 _JOINED, _BODY = Figure('s', False, 'sent, run and joined'), Figure('s', False, "sent, run, and the body's result")
-_CPU = (Figure('ms', False, 'CPU of the server, per task'), Figure('ms', False, 'CPU of the worker, per task'))
+#: Processor time for each task: of the server, the worker's main process, the processes of its pool, and the program
+#: that sends the tasks and waits.
+_CPU = tuple(Figure('ms', False, f'CPU of the {part}, per task') for part in ('server', 'worker', 'pool', 'program'))
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -122,23 +125,27 @@ def joined_chains(chains: int, system: System) -> Sequence[float | None]:
 def measured(
     system: System, pool: int, tasks: int, work: Callable[[Celery], Sequence[float]]
 ) -> Sequence[float | None]:
-    """Return what `work` returns with a running worker, and the CPU milliseconds of the server and the worker per task.
-
-    The processes of the pool are part of the worker; this process, which sends the tasks, is not.
-    """
+    """Return what `work` returns with a running worker, and the CPU milliseconds per task, see `_CPU`."""
     with system.place() as place:
         if place.raw:
             raise NotMeasured('no Celery')
         app = app_of(place)
         try:
             with working(place, app, pool) as worker:
-                spent, before = Spent(system.host, system.port), cpu_of(worker.pid)
+                spent, before = Spent(system.host, system.port), _ours(worker.pid)
                 values = work(app)
                 time.sleep(_REST)
-                used, after = spent.milliseconds(), cpu_of(worker.pid)
+                used, after = spent.milliseconds(), _ours(worker.pid)
         finally:
             app.close()
-    return [*values, None if used is None else used / tasks, (after - before) * 1000 / tasks]
+    ours = [(now - then) * 1000 / tasks for now, then in zip(after, before, strict=True)]
+    return [*values, None if used is None else used / tasks, *ours]
+
+
+def _ours(worker: int) -> list[float]:
+    """Return the CPU seconds of the worker's main process, of the processes of its pool, and of this process."""
+    main = cpu_of(worker, alone=True)
+    return [main, cpu_of(worker) - main, cpu_of(os.getpid(), alone=True)]
 
 
 def rates(tasks: int, send: Callable[[Celery], Sequence[AsyncResult]], app: Celery) -> Sequence[float]:

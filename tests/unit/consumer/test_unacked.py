@@ -14,7 +14,6 @@ import pytest
 from kombu_couchdb import errors
 from kombu_couchdb.consumer import bodies, pending_writes, unacked
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
-from kombu_couchdb.consumer.pace import Throughput
 from kombu_couchdb.consumer.pending_writes import give_up
 from kombu_couchdb.consumer.unacked import Unacked
 from kombu_couchdb.couchdb.bulk import RequestSize
@@ -22,6 +21,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.clock import ServerClock
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents import workitem
+from kombu_couchdb.flow import Rate
 from kombu_couchdb.leases.lease import Lease
 
 NOW = 1_763_709_000.0
@@ -51,8 +51,7 @@ class Desk:
         return subscription
 
     def reserve(self, queue: str = 'q', *, ahead: bool = False) -> Subscription:
-        subscription = self.unacked.reserve(queue, ahead=ahead)
-        assert subscription is not None
+        [subscription] = self.unacked.reserve(queue, 1, ahead=ahead)
         return subscription
 
     def claim(self, name: str = 'a', queue: str = 'q', *, ahead: bool = False, **members: Any) -> Delivery:
@@ -113,7 +112,7 @@ def test_queues_of_one_channel_share_its_credit(desk: Desk) -> None:
     assert desk.unacked.credit() == {'q': 2, 'r': 2}
     desk.reserve('q')
     desk.reserve('r')
-    assert desk.unacked.reserve('q') is desk.unacked.reserve('r') is None
+    assert desk.unacked.reserve('q', 1) == desk.unacked.reserve('r', 1) == []
 
 
 def test_lost_claim_is_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,12 +228,12 @@ def test_each_change_wakes_the_thread(desk: Desk, change: Callable[[Desk, Delive
 @pytest.fixture
 def fast(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """A desk whose channels may claim two messages ahead."""
-    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, now: 2)
+    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, stock, now: 2)
     return desk
 
 
 def shelved(subscription: Subscription) -> list[str]:
-    return [delivery.doc['_id'] for delivery in subscription.credit.shelf.values()]
+    return [delivery.doc['_id'] for delivery in subscription.credit.shelf]
 
 
 def test_messages_are_delivered_in_the_order_of_their_claims_when_credit_frees(fast: Desk) -> None:
@@ -256,11 +255,25 @@ def test_messages_of_a_queue_are_given_back_for_other_consumers(fast: Desk) -> N
     subscription = fast.subscribe('q', credit=credit)
     fast.subscribe('r', credit=credit)
     fast.claim_all('q')
-    assert fast.unacked.shelved == {'q'}
+    assert fast.unacked.snapshot().shelved == {'q'}
     fast.unacked.give_back({'r'})
     assert len(shelved(subscription)) == 2
     fast.unacked.give_back({'q'})
-    assert fast.unacked.shelved == set()
+    assert fast.unacked.snapshot().shelved == set()
+
+
+def test_queues_take_turns_on_the_shelf(fast: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, stock, now: 3)
+    credit = Credit(1)
+    for queue in 'qr':
+        fast.subscribe(queue, credit=credit)
+    long = [fast.claim(name, ahead=True) for name in 'abc']
+    other = fast.claim('d', queue='r', ahead=True)
+    taken = []
+    while delivery := fast.take():
+        taken.append(delivery)
+        fast.unacked.ack(delivery.tag)
+    assert taken == [long[0], long[1], other, long[2]]
 
 
 def test_message_whose_body_is_read_later_keeps_to_the_prefetch_count(fast: Desk) -> None:

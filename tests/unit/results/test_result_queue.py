@@ -11,9 +11,10 @@ import pytest
 from celery_couchdb.results import result_queue
 from celery_couchdb.results.queue_item import QueueItem, Refusal
 from celery_couchdb.results.result_queue import ResultQueue
-from kombu_couchdb.consumer.pace import Pace, Wakeup
 from kombu_couchdb.consumer.pending_writes import PendingWrites
+from kombu_couchdb.consumer.wakeup import Wakeup
 from kombu_couchdb.documents.ids import JOB
+from kombu_couchdb.flow import Flow
 from tests.conftest import wait_for
 
 from .conftest import Recorder, item
@@ -148,7 +149,7 @@ def test_stored_parts_leave_room_for_what_completes_their_chord(
 
 def test_acknowledgement_of_a_unique_job_with_a_successor_waits(queue: ResultQueue, recorder: Recorder) -> None:
     """It puts the next message in the place of the acknowledged one, and looks like a release."""
-    writes = PendingWrites(Wakeup(), Pace())
+    writes = PendingWrites(Wakeup(), Flow())
     hold(queue, recorder)
     released: Any = {'_id': 'a', 'type': 'WorkItem', 'claimed': None}
     job: Any = {'_id': f'{JOB}report', 'type': 'WorkItem', 'claimed': None}
