@@ -42,7 +42,7 @@ def test_unknown_authentication_method_is_refused(value: Any) -> None:
         Options.of({'auth': value})
 
 
-MAY_BE_ZERO = ['delivery_limit', 'keep_done', 'receipts_retention']
+MAY_BE_ZERO = ['delivery_limit', 'keep_done', 'keep_failed', 'receipts_retention']
 
 
 @pytest.mark.parametrize('name', [name for name in NUMBERS if name not in MAY_BE_ZERO])
