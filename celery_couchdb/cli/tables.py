@@ -88,14 +88,12 @@ def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int 
     lines = [[Cell(column.title, 'strong') for column in columns]]
     lines += [[column.cell(row) for column in columns] for row in rows]
     widths = [max(len(line[i].text) for line in lines) for i in range(len(columns))]
-    if (
-        sum(widths) + len(_GAP) * (len(widths) - 1) > max_width
-    ):  # the first characters of an id are enough for a command
-        widths = [
-            min(width, column.min_width or width) if column.title == 'ID' else width
-            for width, column in zip(widths, columns, strict=True)
-        ]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
+    max_width -= len(_GAP) * (len(widths) - 1)
+    for i, column in enumerate(columns):
+        # Ids become narrow first: their first characters are enough for a command.
+        if column.title == 'ID' and sum(widths) > max_width:
+            widths[i] = min(widths[i], column.min_width or widths[i])
+    while sum(widths) > max_width:
         flexible = [i for i, column in enumerate(columns) if widths[i] > (column.min_width or widths[i])]
         if not flexible:
             break

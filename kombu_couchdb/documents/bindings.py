@@ -94,7 +94,7 @@ def matches(binding: Mapping[str, Any], routing_key: str, headers: Mapping[str, 
     """Tell whether a binding matches a message with this routing key and these headers."""
     if 'arguments' in binding:
         return headers_match(binding['arguments'], headers)
-    if binding['pattern']:
+    if binding.get('pattern'):
         return topic_matches(binding['routing_key'], routing_key)
     return bool(binding['routing_key'] == routing_key)
 
