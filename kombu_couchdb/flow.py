@@ -17,7 +17,7 @@ from math import inf
 
 #: From the beginning of a request to that of the next: so many times as long as a request takes, but at most this
 #: number of seconds. A message in another queue, or a result that somebody waits for, should not wait for longer.
-_SHARE, _MAX_SECONDS = 4.0, 0.15
+_SHARE, _MAX_SECONDS = 4.0, 0.25
 
 #: What was claimed ahead lasts for two pauses. After twice that time, in seconds, the consumer has become slow.
 STALL_SECONDS = 4 * _MAX_SECONDS

@@ -39,7 +39,7 @@ MAX_BYTES = 100_000
 _MAX_UNSTORED, _MAX_UNSTORED_BYTES = 10_000, 64_000_000
 
 #: The most results in one request.
-_MAX_TOGETHER = 200
+_MAX_TOGETHER = 400
 
 #: How often a thread that gathers results takes in what children hand over, in seconds.
 _STEP_SECONDS = 0.004

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -51,7 +52,9 @@ def _pool(own: int) -> dict[str, Any] | None:
     [(pool, since)] = _ready
     name = type(pool).__module__.rpartition('.')[2]
     versions = [f'{package} {version(package)}' for package in ('celery', 'celery-couchdb')]
-    return {'name': name, 'processes': pool.num_processes, 'since': since, 'versions': versions}
+    with suppress(AttributeError):  # Celery's pool of processes has none any more when it has ended
+        return {'name': name, 'processes': pool.num_processes, 'since': since, 'versions': versions}
+    return None
 
 
 def delivery_info(request: Any) -> dict[str, Any]:

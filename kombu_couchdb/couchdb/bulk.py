@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 MAX_REQUEST_BYTES, MIN_REQUEST_BYTES = 1_000_000, 64_000
 
 #: The maximum number of documents in one request that reads or writes many, unless something needs another number.
-BATCH_DOCS = 200
+BATCH_DOCS = 250
 
 #: How often a change of a document is tried while other processes change it.
 ATTEMPTS = 200

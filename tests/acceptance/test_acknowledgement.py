@@ -72,5 +72,5 @@ def test_pool_processes_killed(site: Site) -> None:
     site.go_on()
     assert results['safe_process'].get(timeout=PATIENCE) == 'done'
     assert site.send('add', 1, 2).get(timeout=PATIENCE) == 3
-    wait_for(lambda: not items(site.client), 'the acks')
+    wait_for(lambda: sorted(doc.get('status', '') for doc in items(site.client)) == ['fail', 'fail'], 'the acks')
     assert runs(site) == {'process': 1, 'late_process': 1, 'safe_process': 2}

@@ -23,7 +23,7 @@ def test_jobs_are_listed_and_shown(site: Site) -> None:
     wait_for(lambda: site.journalled() == ['start long'], 'the first task to start')
     waiting, later = site.send('add', 1, 2), site.send('add', 3, 4, countdown=3600)
     assert Jobs(site.app).wait(running.id, 'running', timeout=PATIENCE) == 'running'
-    table = succeeded(couchdb(site, 'jobs', 'list', COLUMNS='100')).splitlines()
+    table = succeeded(couchdb(site, 'jobs', 'list', COLUMNS='200')).splitlines()
     assert [line.split()[0] for line in table] == ['ID', running.id, waiting.id, later.id]
     assert [line.split()[3] for line in table] == ['STATE', 'running', 'ready', 'scheduled']
     [job] = listed(site, 'jobs', 'list', '--state', 'scheduled', '--queue', 'celery')

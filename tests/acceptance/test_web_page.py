@@ -182,7 +182,7 @@ def test_without_scripts(site: Site, page: Page) -> None:
     assert ready(page, 'elsewhere') == '1'
     page.run("document.querySelectorAll('input[name=select]').forEach(box => { box.checked = true; })")
     page.submit('button[value=purge]')
-    assert page.text('h1') == 'Purge these 2 queues?'
+    assert page.text('h1') == 'Purge these 2 queues with 2 messages?'
     page.submit('button.primary')
     assert '1 message deleted' in page.text('main')
     assert ready(page, 'elsewhere') == '0'

@@ -36,7 +36,9 @@ Fail = Callable[..., str]
 
 @pytest.fixture
 def fail(app: Celery, client: Client) -> Fail:
-    def fail(task_id: str, text: str = 'no', kind: str = 'ValueError', task: str = 'pay', arg: str = '4111') -> str:
+    def fail(
+        task_id: str, text: str = 'no', kind: str = 'ValueError', task: str = 'pay', arg: str = '4111 1111'
+    ) -> str:
         app.send_task(task, (arg,), task_id=task_id, queue='pays')
         app.backend.store_result(task_id, ValueError(text), 'FAILURE')
         [doc] = find(client, task_id)
@@ -197,7 +199,7 @@ def test_selected_are_edited_and_dropped(app: Celery, client: Client, fail: Fail
     pay, other = fail('pay-1'), fail('pay-10')
     admin.get('/failures')
     admin.post('/failures', action='retry', select=pay)
-    assert '["4111"]' in admin.text
+    assert '["4111 1111"]' in admin.text
     admin.post('/failures', action='retry', select=pay, new_args='{', new_kwargs='{}', to='', confirmed='1')
     assert admin.page.status_code == 422
     assert "it must be a list in JSON, not '{'" in admin.text
@@ -235,12 +237,12 @@ def test_arguments_are_masked(app: Celery, fail: Fail, letter: str, open_page: O
         f'/tasks/{letter}',
     ):
         assert browser.get(path).status_code == 200, browser.text
-        assert '4111' not in browser.page.text
+        assert '4111 1111' not in browser.page.text
         assert 'ann@home' not in browser.page.text.partition('<main')[2]
     browser.get('/failures')
     browser.post('/failures', action='retry', select=pay)
     assert 'Retry the failure pay?' in browser.text
-    assert ('new_args' in browser.page.text, '4111' in browser.page.text) == (False, False)
+    assert ('new_args' in browser.page.text, '4111 1111' in browser.page.text) == (False, False)
 
 
 def test_readers_cannot_act(
@@ -271,7 +273,7 @@ def test_task(app: Celery, client: Client, fail: Fail, letter: str, admin: Brows
 
     assert offered(pay) == ['retry', 'drop']
     assert HOSTILE not in admin.page.text
-    for text in (f'ValueError: {HOSTILE}', 'line 1 line 2', '["4111"]', "celery -A jobs couchdb show 'pay/1?'"):
+    for text in (f'ValueError: {HOSTILE}', 'line 1 line 2', '["4111 1111"]', "celery -A jobs couchdb show 'pay/1?'"):
         assert text in admin.text
     assert 'result stored: FAILURE' in admin.text
     assert offered(hostile) == ['retry', 'drop']

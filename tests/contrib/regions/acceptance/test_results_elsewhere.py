@@ -95,6 +95,6 @@ def test_failure_ends_the_later_steps_at_home(site: Site, regions: Client) -> No
         chain(first, step('add', (3,), task_id=f'next {name}'), app=site.app).apply_async()
     wait_for(site.journalled, 'the second task to start')
     os.kill(int(site.journalled()[0].split()[1]), signal.SIGKILL)
-    wait_for(lambda: not items(site.client), 'the messages to be deleted')
+    wait_for(lambda: [doc.get('status') for doc in items(site.client)] == ['fail', 'fail'], 'the end of both messages')
     ended = dict.fromkeys(('a', 'next a', 'b', 'next b'), 'FAILURE')
     assert {name: doc['status'] for name, doc in returned(regions).items()} == ended
