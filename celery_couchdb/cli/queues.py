@@ -21,6 +21,7 @@ from ..resources.resource import Resource, counted
 from ..resources.selectable import ItemAction
 from .clients import app_of, broker_of
 from .resource_commands import json_option, print_list, run_change, yes_option
+from .tables import echo
 
 
 @click.group('queues')
@@ -63,6 +64,9 @@ def pause(
     """
     client = broker_of(app_of(ctx))
     selected = _select({**queues.names(client), **dict.fromkeys(patterns if new else (), False)}, patterns, every)
+    if not selected:
+        echo('There are no queues.')
+        return
     _change(ctx, client, PAUSE, selected, yes=True, by=who_runs_this(), reason=reason, refuse=refuse)
 
 
@@ -77,7 +81,11 @@ def resume(ctx: click.Context, patterns: tuple[str, ...], every: bool) -> None:
     """
     client = broker_of(app_of(ctx))
     known = queues.names(client) if patterns else dict.fromkeys(queues.paused(client), False)
-    _change(ctx, client, RESUME, _select(known, patterns, every), yes=True)
+    selected = _select(known, patterns, every)
+    if not selected:
+        echo('No queue is paused.')
+        return
+    _change(ctx, client, RESUME, selected, yes=True)
 
 
 @command.command('purge')

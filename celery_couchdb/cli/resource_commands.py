@@ -141,7 +141,8 @@ def run_change(ctx: click.Context, question: str, verb: str, change: Change) -> 
     except KeyboardInterrupt:
         echo(f'Interrupted: {change.outcome}. The rest is as it was.', err=True)
         ctx.exit(1)
-    echo(f'{change.outcome}.')
+    if change.done or not change.refusals:
+        echo(f'{change.outcome}.')
     if change.lost:
         raise click.ClickException(f'{change.lost:,} were changed by somebody else just now')
     if change.refusals:

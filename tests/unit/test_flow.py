@@ -105,7 +105,7 @@ def test_requests_of_a_flow_take_a_quarter_of_the_time(requests: Requests) -> No
 
 
 def test_nothing_waits_for_long_if_requests_take_long(requests: Requests) -> None:
-    assert requests.run(gap=0.06, seconds=0.059) == pytest.approx(0.15)
+    assert requests.run(gap=0.08, seconds=0.079) == pytest.approx(0.25)
 
 
 def test_flow_ends_when_none_comes_for_longer_than_the_last_ones_took(requests: Requests) -> None:

@@ -21,6 +21,7 @@ def test_completed_tasks_are_kept_and_listed(site: Site, caplog: pytest.LogCaptu
     assert {job['id']: job['result'] for job in found.values()} == {
         result.id: 'SUCCESS',
         asked.id: 'SUCCESS',
+        failed.id: 'FAILURE',
     }
     assert [job['id'] for job in listed(site, 'jobs', 'list', '--state', 'dead')] == [failed.id]
     job = found[result.id]
@@ -34,6 +35,7 @@ def test_completed_tasks_are_kept_and_listed(site: Site, caplog: pytest.LogCaptu
     assert 'finished' in shown
     table = succeeded(couchdb(site, 'jobs', 'list', '--state', 'done', COLUMNS='200')).splitlines()
     assert all(worker.hostname() in line for line in table[1:])
+    assert ['done (FAILURE)' in line for line in table if 'done (' in line] == [failed.id in line for line in table[1:]]
     assert "Invalid value for '--since'" in couchdb(site, 'jobs', 'list', '--since', 'soon').stderr
     removal = couchdb(site, 'jobs', 'remove', '--yes', result.id)
     assert (removal.exit_code, removal.stderr.strip()) == (1, f'{result.id}: it is done: there is nothing to remove')
