@@ -142,6 +142,15 @@ class Live:
         """
         return self._known() or self._read()
 
+    def recent(self) -> StatusReading | None:
+        """Return what was read in the last seconds; otherwise read now, unless CouchDB cannot be read just now."""
+        found = self._snapshot
+        if self._problem or (found and time.monotonic() - found.at < _STALE_SECONDS):
+            return found
+        with suppress(CouchDBError):
+            return self.snapshot()
+        return found
+
     def reread(self) -> None:
         """Read again before the next page is shown: its user has changed something. Watching browsers are told."""
         with self._lock:

@@ -81,8 +81,8 @@ class View:
 
     @property
     def warnings(self) -> list[tuple[str, list[str]]]:
-        """What every page says of queues, as they were read last: sentences, each with the names of queues."""
-        found = self.account.live.last
+        """What every page says of queues, as they were a moment ago: sentences, each with the names of queues."""
+        found = self.account.live.recent()
         return queue_warnings(queue_rows(found.status)) if found else []
 
     @property

@@ -67,11 +67,9 @@ def test_queues_that_are_paused_or_that_nobody_consumes(app: Celery, admin: Brow
     app.send_task('shop.mail', queue='mail')
     app.send_task('shop.pay', queue='pay')
     queues.pause(client, 'pay')
-    admin.get('/queues')
-    for path in ('/activity', '/jobs', '/workers'):
-        wait_for(
-            partial(shows, admin, path, 'Paused: <a href="/jobs?queue=pay"', 'No worker consumes: <a'), 'the warnings'
-        )
+    warnings = 'Paused: <a href="/jobs?queue=pay"', 'No worker consumes: <a'
+    for path in ('/queues', '/activity', '/jobs', '/workers'):
+        wait_for(partial(shows, admin, path, *warnings), 'the warnings')
 
 
 def test_done_jobs_that_nobody_keeps(app: Celery, admin: Browser) -> None:
