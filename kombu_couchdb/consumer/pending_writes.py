@@ -125,6 +125,8 @@ class PendingWrites:
             self.unstored.discard(doc['_id'])
             if result.is_refused and (shorter := dead_letter.shortened(doc)):
                 self.keep(shorter)
+            elif result.is_refused:
+                logger.error('the message %s of a task that failed cannot be kept: %s', doc['_id'], result.reason)
 
         self.unstored.add(doc['_id'])
         self._writes.append((doc, on_result))
