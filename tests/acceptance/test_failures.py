@@ -29,6 +29,7 @@ def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
     site.worker('-Q', 'celery,mail')
     first, second = failed(site, 'first', 'second')
     [third] = failed(site, 'third', queue='mail', kwargs={'prefix': 'the '})
+    wait_for(lambda: len(listed(site, 'failures', 'list')) == 3, 'the failures to be kept')
     found = listed(site, 'failures', 'list')
     assert [(each['id'], each['queue'], each['error']) for each in found] == [
         (third, 'mail', 'ValueError: third may not pass'),
