@@ -56,7 +56,8 @@ class Room:
     def services(self, app: Any, concurrency: int) -> Mapping[str, Led]:
         """Return the loops that a worker runs while it is up, by the names of their threads.
 
-        The broker of `app` is CouchDB, and the worker runs up to `concurrency` tasks at once.
+        The broker of `app` is CouchDB, and the worker runs up to `concurrency` tasks at once. Of all workers, one at a
+        time leads each loop. The room's own options are fields of `kombu_couchdb.options.Options`.
         """
         return {}
 

@@ -123,7 +123,7 @@ class NotOffered(CouchDBError):
 class QueuePaused(CouchDBError):
     """The queue is paused and takes no new messages; the text says by whom, why and what ends it. Nothing is stored.
 
-    Not retried.
+    Not retried. `queues.topology.Topology.check_accepts` raises it.
     """
 
 

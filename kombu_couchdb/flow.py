@@ -84,7 +84,7 @@ class Flow:
     def __init__(self) -> None:
         self._rate = Rate()
         self._began = -inf  # a monotonic time
-        #: How many seconds a request takes.
+        #: How many seconds a request takes, `_MAX_SECONDS` at most: after a slow one, acks do not wait as long.
         self.cost = 0.0
 
     def note(self) -> None:
@@ -97,7 +97,7 @@ class Flow:
 
     def end(self) -> None:
         """Note that it has ended, and has written something."""
-        self.cost = (self.cost + time.monotonic() - self._began) / 2
+        self.cost = min((self.cost + time.monotonic() - self._began) / 2, _MAX_SECONDS)
 
     @property
     def interval(self) -> float:

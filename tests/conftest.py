@@ -16,6 +16,7 @@ import requests
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.leases.lease import set_worker
 from tests import patience
 
 pytest_plugins = ['celery_couchdb.testing']
@@ -69,6 +70,7 @@ def no_consumer_left() -> Iterator[None]:
         ),
         'all consumer threads to end',
     )
+    set_worker(None)  # the test may have run a worker in this process
 
 
 @pytest.fixture(scope='session')

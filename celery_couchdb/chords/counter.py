@@ -296,7 +296,8 @@ class Chords:
             self._store.delete_all(failed)
             # The messages of its errbacks have ids that are made of the run: another run may send them again.
             again: Any = {**chord, 'claimed': None, 'errbacks': 0, 'run': uuid.uuid4().hex}
-            if chord.get('date') is not None or self._put(again):
+            # A process that completes the chord just now has read the part that is deleted: it loses its claim.
+            if (chord.get('date') is not None and not chord.get('claimed')) or self._put(again):
                 return True  # it had not ended, or waits again
         raise self._store.too_many_conflicts(self._prefix + group_id)
 

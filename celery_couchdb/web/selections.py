@@ -149,27 +149,27 @@ class _ForAll(_ForSelected[S, T]):
         return replace(given, name=f'{given.name}-all', question=self.item_action.question, rows='match')
 
     def change(self, view: View, targets: Sequence[str]) -> Change:
-        source, filters, values = self.opened(view), self.filters(targets), self.values(view, targets)
+        source, filters, values = self.opened(view), self.filters(view, targets), self.values(view, targets)
         found = (item for wanted in filters for item in self.selectable.matching(source, wanted))
         return self.selectable.change(self.item_action, source, found, self.total(source, filters), values)
 
     def shown(self, view: View, targets: Sequence[str]) -> Mapping[str, str]:
         return {}
 
-    def filters(self, targets: Sequence[str]) -> list[Values]:
-        """Return the filters that the targets are; *raises* `InputRefused`. No page has a target without a date."""
+    def filters(self, view: View, targets: Sequence[str]) -> list[Values]:
+        """Return the filters that the targets are; *raises* `InputRefused`.
+
+        No page has a target without a date, or with masked arguments, whose number would tell what they are.
+        """
+        fields = [field for field in self.selectable.filters if not (field.is_argument and view.site.mask_args)]
+        names = {field.name for field in fields}
         try:
             found = [parse_qs(target, strict_parsing=True) for target in targets]
-            if all('before' in texts and texts.keys() <= self.names_of_filters for texts in found):
-                return [values_in(self.selectable.filters, texts) for texts in found]
+            if all('before' in texts and texts.keys() <= names for texts in found):
+                return [values_in(fields, texts) for texts in found]
         except ValueError:
             pass
         raise InputRefused('This form is not from this page: load it again')
-
-    @property
-    def names_of_filters(self) -> set[str]:
-        """The names of the filters."""
-        return {field.name for field in self.selectable.filters}
 
     def total(self, source: S, filters: Sequence[Values]) -> int | None:
         """Return how many items match; None if they are too many to count."""
@@ -177,7 +177,7 @@ class _ForAll(_ForSelected[S, T]):
         return sum(number for number in numbers if number is not None) if None not in numbers else None
 
     def described(self, view: View, targets: Sequence[str]) -> str:
-        filters, noun = self.filters(targets), self.selectable.noun
+        filters, noun = self.filters(view, targets), self.selectable.noun
         total = self.total(self.opened(view), filters)
         number = f'more than 1,000 {noun}s' if total is None else counted(total, noun)
         if len(filters) > 1:

@@ -258,6 +258,8 @@ class Cycle:
         elif self.lease.rev:
             changes.append(self._heartbeat.last_write())
         self._commits.write(changes)
+        self._commits.write(self._writes.take())  # a failure that was too large is kept without its texts
+        self._writes.log_failures_left()
         self._store.delete_without_queue(self._writes.take_released())
         if self._gate.is_used:
             wakeups: list[PendingWrite] = []

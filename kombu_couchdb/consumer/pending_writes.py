@@ -221,6 +221,12 @@ class PendingWrites:
                 continue
             logger.warning(_LOST_CLAIM, doc['_id'])
 
+    def log_failures_left(self) -> None:
+        """Log which failures of tasks that were acknowledged early are not kept, because their results still wait."""
+        for doc in (doc for writes, _ in self._waiting for doc, _ in writes):
+            if '_rev' not in doc:
+                logger.error('the message %s of a task that failed is not kept: its result was not stored', doc['_id'])
+
     def take_released(self) -> list[Document]:
         """Return the messages whose release was stored since the last call, with their new revisions."""
         released, self._released = self._released, []

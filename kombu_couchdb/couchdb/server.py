@@ -1,5 +1,7 @@
 """Server: the nodes of a CouchDB server with one login, clock and pace, which all clients of a process share.
 
+A server may ask for a pause (`Retry-After`), with the status 429 or 503: see `Server`.
+
 Every node of a CouchDB cluster accepts all reads and writes of the cluster's databases. A request goes to the current
 node, and to the next one if that does not respond.
 """

@@ -19,6 +19,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, unquote
 
+from ..documents.dead_letter import KINDS
 from ..documents.task_message import HIGHEST
 from ..rooms import rooms
 
@@ -28,8 +29,8 @@ NAME, JOBS, CONFLICTED = 'celery-v8', 'celery-jobs-v4', 'celery-conflicted-v1'
 #: for a slot of their concurrency key, after all others.
 PLANNED, PARKED = HIGHEST + 1, HIGHEST + 2
 
-#: Numbers that the map functions contain by name.
-_NUMBERS = {'HIGHEST': HIGHEST, 'PLANNED': PLANNED, 'PARKED': PARKED}
+#: What the map functions contain by name.
+_CONSTANTS = {'HIGHEST': HIGHEST, 'PLANNED': PLANNED, 'PARKED': PARKED, 'KINDS': '|'.join(KINDS)}
 
 #: The members of a design document with an index that has no rows, which CouchDB updates without JavaScript when it is
 #: read. CouchDB keeps a note of each purge because of a design document without a view.
@@ -99,7 +100,7 @@ def load(package: str, name: str, views: Mapping[str, str]) -> dict[str, Any]:
         lines = files(package).joinpath(f'{view}.js').read_text('utf-8').splitlines()
         # CouchDB accepts one function expression only, without comments before it.
         code = '\n'.join(line for line in lines if not line.startswith('//'))
-        return re.sub('|'.join(_NUMBERS), lambda found: str(_NUMBERS[found[0]]), code)
+        return re.sub('|'.join(_CONSTANTS), lambda found: str(_CONSTANTS[found[0]]), code)
 
     return {
         '_id': f'_design/{name}',

@@ -9,7 +9,7 @@ function (doc) {
   if (doc.type !== 'WorkItem' || (!doc.status && typeof doc.queue === 'string')) return;
   var name = doc.message && doc.message.headers && doc.message.headers.task;
   var task = typeof name === 'string' && name.length <= 255 ? name : null;
-  var kind = typeof doc.reason === 'string' && /^(malformed|rejected|delivery limit|failed)/.exec(doc.reason);
+  var kind = typeof doc.reason === 'string' && /^(KINDS)/.exec(doc.reason);
   var type = doc.error && typeof doc.error.type === 'string' && doc.error.type.length <= 255 ? doc.error.type : null;
   var date = seconds(doc.failed);
   emit(['date', date], date);

@@ -31,7 +31,8 @@ DELIVERY_LIMIT = 'delivery limit'
 #: The task of the message failed, and is not retried any more.
 FAILED = 'failed'
 
-#: The kinds of reasons, and the kind of all others, which somebody else has written.
+#: The kinds of reasons, and the kind of all others, which somebody else has written. The view `failures` contains them:
+#: another one needs a new `design.JOBS`.
 KINDS, OTHER = (MALFORMED, REJECTED, DELIVERY_LIMIT, FAILED), 'other'
 
 #: The reason of a WorkItem whose queue is not text. The view `dead` writes the same.

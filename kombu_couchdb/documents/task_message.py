@@ -184,7 +184,8 @@ def is_line(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MAX_LINE_CHARACTERS and value.isprintable()
 
 
-#: The highest of AMQP's priorities, which go from 0 to 9; 9 is delivered first.
+#: The highest of AMQP's priorities, which go from 0 to 9; 9 is delivered first. Views contain it: another one needs a
+#: new `design.NAME`.
 HIGHEST = 9
 
 

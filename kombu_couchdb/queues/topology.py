@@ -84,7 +84,8 @@ class Topology:
     def _take_back(self, docs: Iterable[Mapping[str, Any]]) -> None:
         for doc in docs:
             self._declared.pop(doc['_id'], None)
-            self._namesakes.discard(doc.get('exchange', ''))
+            if doc.get('exchange') == doc.get('queue'):
+                self._namesakes.discard(doc.get('exchange', ''))
 
     def _store_missing(self, docs: Sequence[Mapping[str, Any]]) -> None:
         now, began = self.client.clock.now(), time.monotonic()
@@ -323,11 +324,14 @@ class Topology:
         """Tell all consumers that these documents were stored or deleted, if other connections use one of them.
 
         A new temporary queue is for its own connection, and only those who are asked for a reply need the binding of a
-        reply queue. But all who publish events need the bindings of temporary queues to topic exchanges.
+        reply queue. But all who publish events need the bindings of temporary queues to topic and headers exchanges.
         """
-        if self.broadcasts and (
-            others_use or any(doc.get('pattern') or not (doc.get('lifetime') or 'temporary' in doc) for doc in docs)
-        ):
+
+        def is_for_others(doc: Mapping[str, Any]) -> bool:
+            is_temporary = doc.get('lifetime') or 'temporary' in doc
+            return not is_temporary or bool(doc.get('pattern')) or 'arguments' in doc
+
+        if self.broadcasts and (others_use or any(map(is_for_others, docs))):
             self.broadcasts.notify()
 
 

@@ -34,10 +34,15 @@ def _on_revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
 
 
 def _on_publish(headers: Any = None, **_: Any) -> None:
-    """Note that the running task goes on in another message: it is retried, or replaced."""
+    """Note that the running task goes on in another message: it is retried, or replaced.
+
+    The last task of a chain that replaces it gets its id, and the first one only says that it replaces a task.
+    """
     task = get_current_worker_task()
-    if task is not None and isinstance(headers, dict) and headers.get('id') == task.request.id:
-        task.request.couchdb_goes_on = True
+    if task is not None and isinstance(headers, dict):
+        nesting, own = headers.get('replaced_task_nesting'), task.request.get('replaced_task_nesting')
+        if headers.get('id') == task.request.id or (nesting or 0) > (own or 0):
+            task.request.couchdb_goes_on = True
 
 
 def _tell(app: Any, task_id: str, request: Any) -> None:

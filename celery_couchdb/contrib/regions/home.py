@@ -155,6 +155,9 @@ class Home:
         """Withdraw a record; return None if the other region was faster, or if this comes again."""
         doc = region.withdrawn(doc, run_in)
         [result] = self._own.bulk([doc])
+        if result.is_refused:
+            logger.error('the record %s cannot be withdrawn: %s', doc['_id'], result.reason)
+            self._inbox.put_back([doc['_id']], DELAY_SECONDS)
         return {**doc, '_rev': result.rev} if result.is_proven else None
 
     def _publish_here(self, doc: Document) -> str:

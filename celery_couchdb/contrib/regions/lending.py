@@ -321,8 +321,7 @@ class Lender:
             for (lent, record), result in zip(leaving, results, strict=True)
             if result.is_proven
         ]
-        self._send(marked)
-        if not any(result.is_unproven for result in results):
+        if self._send(marked) and not any(result.is_unproven for result in results):
             self._finish_at = inf
 
     def _finish(self) -> bool:
@@ -334,11 +333,14 @@ class Lender:
             rivals = [leaf for leaf in leaves if not (leaf.get('_deleted') and leaf.get('void'))]
             if len(rivals) == 1 and _is_lent(rivals[0]) and abs(now - rivals[0]['lent']) >= settled:
                 found += rivals
-        self._send([(doc, self._record_of(doc, is_marked=True)) for doc in found])
-        return len(found) == len(rows) < _BATCH_DOCS
+        is_sent = self._send([(doc, self._record_of(doc, is_marked=True)) for doc in found])
+        return is_sent and len(found) == len(rows) < _BATCH_DOCS
 
-    def _send(self, lending: Sequence[tuple[Document, Parcel | None]]) -> None:
-        """Store the records of LentItems, and delete the items; those without a record stay at home."""
+    def _send(self, lending: Sequence[tuple[Document, Parcel | None]]) -> bool:
+        """Store the records of LentItems, and delete the items; those without a record stay at home.
+
+        Return whether all items are known to be written.
+        """
         records = [record for _, record in lending if record]
         self._note(records)  # before: a request that fails may have stored them
         results = iter(self._regions.create_once(records))
@@ -352,7 +354,7 @@ class Lender:
                 changes.append(region.not_lent(doc))
                 if result:
                     logger.warning('message %s of queue %s cannot be lent: %s', doc['_id'], doc['queue'], result.reason)
-        self._broker.bulk(changes)
+        return all(result.is_proven for result in self._broker.bulk(changes))
 
     def _record_of(self, doc: Document, *, is_marked: bool) -> Parcel | None:
         """Return the record of a LentItem, the same in each try; None if its message has to stay at home.

@@ -209,14 +209,15 @@ def test_record_of_a_task_without_a_result_ends_when_the_task_has_ended(
     assert us.app.AsyncResult('one').state == 'PENDING'
 
 
-@pytest.mark.parametrize('how', ['retry', 'replace'])
+@pytest.mark.parametrize('how', ['retry', 'replace', 'chain'])
 def test_task_that_goes_on_has_not_ended(regions: Regions, how: str) -> None:
     us = regions['us']
 
     def body(self: Any) -> None:
         if how == 'retry':
             raise self.retry(countdown=0)
-        self.replace(self.app.signature('add'))
+        add = self.app.signature('add')
+        self.replace(chain(add, add, app=self.app) if how == 'chain' else add)
 
     run(regions, body, ignore_result=True)
     regions.work('us')
