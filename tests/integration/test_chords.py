@@ -480,6 +480,23 @@ def test_chord_that_kills_its_processes_ends_without_its_errbacks(site: Site, mo
     assert (items(site.client), site.left()) == ([], ['Chord', 'Part'])
 
 
+def test_part_is_retried_while_its_chord_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = site.send('a', 'b')
+    worker, other = site.backend(), site.backend()
+    fail = worker.chord_error_from_stack
+
+    def meanwhile(*args: Any) -> Any:
+        assert other.chords.reopen(str(second.group), str(second.id))
+        return fail(*args)
+
+    monkeypatch.setattr(worker, 'chord_error_from_stack', meanwhile)
+    end(worker, first)
+    worker.mark_as_failure(second.id, ValueError('no'), request=second)
+    assert site.bodies() == []
+    end(other, second)
+    assert (site.bodies(), site.left()) == ([[[0, 1]]], [])
+
+
 def test_errbacks_are_sent_once_although_their_process_was_killed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     errbacks = [site.app.signature('errback'), site.app.signature('other', task_id='given')]
     body = site.app.signature('body', task_id='the body')

@@ -243,6 +243,9 @@ def test_arguments_are_masked(app: Celery, fail: Fail, letter: str, open_page: O
     browser.post('/failures', action='retry', select=pay)
     assert 'Retry the failure pay?' in browser.text
     assert ('new_args' in browser.page.text, '4111 1111' in browser.page.text) == (False, False)
+    # How many have these arguments would tell what they are.
+    browser.post('/failures', action='drop-all', select='before=2100-01-01T00:00:00%2B00:00&args=4111')
+    assert 'This form is not from this page' in browser.text
 
 
 def test_readers_cannot_act(

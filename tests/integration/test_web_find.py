@@ -31,7 +31,7 @@ def test_find(app: Celery, admin: Browser) -> None:
         pass
 
     for name in ('shop.mail', 'shop.pay', 'stock.count'):
-        app.task(name=name)(nothing)
+        app.task(name=name, shared=False)(nothing)
     task_id = app.send_task('shop.mail').id
     admin.get('/jobs')
     assert 'name="q"' in admin.page.text
