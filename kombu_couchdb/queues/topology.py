@@ -329,7 +329,8 @@ class Topology:
 
         def is_for_others(doc: Mapping[str, Any]) -> bool:
             is_temporary = doc.get('lifetime') or 'temporary' in doc
-            return not is_temporary or bool(doc.get('pattern')) or 'arguments' in doc
+            is_of_headers = doc.get('type') == 'Binding' and 'arguments' in doc
+            return not is_temporary or bool(doc.get('pattern')) or is_of_headers
 
         if self.broadcasts and (others_use or any(map(is_for_others, docs))):
             self.broadcasts.notify()
