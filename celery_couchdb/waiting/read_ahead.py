@@ -183,6 +183,8 @@ class ReadAhead:
     def load(self, ids: Sequence[str], least: int = _MIN_READS) -> None:
         """Read documents that this thread reads next, unless they are few: one request for each 250."""
         if len(ids) < least:
+            for doc_id in ids:  # each is read alone, and not as it was a moment ago
+                self._cache.take(doc_id)
             return
         drops = self._cache.drops
         try:
