@@ -1,4 +1,4 @@
-"""What follows a task: the rest of its chain, and the body of its chord, which failed with it and can run after it."""
+"""Workflows: the tasks that failed with a task, and run after its retry: later steps of its chain, bodies of its chords."""
 
 from __future__ import annotations
 

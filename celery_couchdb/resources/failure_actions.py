@@ -1,4 +1,4 @@
-"""What operators do to failures: retry them, with other arguments if they like, and drop them."""
+"""Actions on failures: retry, with other arguments if operators like, and drop; and the filters of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators do to jobs: move them, let them run now, edit their arguments, and remove them."""
+"""Actions on jobs: run now, move, edit the arguments, and remove; and the filters of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators do to queues: pause, resume, purge and delete them. The items are the names of queues."""
+"""Actions on queues: pause, resume, purge and delete. The items are the names of queues."""
 
 from __future__ import annotations
 

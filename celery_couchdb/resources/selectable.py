@@ -1,4 +1,4 @@
-"""What operators select and change: filters, fields and actions, of which commands and forms of pages are made."""
+"""Selectable and ItemAction: filters, fields and actions, of which commands and forms of pages are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Queue document says: its limits, its lifetime, and whether the queue is temporary or internal.
+"""Queue documents: the limits and the lifetime of a queue, and whether it is temporary or internal.
 
 A queue is *temporary* if it has a lifetime: it is deleted when it was unused for so long. It is *internal* if it is
 Celery's own, for replies, events or remote control: it is deleted with its last consumer, and `x-expires` says when in
