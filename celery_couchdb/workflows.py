@@ -1,4 +1,4 @@
-"""Workflows: the tasks that failed with a task, and run after its retry: later steps of its chain, bodies of its chords."""
+"""Workflows: the later steps of a chain and the bodies of chords that failed with a task, and run after its retry."""
 
 from __future__ import annotations
 

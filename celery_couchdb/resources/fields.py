@@ -87,23 +87,12 @@ def dates_in(values: Values, now: float) -> tuple[float | None, float | None]:
 
 def new_arguments(condition: str = '') -> tuple[Field, Field]:
     """Return the fields for other arguments; `condition` is a sentence."""
+
+    def field(name: str, label: str, hint: str, kind: type[Any]) -> Field:
+        hint, read = f'{hint} {condition}'.strip(), partial(json_value, kind=kind)
+        return Field(name, label, hint=hint, kind='area', read=read, metavar='JSON', is_argument=True)
+
     return (
-        Field(
-            'new_args',
-            'Arguments',
-            hint=f'The new positional arguments: a list in JSON. {condition}'.strip(),
-            kind='area',
-            read=partial(json_value, kind=list),
-            metavar='JSON',
-            is_argument=True,
-        ),
-        Field(
-            'new_kwargs',
-            'Named arguments',
-            hint=f'The new named arguments: an object in JSON. {condition}'.strip(),
-            kind='area',
-            read=partial(json_value, kind=dict),
-            metavar='JSON',
-            is_argument=True,
-        ),
+        field('new_args', 'Arguments', 'The new positional arguments: a list in JSON.', list),
+        field('new_kwargs', 'Named arguments', 'The new named arguments: an object in JSON.', dict),
     )
