@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..schema import Schema
 from .ids import BINDING
 from .shared_documents import Binding, FanoutExchange
 from .types import FANOUT
@@ -18,15 +19,13 @@ from .types import FANOUT
 #: The values of the argument `x-match` of a binding to a headers exchange.
 X_MATCH = ('all', 'any', 'all-with-x', 'any-with-x')
 
+#: What is read of a Binding.
+_BINDING = Schema.of(Binding, 'exchange', 'routing_key', 'queue', 'pattern', 'arguments')
+
 
 def is_binding(doc: Any) -> bool:
     """Tell whether a document is a well-formed Binding."""
-    return (
-        isinstance(doc, dict)
-        and all(isinstance(doc.get(name), str) for name in ('exchange', 'routing_key', 'queue'))
-        and isinstance(doc.get('pattern'), (str, type(None)))
-        and isinstance(doc.get('arguments', {}), dict)
-    )
+    return _BINDING.accepts(doc)
 
 
 def is_fanout(doc: Mapping[str, Any]) -> bool:
