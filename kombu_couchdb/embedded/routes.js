@@ -4,6 +4,7 @@ const express = require('express');
 const expressPouchDB = require('express-pouchdb');
 const {jsonParser, sendCallback, sendError, sendJSON} = require('express-pouchdb/lib/utils');
 const PouchDB = require('pouchdb-core');
+const {createError, REV_CONFLICT} = require('pouchdb-errors');
 const wrappers = require('pouchdb-wrappers');
 
 PouchDB.plugin(require('pouchdb-adapter-memory'))
@@ -108,6 +109,12 @@ module.exports = () => {
     };
     const bulkDocs = original => inTurn(original).finally(() => db.emit('written'));
     wrappers.installWrapperMethods(db, {bulkDocs, query: inTurn});
+    // PouchDB has no result for an update that arrives again when its document was deleted since, and would end the
+    // process. CouchDB responds with a conflict.
+    const store = db._bulkDocs;
+    db._bulkDocs = (request, options, callback) => store.call(db, request, options, (error, results = []) => {
+      callback(error, Array.from(results, result => result || createError(REV_CONFLICT)));
+    });
     return next();
   });
   app.all('/:db/_changes', jsonParser, (req, res) => {

@@ -27,12 +27,6 @@ from .conftest import Connect
 HARMLESS = {'Consumer', 'Queue', 'Binding', 'Exchange'}
 
 
-@pytest.fixture(autouse=True)
-def _apache_couchdb_only(apache_couchdb: bool) -> None:
-    if not apache_couchdb:
-        pytest.skip('the embedded server ends when an update arrives again whose document was deleted since')
-
-
 TASK: dict[str, Any] = {'headers': {'id': 'a-task', 'task': 'add'}}
 
 
