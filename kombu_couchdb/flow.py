@@ -106,6 +106,11 @@ class Flow:
         flows = not self._rate.has_paused(now) and self._rate.per_second(now) * seconds >= _MIN_TOGETHER
         return seconds if flows else 0.0
 
+    def seconds_for(self, count: float) -> float:
+        """Return in how many seconds so many documents come."""
+        rate = self._rate.per_second(time.monotonic())
+        return count / rate if rate else inf
+
     @property
     def next_at(self) -> float:
         """The monotonic time of the next request, if nothing is urgent."""

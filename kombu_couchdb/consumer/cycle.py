@@ -148,12 +148,6 @@ class Cycle:
         for candidates in self._candidates.values():
             candidates.clear()
 
-    @property
-    def begun_pause(self) -> float:
-        """How many seconds the ack of a task that has begun waits for others: half a request, and only in a flow."""
-        flow = self.unacked.flow
-        return flow.cost / 2 if self._writes.has_begun and flow.interval else 0.0
-
     def store_begun(self) -> None:
         """Write the acks of tasks that have begun; *raises* the errors of `Client`, as `run`."""
         self._commits.write_begun(self._writes)

@@ -45,9 +45,10 @@ class Credit:
     held: int = 0
     #: How many of those are not delivered to kombu yet.
     waiting: int = 0
-    #: How many of those that are held were put into the mailbox: never more than the limit. The others are on the
-    #: shelf, or wait for their bodies.
+    #: How many of those that are held were put into the mailbox. The others are on the shelf, or wait for their bodies.
     handed: int = 0
+    #: How many of those in the mailbox are tasks that have begun, and whose acks are not stored.
+    begun: int = 0
     #: The messages claimed ahead.
     shelf: Shelf = field(default_factory=lambda: Shelf(), repr=False)
     #: Without a limit: how many messages were delivered to kombu since its thread last asked for more.
@@ -61,6 +62,11 @@ class Credit:
     def free(self) -> int:
         """How many more may be claimed now. Without a limit a message counts until kombu's thread asks for more."""
         return self.limit - self.held if self.limit else self.ahead - self.waiting - self.delivered
+
+    @property
+    def is_full(self) -> bool:
+        """Whether kombu has as many messages as the limit, and perhaps as many tasks whose acks are not stored."""
+        return 0 < self.limit <= self.handed - min(self.begun, self.limit)
 
     def surplus(self, stock: float) -> int:
         """Return how many messages may be claimed beyond the limit, so that all last for `stock` seconds."""

@@ -188,7 +188,7 @@ class IOThread:
         self._note_stall(slept_at, at + longest)
         if not cycle_is_due and self._cycle.next_at() > time.monotonic():
             self._began = time.monotonic()
-            self._closing.wait(self._cycle.begun_pause)
+            self._closing.wait(self.unacked.begun_pause)
             self._cycle.store_begun()
             self._note_stall(self._began, self._began + longest)
             return

@@ -10,8 +10,8 @@ wait for the I/O thread. If it waits for too long, it is given back, and other c
 contain deliveries that are not held any more: `deliver` refuses them.
 
 A program may say that it acknowledges a message when its task *begins*: see `begin`. Until such an ack is stored, the
-task would run again if the process were killed. So the ack is written at once, and the message counts for the prefetch
-count until it is stored.
+task would run again if the process were killed. So the ack is written at once. Until it is stored, the message counts
+for the prefetch count, unless there are no more such messages than the prefetch count: then kombu gets another one.
 """
 
 from __future__ import annotations
@@ -262,6 +262,18 @@ class Unacked:
         delivery.confirmed = decide
         self.ack(tag)
         return None
+
+    @property
+    def begun_pause(self) -> float:
+        """How many seconds the ack of a task that has begun waits for others; 0.0 without a flow.
+
+        Half as long as a request takes, or until half a prefetch count has begun: the pool must not wait for the acks.
+        """
+        with self._lock:
+            if not (self.writes.has_begun and self.flow.interval):
+                return 0.0
+            limit = min((credit.limit for credit in self._credits if credit.limit), default=inf)
+            return min(self.flow.cost / 2, self.flow.seconds_for(limit / 2))
 
     def ack(self, tag: str) -> None:
         """Acknowledge a message: it is deleted, or kept as a DoneItem, if this consumer still holds it."""
@@ -537,7 +549,7 @@ class Unacked:
 
     def _refill(self, credit: Credit) -> None:
         """Move messages into the mailbox, in the order of the shelf, as far as the prefetch count allows."""
-        while (not credit.limit or credit.handed < credit.limit) and (delivery := credit.shelf.take()):
+        while not credit.is_full and (delivery := credit.shelf.take()):
             delivery.handed = True
             credit.handed += 1
             self._mailbox.put(delivery)
@@ -553,11 +565,16 @@ class Unacked:
         self._end(list(deliveries), lambda doc: workitem.release(doc, delivered=False), 'released')
 
     def _store_ack(self, delivery: Delivery, change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
-        """Stop holding a message whose task begins, and add the write of its ack. Its place is free after that."""
+        """Stop holding a message whose task begins, and add the write of its ack. Its place is free after that.
+
+        With `confirm_acks` the task waits for it: the next one would be lost with it if the process were killed.
+        """
+        begins = delivery.confirmed is None
 
         def settled(stored: bool) -> None:
             with self._lock:
                 del self._storing[delivery.tag]
+                delivery.credit.begun -= begins
                 self._return_credit(delivery)
                 self._refill(delivery.credit)
                 delivery.settle(stored)
@@ -569,6 +586,8 @@ class Unacked:
 
         del self._held[delivery.tag]
         self._storing[delivery.tag] = (time.monotonic(), delivery)
+        delivery.credit.begun += begins
+        self._refill(delivery.credit)
         self._log(delivery, outcome)
         self.writes.add(delivery.doc, change, settled)
         if workitem.is_unique(delivery.doc):

@@ -1,7 +1,7 @@
 """Tasks that are acknowledged early, when they begin: how many run again after their worker was killed.
 
-The bounds do not depend on speed: a message counts for the prefetch count until its ack is stored, and nothing begins
-while acks cannot be stored.
+The bounds do not depend on speed: at most twice as many tasks as the prefetch count, here the size of the pool, have
+begun before their acks are stored, and nothing begins while acks cannot be stored.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run_with_a_kill(site: Site, proxy: Proxy, pool: str, *, in_outage: bool, **o
 def test_few_tasks_run_again(site: Site, proxy: Proxy, in_outage: bool) -> None:
     found = run_with_a_kill(site, proxy, 'prefork', in_outage=in_outage)
     assert len(found) == TASKS
-    assert sum(found.values()) - TASKS <= POOL
+    assert sum(found.values()) - TASKS <= 2 * POOL
 
 
 @pytest.mark.parametrize('in_outage', [False, True], ids=['at work', 'in an outage'])
