@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
+from typing import Any, NamedTuple
 
 from ..couchdb.client import Client, Document
 from ..couchdb.pacing import Kind
@@ -156,6 +157,107 @@ class CandidateReader:
         self._docs_per_read = max(1, min(2 * max(count, len(unread)), _MAX_DOCS, _MAX_CHARACTERS // max(1, largest)))
 
 
+class Taker(NamedTuple):
+    """Who takes a message: a subscription, from the candidates of its queue; or that of a `basic_get`."""
+
+    subscription: Subscription
+    candidates: QueueCandidates | None = None
+    pull: Pull | None = None
+
+
+class Taking(PendingWrite):
+    """A write that takes a message out of its queue. As it delivers nothing, the credit is free again at its end.
+
+    This one drops an expired message. If a claim that was stored gets no response, `Commits` releases it.
+    """
+
+    def __init__(self, claims: Claims, message: Document, taker: Taker, doc: Mapping[str, Any]) -> None:
+        super().__init__(doc)
+        self.claims, self.message, self.taker = claims, message, taker
+
+    def stored(self, result: WriteResult) -> None:
+        """Return the credit."""
+        self.claims.unacked.unreserve(self.taker.subscription)
+
+    def unknown(self, result: WriteResult) -> None:
+        """Return the credit."""
+        self.claims.unacked.unreserve(self.taker.subscription)
+
+    def conflict(self, result: WriteResult) -> None:
+        """Note that another consumer was faster, or somebody has changed the message."""
+        self.claims.unacked.unreserve(self.taker.subscription)
+        if self.taker.candidates is not None:
+            self.taker.candidates.lost(result.id)
+            self.claims.attention.lost()
+
+    def refused(self, result: WriteResult) -> None:
+        """Log the reason. A message whose claim is refused for ever is set aside, see `queues.quarantine`."""
+        self.claims.unacked.unreserve(self.taker.subscription)
+        text = 'message %s in queue %r cannot be claimed: %s'
+        logger.error(text, result.id, self.message.get('queue'), result.reason)
+        if self.taker.pull is not None:
+            self.taker.pull.refused.add(result.id)
+        if result.is_permanent:
+            self.claims.unusable.note(result.id, self.message['_rev'], result.reason)
+
+
+class SetAside(Taking):
+    """The write that makes a dead letter of a message instead of claiming it."""
+
+    def __init__(self, claims: Claims, message: Document, taker: Taker, reason: str) -> None:
+        dead = dead_letter.made_of(message, reason, claims.now())
+        *self.copies, doc = dead_letter.apart(dead)
+        super().__init__(claims, message, taker, doc)
+        self._reason = reason
+
+    def stored(self, result: WriteResult) -> None:
+        """Log the reason; if another consumer was faster, it logs that."""
+        super().stored(result)
+        text = 'message %s in queue %r was made a dead letter: %s'
+        logger.error(text, result.id, self.message.get('queue'), self._reason)
+
+
+class Claim(Taking):
+    """The claim of a message; a quorum of the nodes must have stored it."""
+
+    #: The body that was read before the claim, for a `basic_get`.
+    body: bytes | None = None
+
+    def stored(self, result: WriteResult) -> None:
+        """Deliver the message."""
+        subscription, candidates, pull = self.taker
+        unacked, doc = self.claims.unacked, {**self.doc, '_rev': result.rev}
+        logger.debug('claimed message %s of queue %s, attempt %d', doc['_id'], doc['queue'], doc['attempts'])
+        delivery = Delivery(doc, subscription, body=self.body)
+        if candidates is not None:
+            candidates.won(result.id)
+            self.claims.attention.won(len(candidates))
+        if pull is None:
+            unacked.add_claimed(delivery)
+        else:
+            unacked.hold(delivery)
+            unacked.answer(pull, delivery)
+
+    def unproven(self, result: WriteResult) -> None:
+        """Deliver nothing: the claim may have lost against another one on other nodes. A sweep decides about it."""
+        self.claims.unproven.add(result.id, result.rev)
+        self.claims.unacked.unreserve(self.taker.subscription)
+
+
+class FinalClaim(Taking):
+    """The deletion of a message that a `basic_get` with `no_ack` receives."""
+
+    def __init__(self, claims: Claims, message: Document, taker: Taker, pull: Pull, body: bytes | None) -> None:
+        super().__init__(claims, message, taker, workitem.acked(message, claims.now()))
+        self._pull, self._body = pull, body
+
+    def stored(self, result: WriteResult) -> None:
+        """Deliver the message: it cannot be released. If it is unproven, another consumer may receive it, too."""
+        delivery = Delivery(self.message, self.taker.subscription, final=True, body=self._body)
+        logger.debug('claimed and deleted message %s of queue %s', result.id, self.message['queue'])
+        self.claims.unacked.answer(self._pull, delivery)
+
+
 class Claims:
     """Makes the writes that claim candidates, and delivers the messages whose claims CouchDB stored."""
 
@@ -171,9 +273,10 @@ class Claims:
         attention: Attention,
         before_read: Callable[[], None],
     ) -> None:
-        self._store, self._options, self._unacked = store, options, unacked
-        self._lease, self._unproven, self._topology = lease, unproven, topology
-        self._gate, self._attention = gate, attention
+        self._store, self._options, self._lease = store, options, lease
+        self._topology, self._gate = topology, gate
+        #: What the writes use that this object makes.
+        self.unacked, self.unproven, self.attention, self.unusable = unacked, unproven, attention, store.client.unusable
         self.reader, self._rotation = CandidateReader(store.client, before_read), itertools.count()
 
     def claim_for_credit(
@@ -197,7 +300,7 @@ class Claims:
             return
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         if self._gate.is_used:
-            for doc in self._gate.ready(self._unacked.credit()):
+            for doc in self._gate.ready(self.unacked.credit()):
                 if doc['queue'] in served:
                     candidates[doc['queue']].offer(doc, own=True)
         claimable = [queue for queue in served if candidates[queue].has_claimable]
@@ -212,7 +315,7 @@ class Claims:
             *((each, candidates[each].most_ahead(share), True) for each in in_turn),
         ]:
             taken = reserved.get(queue, [])
-            if taken := taken + self._unacked.reserve(queue, count - len(taken), ahead=ahead):
+            if taken := taken + self.unacked.reserve(queue, count - len(taken), ahead=ahead):
                 reserved[queue] = taken
         docs: dict[str, list[Document]] = {}
         try:
@@ -220,11 +323,11 @@ class Claims:
         finally:
             for queue, found in reserved.items():
                 for subscription in found[len(docs.get(queue, ())) :]:
-                    self._unacked.unreserve(subscription)
+                    self.unacked.unreserve(subscription)
         for queue, found in reserved.items():
             writes += [
-                self._claim(doc, s, queue_candidates=candidates[queue])
-                for doc, s in zip(docs[queue], found, strict=False)
+                self._claim(doc, Taker(subscription, candidates[queue]))
+                for doc, subscription in zip(docs[queue], found, strict=False)
             ]
 
     def _take(
@@ -251,85 +354,32 @@ class Claims:
             return self._gate.admit(taken, writes, needs_slot=needs_slot)
         return taken
 
-    def _claim(
-        self,
-        doc: Document,
-        subscription: Subscription,
-        pull: Pull | None = None,
-        queue_candidates: QueueCandidates | None = None,
-        body: Body = _UNREAD,
-    ) -> PendingWrite:
-        """Return the write that claims a message, or that deletes it for a `basic_get` with `no_ack`."""
-        final = pull is not None and pull.no_ack
+    def now(self) -> float:
+        """Return the time of the server."""
+        return self._store.client.clock.now()
 
-        def failed(result: WriteResult) -> None:
-            self._unacked.unreserve(subscription)
-            if queue_candidates is not None and result.is_conflict:
-                queue_candidates.lost(doc['_id'])
-                self._attention.lost()
-            if result.is_refused:
-                logger.error(
-                    'message %s in queue %r cannot be claimed: %s', doc['_id'], doc.get('queue'), result.reason
-                )
-                if pull is not None:
-                    pull.refused.add(doc['_id'])
-                if result.is_permanent:
-                    self._store.client.unusable.note(doc['_id'], doc['_rev'], result.reason)
-
-        def set_aside(reason: str) -> PendingWrite:
-            def decided(result: WriteResult) -> None:
-                if result.is_stored:  # otherwise another consumer has made it one, and logs that
-                    logger.error(
-                        'message %s in queue %r was made a dead letter: %s', doc['_id'], doc.get('queue'), reason
-                    )
-                failed(result)  # also if it is stored: no message is delivered, so the credit must be returned
-
-            return dead_letter.made_of(doc, reason, now), decided
-
-        now = self._store.client.clock.now()
+    def _claim(self, doc: Document, taker: Taker, body: Body = _UNREAD) -> PendingWrite:
+        """Return the write that claims a message, or the one in place of it."""
+        now = self.now()
         if reason := validation.malformed_reason(doc) or body.reason:
-            return set_aside(reason)
+            return SetAside(self, doc, taker, reason)
         limit = self._topology.known.limit(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
         if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             logger.debug('dropped expired message %s of queue %s (not stored yet)', doc['_id'], doc['queue'])
-            return workitem.dropped(doc, now), failed
+            return Taking(self, doc, taker, workitem.dropped(doc, now))
         max_attempts = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if max_attempts and doc['attempts'] >= max_attempts:
-            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
-        claimed = workitem.acked(doc, now) if final else workitem.claim(validation.checked(doc), self._lease.id, now)
-        if not final and self._topology.is_temporary(doc['queue']):
-            claimed = {**claimed, 'temporary': True}  # also if the publisher did not know that
-
-        def on_result(result: WriteResult) -> None:
-            # An unproven claim may have lost against another one on other nodes, so it is not delivered. But a message
-            # that is deleted with its claim cannot be released: it is delivered, although another consumer may have
-            # received it, too.
-            if not (result.is_proven or (result.is_stored and final)):
-                if result.is_unproven:
-                    self._unproven.add(doc['_id'], result.rev)
-                failed(result)
-                return
-            if queue_candidates is not None:
-                queue_candidates.won(doc['_id'])
-                self._attention.won(len(queue_candidates))
-            logger.debug(
-                'claimed and deleted message %s of queue %s, attempt %d'
-                if final
-                else 'claimed message %s of queue %s, attempt %d',
-                doc['_id'],
-                doc['queue'],
-                doc['attempts'] + 1,
-            )
-            kept = doc if final else {**claimed, '_rev': result.rev}
-            delivery = Delivery(kept, subscription, final=final, body=body.content)
-            if pull is None:
-                self._unacked.add_claimed(delivery)
-            else:
-                self._unacked.hold(delivery)
-                self._unacked.answer(pull, delivery)
-
-        return claimed, on_result
+            reason = f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged'
+            return SetAside(self, doc, taker, reason)
+        if taker.pull is not None and taker.pull.no_ack:
+            return FinalClaim(self, doc, taker, taker.pull, body.content)
+        claimed = workitem.claim(validation.checked(doc), self._lease.id, now)
+        if self._topology.is_temporary(doc['queue']):
+            claimed['temporary'] = True  # also if the publisher did not know that
+        claim = Claim(self, doc, taker, claimed)
+        claim.body = body.content
+        return claim
 
     def claim_for_pulls(self, pulls: list[Pull], writes: list[PendingWrite]) -> None:
         """Add a claim to `writes` for each `basic_get`, or end it without a message if the queue has none."""
@@ -337,8 +387,8 @@ class Claims:
             writes += self._claim_for_pull(pull)
 
     def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
-        if delivery := self._unacked.take_broadcast(pull):
-            self._unacked.answer(pull, delivery)
+        if delivery := self.unacked.take_broadcast(pull):
+            self.unacked.answer(pull, delivery)
             return []
         now = self._store.client.clock.now()
         docs: Iterable[Document] = ()
@@ -353,9 +403,9 @@ class Claims:
                     continue
                 # The body is read before the claim: with `no_ack`, the claim deletes the document.
                 body = read(self._store.client, [doc])[0] if stub(doc) else _UNREAD
-                self._unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
-                return [*parked, self._claim(doc, pull.subscription, pull, body=body)]
-        self._unacked.answer(pull, None)
+                self.unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
+                return [*parked, self._claim(doc, Taker(pull.subscription, pull=pull), body)]
+        self.unacked.answer(pull, None)
         return parked
 
 

@@ -188,7 +188,7 @@ class Cycle:
             if self._commits.uncertain:
                 pending += self._writes.take_begun()
             self._commits.drop_stored(pending)
-            if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
+            if any(workitem.is_waiting(write.doc) or workitem.is_unique(write.doc) for write in pending):
                 # A released message becomes a candidate before the freed credit is used, so that it is claimed again
                 # before the messages behind it. A completed unique job may have a successor under the same id to be
                 # claimed, and one request cannot write one document twice.
@@ -198,7 +198,7 @@ class Cycle:
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, writes)
             self._claims.claim_for_credit(credit, self._candidates, writes, len(pending))
-            claimed = [doc['message'] for doc, _ in writes if doc.get('claimed')]
+            claimed = [write.doc['message'] for write in writes if write.doc.get('claimed')]
             for queue, message in self.notifier.take_before(claimed):
                 self.unacked.broadcast(queue, message)
             if self._gate.is_used:
@@ -246,7 +246,7 @@ class Cycle:
             self._writes.retry_changed(self._client.fetch)
             # A decision that still waits is not written: other consumers get the message, as if it had none.
             changes = [*self._writes.take_begun(), *self._writes.take()]
-            if not any(workitem.is_unique(doc) for doc, _ in changes):
+            if not any(workitem.is_unique(write.doc) for write in changes):
                 break
             self._commits.write(changes)
             changes = []

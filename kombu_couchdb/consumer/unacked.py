@@ -555,7 +555,7 @@ class Unacked:
     def _store_ack(self, delivery: Delivery, change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
         """Stop holding a message whose task begins, and add the write of its ack. Its place is free after that."""
 
-        def settled(stored: bool) -> None:
+        def confirm(stored: bool) -> None:
             with self._lock:
                 del self._storing[delivery.tag]
                 self._return_credit(delivery)
@@ -570,7 +570,7 @@ class Unacked:
         del self._held[delivery.tag]
         self._storing[delivery.tag] = (time.monotonic(), delivery)
         self._log(delivery, outcome)
-        self.writes.add(delivery.doc, change, settled)
+        self.writes.add(delivery.doc, change, confirm)
         if workitem.is_unique(delivery.doc):
             self.wakeup.set()
 

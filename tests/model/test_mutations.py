@@ -99,9 +99,9 @@ FAULTS = [
         'an unproven heartbeat renews the lease',
         Cluster,
         Heartbeat,
-        '_on_result',
-        'proven = result.is_proven',
-        'proven = True',
+        'unproven',
+        'proven=False',
+        'proven=True',
     ),
     Fault(
         'nobody withdraws a leaf behind a claim that is held',
@@ -148,7 +148,7 @@ FAULTS = [
             'a message is published without a fixed revision',
             machine,
             GroupCommit,
-            '_request',
+            '_write',
             'self._client.create_once if self._once',
             'self._client.bulk if self._once',
         )

@@ -82,16 +82,17 @@ class Desk:
     def written(self, **answer: Any) -> list[Mapping[str, Any]]:
         """Store the pending writes, as the I/O thread does, and return the documents."""
         pending = self.unacked.writes.take()
-        for doc, react in pending:
-            react(WriteResult.of({'id': doc['_id'], **(answer or {'rev': '3-c'})}))
-        return [doc for doc, _ in pending]
+        docs = [write.doc for write in pending]
+        for write in pending:
+            write.settle(WriteResult.of({'id': write.doc['_id'], **(answer or {'rev': '3-c'})}))
+        return docs
 
     def begun(self, *answers: WriteResult) -> list[str]:
         """Write the acks of tasks that have begun, and return the ids; without `answers` CouchDB stores them."""
         pending = self.unacked.writes.take_begun()
-        for number, (doc, react) in enumerate(pending):
-            react(answers[number] if answers else WriteResult.of({'id': doc['_id'], 'rev': '3-c'}))
-        return [doc['_id'] for doc, _ in pending]
+        for number, write in enumerate(pending):
+            write.settle(answers[number] if answers else WriteResult.of({'id': write.doc['_id'], 'rev': '3-c'}))
+        return [write.doc['_id'] for write in pending]
 
     def attempts(self) -> list[tuple[str, Any, int]]:
         """Store the pending writes; return the id, the claim and the attempts of each document."""
@@ -136,13 +137,12 @@ def test_write_without_a_response_is_repeated_without_a_warning(desk: Desk, capl
     give_up([*pending, *desk.unacked.writes.take()])
     assert desk.unacked.ids() == {'a', 'b'}
     with caplog.at_level(logging.WARNING):
-        again = {doc['_id']: (doc, react) for doc, react in desk.unacked.writes.take()}
-        again['a'][1](WriteResult.conflict('a'))  # it is stored already, but the response was lost
+        again = {write.doc['_id']: write for write in desk.unacked.writes.take()}
+        again['a'].settle(WriteResult.conflict('a'))  # it is stored already, but the response was lost
     assert caplog.records == []
     assert desk.unacked.ids() == {'b'}
-    released, react = again['b']
-    react(WriteResult.of({'id': 'b', 'rev': '3-c'}))
-    assert desk.unacked.writes.take_released() == [{**released, '_rev': '3-c'}]
+    again['b'].settle(WriteResult.of({'id': 'b', 'rev': '3-c'}))
+    assert desk.unacked.writes.take_released() == [{**again['b'].doc, '_rev': '3-c'}]
 
 
 def test_nothing_is_delivered_without_a_valid_lease(desk: Desk) -> None:
@@ -523,7 +523,7 @@ def test_failure_without_a_response_is_written_again(desk: Desk) -> None:
     pending = desk.unacked.writes.take()
     give_up(pending)
     assert desk.unacked.busy
-    assert desk.written(error='conflict') == [doc for doc, _ in pending]
+    assert desk.written(error='conflict') == [write.doc for write in pending]
     assert desk.unacked.ids() == set(), 'it was stored, and only the response was lost'
 
 

@@ -69,8 +69,8 @@ class World:
         self.gate.free(writes)
         self.held = {*self.held, *admitted}
         self.gate.settle(lambda: self.held)
-        assert all('parked' in doc or doc.get('_deleted') for doc, _ in writes)
-        return admitted, [doc['_id'] for doc, _ in writes]
+        assert all('parked' in write.doc or write.doc.get('_deleted') for write in writes)
+        return admitted, [write.doc['_id'] for write in writes]
 
     def limited(self, *names: str, limit: int = 1) -> tuple[list[str], list[str]]:
         return self.cycle(*names, concurrency_key='k', concurrency_limit=limit)
