@@ -117,6 +117,11 @@ class Flow:
         return max(0.0, self.next_at - time.monotonic())
 
     @property
+    def gathering(self) -> float:
+        """How many seconds acks gather that nobody waits for, also without a flow: as long as a request takes."""
+        return max(self.pause, self.cost)
+
+    @property
     def stock(self) -> float:
         """For how many seconds the messages of a consumer should last: for the pause, and as long for requests."""
         return 2 * self.interval

@@ -304,22 +304,22 @@ class Claims:
                 if doc['queue'] in served:
                     candidates[doc['queue']].offer(doc, own=True)
         claimable = [queue for queue in served if candidates[queue].has_claimable]
+        if not claimable:
+            return
         # Each queue gets an equal share of the claims, and another queue is served first each time: a long queue does
         # not starve a short one.
-        share = max(1, int(min(self._options.claim_batch, most)) // max(1, len(claimable)))
-        first = next(self._rotation) % max(1, len(claimable))
-        reserved: dict[str, list[Subscription]] = {}
-        in_turn = claimable[first:] + claimable[:first]
-        for queue, count, ahead in [
-            *((each, share, False) for each in in_turn),
-            *((each, candidates[each].most_ahead(share), True) for each in in_turn),
-        ]:
-            taken = reserved.get(queue, [])
-            if taken := taken + self.unacked.reserve(queue, count - len(taken), ahead=ahead):
-                reserved[queue] = taken
+        share = max(1, int(min(self._options.claim_batch, most)) // len(claimable))
+        first = next(self._rotation) % len(claimable)
+        reserved: dict[str, list[Subscription]] = {queue: [] for queue in claimable[first:] + claimable[:first]}
+        for ahead in (False, True):
+            for queue, found in reserved.items():
+                known = candidates[queue]
+                count = share if known.is_stale else min(share, len(known))
+                count = known.most_ahead(count) if ahead else count
+                found += self.unacked.reserve(queue, count - len(found), ahead=ahead)
         docs: dict[str, list[Document]] = {}
         try:
-            docs = self._take(candidates, {queue: len(found) for queue, found in reserved.items()}, writes)
+            docs = self._take(candidates, {queue: len(found) for queue, found in reserved.items() if found}, writes)
         finally:
             for queue, found in reserved.items():
                 for subscription in found[len(docs.get(queue, ())) :]:
@@ -327,7 +327,7 @@ class Claims:
         for queue, found in reserved.items():
             writes += [
                 self._claim(doc, Taker(subscription, candidates[queue]))
-                for doc, subscription in zip(docs[queue], found, strict=False)
+                for doc, subscription in zip(docs.get(queue, ()), found, strict=False)
             ]
 
     def _take(

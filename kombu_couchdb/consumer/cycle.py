@@ -116,7 +116,7 @@ class Cycle:
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
         now = self.unacked.snapshot()
-        if now.awaits_bodies or self._wanted_by_others(now):
+        if now.awaits_bodies or (now.shelved and self._wanted_by_others(now)):
             return -inf
         readable_at = writable_at = -inf
         if pace := self._client.pace:
@@ -124,9 +124,8 @@ class Cycle:
         times = [max(self._poll_at, readable_at), self.notifier.attention.bell.due_at, now.overdue_at]
         if self.lease.written:
             times += [self._heartbeat.due_at, self.sweeper.due, self.notifier.due_at()]
-            times += self.unacked.may_run().values()
         if self._gate.is_used:
-            times.append(self._gate.due(now.credit))
+            times += [self._gate.due(now.credit), *self.unacked.may_run().values()]
         for queue, candidates in self._candidates.items():
             if now.credit.get(queue, 0) <= 0:
                 if queue in self.notifier.attention.followed:
@@ -135,8 +134,9 @@ class Cycle:
                 at = candidates.wake_at()
                 if candidates.is_stale and at is None:
                     at = -inf
-                at = at if at is None or queue in now.low else max(at, self.unacked.flow.next_at)
-                times += [] if at is None else [max(at, readable_at, writable_at)]
+                if at is not None:
+                    at = max(at, readable_at, writable_at)
+                    times.append(at if self.unacked.is_low(queue) else max(at, self.unacked.flow.next_at))
         return min(times)
 
     def on_outage(self) -> None:
@@ -165,8 +165,9 @@ class Cycle:
         set_aside(self._client)
         self._writes.settle_doubtful(self._client.leaves)
         self._writes.retry_changed(self._client.fetch)
-        pulls = list(self.unacked.pulls)
-        self.unacked.give_back(self._wanted_by_others(self.unacked.snapshot()) | {pull.queue for pull in pulls})
+        pulls, now = list(self.unacked.pulls), self.unacked.snapshot()
+        if now.shelved:
+            self.unacked.give_back(self._wanted_by_others(now) | {pull.queue for pull in pulls})
         if self._gate.is_used:
             self._gate.begin(self._in_use)
         pending = self._writes.take()
@@ -181,13 +182,15 @@ class Cycle:
                 self._heartbeat.register(queues)
                 self._suspects.check()
                 self._restore_queues(queues)
-                self._commits.release_orphans(self.unacked.ids())
+                if self._commits.has_orphans:
+                    self._commits.release_orphans(self.unacked.ids())
                 self._read_candidates(credit)
-                self.unacked.pause(self._topology.paused)
-                credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
+                paused = self._topology.paused
+                self.unacked.pause(paused)
+                credit = {queue: free for queue, free in credit.items() if queue not in paused}
             if self._commits.uncertain:
                 pending += self._writes.take_begun()
-            self._commits.drop_stored(pending)
+                self._commits.drop_stored(pending)
             if any(workitem.is_waiting(write.doc) or workitem.is_unique(write.doc) for write in pending):
                 # A released message becomes a candidate before the freed credit is used, so that it is claimed again
                 # before the messages behind it. A completed unique job may have a successor under the same id to be
@@ -198,9 +201,9 @@ class Cycle:
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, writes)
             self._claims.claim_for_credit(credit, self._candidates, writes, len(pending))
-            claimed = [write.doc['message'] for write in writes if write.doc.get('claimed')]
-            for queue, message in self.notifier.take_before(claimed):
-                self.unacked.broadcast(queue, message)
+            if claimed := [write.doc['message'] for write in writes if write.doc.get('claimed')]:
+                for queue, message in self.notifier.take_before(claimed):
+                    self.unacked.broadcast(queue, message)
             if self._gate.is_used:
                 self._gate.wake(writes)
                 self._gate.free(writes)
@@ -292,18 +295,24 @@ class Cycle:
         with_credit = {queue for queue in self._candidates if credit.get(queue, 0) > 0}
         # The feed does not report when a due date has come.
         reading = with_credit | self.notifier.attention.followed
-        due = [self._candidates[queue] for queue in self._candidates if queue in reading]
-        self._claims.reader.refill([each for each in due if not each.is_stale and (poll or each.is_due)])
+        self._claims.reader.refill(
+            [
+                candidates
+                for queue, candidates in self._candidates.items()
+                if queue in reading and not candidates.is_stale and (poll or candidates.is_due)
+            ]
+        )
         self.notifier.feed_interval = self.unacked.flow.interval
         items, broadcasts = self.notifier.take(self.lease.id, self._candidates, with_credit)
         peers = self.notifier.peers
         for queue, candidates in self._candidates.items():
             candidates.set_consumers(self.lease.id, peers.of(queue, self.lease.id), peers.listeners_of(queue))
         attention = self.notifier.attention
-        if attention.listens:
+        if attention.listens and (unserved := attention.followed - with_credit):
             # A listener without credit must know whether messages wait.
-            unserved = [self._candidates[queue] for queue in attention.followed - with_credit]
-            self._claims.reader.refill([candidates for candidates in unserved if candidates.needs_page])
+            self._claims.reader.refill(
+                [self._candidates[each] for each in unserved if self._candidates[each].needs_page]
+            )
         for doc in items:
             if key := parked_key(doc):
                 self._gate.saw(key)

@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 _LOST_CLAIM = 'this consumer lost its claim of message %s before the outcome was stored: it may run again'
 
 #: Returns the document that makes a decision about a claimed message.
-_Change = Callable[[Document], Mapping[str, Any]]
+Change = Callable[[Document], Mapping[str, Any]]
 
 #: Called once, in the I/O thread, with whether the ack of a task that has begun is stored.
 Confirm = Callable[[bool], None]
@@ -81,10 +81,10 @@ def wake() -> None:
             writes.look()
 
 
-class Decision(PendingWrite):
-    """A decision about a message that this consumer does not hold any more: the next state of its document."""
+class Disposition(PendingWrite):
+    """The disposition of a message that this consumer held: acknowledged, released or a dead letter."""
 
-    def __init__(self, writes: PendingWrites, claimed: Document, change: _Change, confirm: Confirm | None) -> None:
+    def __init__(self, writes: PendingWrites, claimed: Document, change: Change, confirm: Confirm | None) -> None:
         self._writes, self._change, self.confirm = writes, change, confirm
         self.is_unique = workitem.is_unique(claimed)
         self.make(claimed)
@@ -184,29 +184,29 @@ class PendingWrites:
 
     def __init__(self, wakeup: Wakeup, flow: Flow, preconditions: list[Precondition] = _preconditions) -> None:
         self.wakeup, self._flow, self._preconditions = wakeup, flow, preconditions
-        self._writes: deque[Decision | KeptFailure] = deque()
+        self._writes: deque[Disposition | KeptFailure] = deque()
         #: The acks of tasks that have begun.
         self._begun: deque[PendingWrite] = deque()
         #: Decisions that wait, and the marks that they wait for; None: the mark is not known yet.
-        self._waiting: list[tuple[list[Decision | KeptFailure], dict[Precondition, int | None]]] = []
+        self._waiting: list[tuple[list[Disposition | KeptFailure], dict[Precondition, int | None]]] = []
         _all.append(weakref.ref(self, _all.remove))
         #: Messages whose release was stored, with their new revisions.
         self.released: list[Document] = []
         #: Decisions in conflict: perhaps others have changed the document; and acks of tasks that have begun of which
         #: the responses leave it open whether they are stored.
-        self.changed: list[Decision] = []
-        self.doubtful: list[Decision] = []
+        self.changed: list[Disposition] = []
+        self.doubtful: list[Disposition] = []
         #: The ids of messages with a decision that CouchDB has not confirmed yet.
         self.unstored: set[str] = set()
 
-    def add(self, claimed: Document, change: _Change, confirm: Confirm | None = None) -> None:
+    def add(self, claimed: Document, change: Change, confirm: Confirm | None = None) -> None:
         """Add the write of `change(claimed)`, for a message that this consumer does not hold any more.
 
         With `confirm` it acknowledges a task that has begun. `confirm(False)` is called if this consumer had lost its
         claim before, or if CouchDB refuses the write.
         """
         self.unstored.add(claimed['_id'])
-        self.queue(Decision(self, claimed, change, confirm))
+        self.queue(Disposition(self, claimed, change, confirm))
 
     def keep(self, doc: Document) -> None:
         """Add the creation of `doc`, the dead letter of a task that was acknowledged early."""
@@ -214,7 +214,7 @@ class PendingWrites:
         self.queue(KeptFailure(self, doc))
         self.wakeup.set()
 
-    def queue(self, write: Decision | KeptFailure) -> None:
+    def queue(self, write: Disposition | KeptFailure) -> None:
         """Queue a write, for the first time or again."""
         (self._begun if write.has_begun else self._writes).append(write)
         if write.has_begun and not write.is_repeated:
@@ -232,7 +232,7 @@ class PendingWrites:
     def take(self) -> list[PendingWrite]:
         """Return the other pending writes that may be written now, in the same way."""
         found: list[PendingWrite] = []
-        waiting: list[Decision | KeptFailure] = []
+        waiting: list[Disposition | KeptFailure] = []
         for write in [self._writes.popleft() for _ in range(len(self._writes))]:
             if write.is_release or not self._preconditions:
                 found.append(write)
@@ -331,13 +331,13 @@ class Commits:
     def __init__(self, store: Store, lease: Lease, unproven: UnprovenClaims) -> None:
         self._store, self._lease, self._unproven = store, lease, unproven
         #: Whether CouchDB may have stored claims that this consumer does not know of: their responses were lost.
-        self._has_orphans = False
+        self.has_orphans = False
         #: Whether CouchDB may have stored some of the pending writes.
         self.uncertain = False
 
     def on_outage(self) -> None:
         """Note that a response was lost: which writes CouchDB stored is unknown."""
-        self._has_orphans = self.uncertain = True
+        self.has_orphans = self.uncertain = True
 
     def write_begun(self, writes: PendingWrites) -> None:
         """Write the acks of tasks that have begun, but after a lost response: then the next cycle does.
@@ -349,7 +349,7 @@ class Commits:
 
     def on_orphans(self) -> None:
         """Note that the database has claims of this consumer that the consumer does not know of."""
-        self._has_orphans = True
+        self.has_orphans = True
 
     def write(self, *lists: list[PendingWrite]) -> None:
         """Write these lists and empty them; *raises* `CouchDBError` if some writes got no response."""
@@ -368,12 +368,13 @@ class Commits:
         failure = None
         try:
             kept = keep_copies(self._store.client, copies)
-            self._store.client.create_once(markers)
+            if markers:
+                self._store.client.create_once(markers)
             results: Sequence[WriteResult] = [*kept, *(self._store.client.bulk(docs) if docs else ())]
         except CouchDBError as exc:
             results, failure = exc.answered, exc
         for result in results:
-            self._has_orphans |= result.error == MISSING_STUB  # some nodes may have stored this claim
+            self.has_orphans |= result.error == MISSING_STUB  # some nodes may have stored this claim
             if result.id in writes:
                 writes.pop(result.id).settle(result)
         give_up(writes.values())
@@ -381,25 +382,22 @@ class Commits:
             raise failure
 
     def drop_stored(self, pending: list[PendingWrite]) -> None:
-        """After a lost response, remove from `pending` the writes that would be in conflict.
+        """After a lost response, see `uncertain`: remove from `pending` the writes that would be in conflict.
 
         CouchDB has stored them, or another process has changed the documents.
         """
-        if self.uncertain:
-            writable = self._store.client.still_writable([write.doc for write in pending])
-            for write, is_writable in zip(pending, writable, strict=True):
-                if not is_writable:
-                    write.settle(WriteResult.conflict(write.doc['_id']))
-            pending[:] = itertools.compress(pending, writable)
-            self.uncertain = False
+        writable = self._store.client.still_writable([write.doc for write in pending])
+        for write, is_writable in zip(pending, writable, strict=True):
+            if not is_writable:
+                write.settle(WriteResult.conflict(write.doc['_id']))
+        pending[:] = itertools.compress(pending, writable)
+        self.uncertain = False
 
     def release_orphans(self, known: set[str]) -> None:
         """Release the claims of this consumer that it does not know of: the responses to them were lost.
 
         `known` has the ids of those that it knows.
         """
-        if not self._has_orphans:
-            return
         known = known | {*self._unproven}
         orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
         if self._store.client.replicas > 1:  # CouchDB may have confirmed another consumer's claim of the same message
@@ -409,4 +407,4 @@ class Commits:
             self._store.release(orphans)
             for doc in orphans:
                 logger.debug('releasing message %s: the response to its claim was lost', doc['_id'])
-        self._has_orphans = False
+        self.has_orphans = False

@@ -402,7 +402,7 @@ class QueueCandidates:
     @property
     def has_claimable(self) -> bool:
         """Whether a candidate could be claimed now."""
-        return next(self._eligible(), None) is not None
+        return bool(self._candidates) and next(self._eligible(), None) is not None
 
     def _eligible(self) -> Iterator[Candidate]:
         """Yield the candidates that could be claimed now, sorted by `Candidate.order`."""

@@ -77,7 +77,7 @@ class UnprovenClaims:
     @property
     def due(self) -> float:
         """The monotonic time at which the first claim can be decided; infinite if there is none."""
-        return min((since + SYNC for _, since in self._claims.values()), default=inf)
+        return min([since + SYNC for _, since in self._claims.values()], default=inf)
 
     def decide(self, decide: Callable[[str, str], bool]) -> None:
         """Call `decide(doc_id, rev)` for each claim that is due; forget the claims for which it returns True."""

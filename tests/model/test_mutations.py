@@ -68,7 +68,7 @@ FAULTS = [
         Single,
         Cycle,
         'run',
-        'for queue, free in credit.items() if queue not in self._topology.paused',
+        'for queue, free in credit.items() if queue not in paused',
         'for queue, free in credit.items()',
     ),
     Fault(

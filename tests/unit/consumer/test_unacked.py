@@ -222,6 +222,22 @@ def test_each_change_wakes_the_thread(desk: Desk, change: Callable[[Desk, Delive
     assert time.monotonic() - began < 50.0
 
 
+def test_credit_wakes_the_thread_at_once_only_if_there_is_more_to_claim(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that waits for the next message causes no cycle of its own: its ack shares the next one."""
+    desk.subscribe(limit=0)
+    desk.unacked.flow.cost = 0.2
+    woken: list[float] = []
+    monkeypatch.setattr(desk.unacked.wakeup, 'set', lambda within=0.0: woken.append(within))
+    for more_to_claim in (True, False):
+        desk.claim(str(more_to_claim))
+        desk.take()
+        desk.unacked.more_to_claim = more_to_claim
+        desk.unacked.request_more()
+    assert woken == [0.0, 0.2]
+
+
 # -- the shelf
 
 
