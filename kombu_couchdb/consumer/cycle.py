@@ -209,7 +209,8 @@ class Cycle:
                 self._gate.free(writes)
             if writes or pending:
                 self._heartbeat.report.expect()
-            holds = self.unacked.ids() or self.sweeper.unproven  # others count unproven claims, too
+            # Others count unproven claims, too.
+            holds = self._writes.unstored or self.unacked.docs() or self.sweeper.unproven
             holds_slots = self._gate.is_used and self._gate.holds_slots()
             self.lease.idle = not (writes or pending or holds or holds_slots)
             if self.lease.written and self._heartbeat.needs_write(queues):

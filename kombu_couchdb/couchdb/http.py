@@ -145,10 +145,8 @@ class Connections:
         return self._adapter, self._settings
 
 
-def query_of(params: Mapping[str, Any] | None) -> str:
-    """Return parameters as a part of a URL, with the question mark; nothing if there are none."""
-    if not params:
-        return ''
+def query_of(params: Mapping[str, Any]) -> str:
+    """Return parameters as a part of a URL, with the question mark."""
     return '?' + urlencode({k: ('true' if v else 'false') if isinstance(v, bool) else v for k, v in params.items()})
 
 

@@ -90,6 +90,9 @@ class Latency:
 LATENCY = Latency()
 
 
+_NO_LOGIN = Headers()
+
+
 class Node:
     """One node, with the user's login there."""
 
@@ -179,10 +182,10 @@ class Server:
         A service that has limits gets it at its turn, until it accepts it. Other credentials are tried once.
         """
         found: requests.Response | errors.CouchDBError | None = None
-        headers, is_last = Headers(), False
+        headers, is_last = _NO_LOGIN, False
         pace, turn = self.pace, None if self.pace is None else Turn.of(call)
         while pace is None or turn is None or pace.wait(turn, call.seconds_left):
-            headers = node.auth.headers(lambda data: self._exchange(_session(data, call), node, connections, Headers()))
+            headers = node.auth.headers(lambda data: self._exchange(_session(data, call), node, connections, _NO_LOGIN))
             found = self._exchange(call, node, connections, headers)
             if isinstance(found, errors.CouchDBError):
                 break
@@ -228,9 +231,10 @@ class Server:
 
         The caller raises the error: the frame of this method contains the response.
         """
-        if (pause := min(node.not_before - time.monotonic(), call.seconds_left)) > 0:
-            time.sleep(pause)
         begun, sent = time.monotonic(), uptime()
+        if (pause := node.not_before - begun) > 0:
+            time.sleep(max(0.0, min(pause, call.seconds_left)))
+            begun, sent = time.monotonic(), uptime()
         found = connections.exchange(call, headers)
         if isinstance(found, errors.CouchDBError):
             if not call.longpoll:
