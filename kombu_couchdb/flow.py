@@ -33,7 +33,7 @@ _MIN_MEASURED, _MAX_MEASURED = 16, 512
 _MAX_PENALTY = 4096
 
 
-class Rate:
+class Throughput:
     """How many documents come in a second, by the times of the last ones. Times are monotonic, in seconds.
 
     The time since the last one counts, so the rate falls while none comes.
@@ -82,7 +82,7 @@ class Flow:
     """When the next request of a kind should begin. One thread notes its requests; any thread may ask."""
 
     def __init__(self) -> None:
-        self._rate = Rate()
+        self._rate = Throughput()
         self._began = -inf  # a monotonic time
         #: How many seconds a request takes, `_MAX_SECONDS` at most: after a slow one, acks do not wait as long.
         self.cost = 0.0

@@ -24,7 +24,7 @@ from ..documents import dead_letter, workitem
 from ..documents.body import attachments_with, stub
 from ..documents.validation import is_deeper
 from ..errors import CouchDBError
-from ..flow import Rate
+from ..flow import Throughput
 from ..values import revision_parts
 
 #: The prefix of the delivery tags of broadcasts.
@@ -55,7 +55,7 @@ class Credit:
     #: Without a limit: how many messages are claimed ahead.
     ahead: int = 1
     #: With a limit: how fast the messages are worked off.
-    rate: Rate = field(default_factory=Rate, repr=False)
+    rate: Throughput = field(default_factory=Throughput, repr=False)
 
     @property
     def free(self) -> int:

@@ -21,7 +21,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.clock import ServerClock
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.flow import Rate
+from kombu_couchdb.flow import Throughput
 from kombu_couchdb.leases.lease import Lease
 
 NOW = 1_763_709_000.0
@@ -244,7 +244,7 @@ def test_credit_wakes_the_thread_at_once_only_if_there_is_more_to_claim(
 @pytest.fixture
 def fast(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """A desk whose channels may claim two messages ahead."""
-    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, stock, now: 2)
+    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, stock, now: 2)
     return desk
 
 
@@ -279,7 +279,7 @@ def test_messages_of_a_queue_are_given_back_for_other_consumers(fast: Desk) -> N
 
 
 def test_queues_take_turns_on_the_shelf(fast: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, stock, now: 3)
+    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, stock, now: 3)
     credit = Credit(1)
     for queue in 'qr':
         fast.subscribe(queue, credit=credit)
