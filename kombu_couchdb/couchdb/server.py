@@ -27,7 +27,7 @@ from .auth import REFUSED, Auth
 from .call import Call
 from .clock import ServerClock, uptime
 from .fork_safety import Shared, reset_in_child
-from .http import Connections, Headers
+from .http import Connections, LoginHeaders
 from .pacing import Pace, Turn
 
 logger = get_logger(__name__)
@@ -90,7 +90,7 @@ class Latency:
 LATENCY = Latency()
 
 
-_NO_LOGIN = Headers()
+_NO_LOGIN = LoginHeaders()
 
 
 class Node:
@@ -225,7 +225,7 @@ class Server:
         return failures.from_status(response, url, node.auth.who, len(call.body or b''))
 
     def _exchange(
-        self, call: Call, node: Node, connections: Connections, headers: Headers
+        self, call: Call, node: Node, connections: Connections, headers: LoginHeaders
     ) -> requests.Response | errors.CouchDBError:
         """Send a request once and return the response, with any status, or the error; note what it says of the server.
 
