@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
-class Snapshot(TypedDict):
+class RequestCounts(TypedDict):
     """The requests that were sent since the process started."""
 
     #: Requests with a response, of any status.
@@ -73,7 +73,7 @@ class Latency:
         with self._lock:
             self._failed += 1
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> RequestCounts:
         """Return the numbers so far."""
         with self._lock:
             counts, seconds, failed = list(accumulate(self._counts)), self._seconds, self._failed
