@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ..couchdb.client import Client, Document
-from ..couchdb.pacing import Kind
+from ..couchdb.pacing import RequestKind
 from ..couchdb.write_result import PendingWrite, WriteResult
 from ..documents import dead_letter, validation, workitem
 from ..documents.body import stub
@@ -89,8 +89,8 @@ class CandidateReader:
         for _ in range(2):
             if not candidates:
                 return
-            if (pace := self._client.pace) and not pace.spare(Kind.QUERY):
-                pace.want(Kind.QUERY)
+            if (pace := self._client.pace) and not pace.spare(RequestKind.QUERY):
+                pace.want(RequestKind.QUERY)
                 return
             candidates = self._read_pages(candidates)
 
@@ -293,10 +293,10 @@ class Claims:
         """
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         pace = self._store.client.pace
-        most = pace.spare(Kind.WRITE) - len(writes) - pending if pace else inf
+        most = pace.spare(RequestKind.WRITE) - len(writes) - pending if pace else inf
         if pace and most <= 0:
             if any(candidates[queue].has_claimable for queue in served):
-                pace.want(Kind.WRITE)
+                pace.want(RequestKind.WRITE)
             return
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         if self._gate.is_used:

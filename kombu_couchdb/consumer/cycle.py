@@ -15,7 +15,7 @@ import time
 from math import inf
 
 from ..couchdb.client import Client, Document
-from ..couchdb.pacing import Kind
+from ..couchdb.pacing import RequestKind
 from ..couchdb.write_result import PendingWrite
 from ..documents import workitem
 from ..documents.concurrency import is_parked, parked_key
@@ -120,7 +120,7 @@ class Cycle:
             return -inf
         readable_at = writable_at = -inf
         if pace := self._client.pace:
-            readable_at, writable_at = pace.next_at(Kind.QUERY), pace.next_at(Kind.WRITE)
+            readable_at, writable_at = pace.next_at(RequestKind.QUERY), pace.next_at(RequestKind.WRITE)
         times = [max(self._poll_at, readable_at), self.notifier.attention.bell.due_at, now.overdue_at]
         if self.lease.written:
             times += [self._heartbeat.due_at, self.sweeper.due, self.notifier.due_at()]
@@ -290,7 +290,7 @@ class Cycle:
     def _read_candidates(self, credit: dict[str, int]) -> None:
         """Add what the changes feed reported and what became due; start, stop or change the feed as needed."""
         pace = self._client.pace
-        poll = time.monotonic() >= self._poll_at and (pace is None or pace.spare(Kind.QUERY) > 0)
+        poll = time.monotonic() >= self._poll_at and (pace is None or pace.spare(RequestKind.QUERY) > 0)
         if poll:
             self._polled = time.monotonic()
         with_credit = {queue for queue in self._candidates if credit.get(queue, 0) > 0}

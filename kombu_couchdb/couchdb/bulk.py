@@ -13,7 +13,7 @@ from .. import errors
 from ..log import get_logger
 from .address import Address
 from .http import encoded
-from .pacing import Kind, Pace, TooManyUnits
+from .pacing import Pace, RequestKind, TooManyUnits
 from .shapes import Document, Shape, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
@@ -122,7 +122,7 @@ class BulkWrite:
         while (start := len(results)) < len(docs):
             end, size = start + 1, len(texts[start])
             pace = self._client.pace
-            most = min(len(docs), start + pace.most(Kind.WRITE)) if pace else len(docs)
+            most = min(len(docs), start + pace.most(RequestKind.WRITE)) if pace else len(docs)
             while end < most and size + len(texts[end]) <= self._client.request_size.bytes:
                 size, end = size + len(texts[end]), end + 1
             try:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import Client, Document
-from ..couchdb.pacing import Kind, TooManyUnits
+from ..couchdb.pacing import RequestKind, TooManyUnits
 from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.task_message import HIGHEST
@@ -85,7 +85,7 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     check its document. *Raises* the errors of `Client`.
     """
     params = {'update': update} if update != 'true' else {}
-    if client.pace and client.pace.is_limited(Kind.QUERY):
+    if client.pace and client.pace.is_limited(RequestKind.QUERY):
         return [_read_sparingly(client, ask, until, params) for ask in asks]
     queries = [query for ask in asks for query in _queries(ask, until)]
     results = iter(query(client, queries, is_row, params))
@@ -146,7 +146,7 @@ def query(
     """
     found, each = list[list[Document]](), [row] * len(queries) if callable(row) else row
     while (start := len(found)) < len(queries):
-        most = client.pace.most(Kind.QUERY) if client.pace else inf
+        most = client.pace.most(RequestKind.QUERY) if client.pace else inf
         end = int(min(len(queries), start + most))
         with suppress(TooManyUnits):  # the next part is smaller
             found += _query(client, queries[start:end], each[start:end], params, view)
