@@ -157,8 +157,8 @@ class CandidateReader:
         self._docs_per_read = max(1, min(2 * max(count, len(unread)), _MAX_DOCS, _MAX_CHARACTERS // max(1, largest)))
 
 
-class Taker(NamedTuple):
-    """Who takes a message: a subscription, from the candidates of its queue; or that of a `basic_get`."""
+class Recipient(NamedTuple):
+    """Who receives a message: a subscription, from the candidates of its queue; or that of a `basic_get`."""
 
     subscription: Subscription
     candidates: QueueCandidates | None = None
@@ -171,32 +171,32 @@ class Taking(PendingWrite):
     This one drops an expired message. If a claim that was stored gets no response, `Commits` releases it.
     """
 
-    def __init__(self, claims: Claims, message: Document, taker: Taker, doc: Mapping[str, Any]) -> None:
+    def __init__(self, claims: Claims, message: Document, recipient: Recipient, doc: Mapping[str, Any]) -> None:
         super().__init__(doc)
-        self.claims, self.message, self.taker = claims, message, taker
+        self.claims, self.message, self.recipient = claims, message, recipient
 
     def stored(self, result: WriteResult) -> None:
         """Return the credit."""
-        self.claims.unacked.unreserve(self.taker.subscription)
+        self.claims.unacked.unreserve(self.recipient.subscription)
 
     def unknown(self, result: WriteResult) -> None:
         """Return the credit."""
-        self.claims.unacked.unreserve(self.taker.subscription)
+        self.claims.unacked.unreserve(self.recipient.subscription)
 
     def conflict(self, result: WriteResult) -> None:
         """Note that another consumer was faster, or somebody has changed the message."""
-        self.claims.unacked.unreserve(self.taker.subscription)
-        if self.taker.candidates is not None:
-            self.taker.candidates.lost(result.id)
+        self.claims.unacked.unreserve(self.recipient.subscription)
+        if self.recipient.candidates is not None:
+            self.recipient.candidates.lost(result.id)
             self.claims.attention.lost()
 
     def refused(self, result: WriteResult) -> None:
         """Log the reason. A message whose claim is refused for ever is set aside, see `queues.quarantine`."""
-        self.claims.unacked.unreserve(self.taker.subscription)
+        self.claims.unacked.unreserve(self.recipient.subscription)
         text = 'message %s in queue %r cannot be claimed: %s'
         logger.error(text, result.id, self.message.get('queue'), result.reason)
-        if self.taker.pull is not None:
-            self.taker.pull.refused.add(result.id)
+        if self.recipient.pull is not None:
+            self.recipient.pull.refused.add(result.id)
         if result.is_permanent:
             self.claims.unusable.note(result.id, self.message['_rev'], result.reason)
 
@@ -204,10 +204,10 @@ class Taking(PendingWrite):
 class SetAside(Taking):
     """The write that makes a dead letter of a message instead of claiming it."""
 
-    def __init__(self, claims: Claims, message: Document, taker: Taker, reason: str) -> None:
+    def __init__(self, claims: Claims, message: Document, recipient: Recipient, reason: str) -> None:
         dead = dead_letter.made_of(message, reason, claims.now())
         *self.copies, doc = dead_letter.apart(dead)
-        super().__init__(claims, message, taker, doc)
+        super().__init__(claims, message, recipient, doc)
         self._reason = reason
 
     def stored(self, result: WriteResult) -> None:
@@ -225,7 +225,7 @@ class Claim(Taking):
 
     def stored(self, result: WriteResult) -> None:
         """Deliver the message."""
-        subscription, candidates, pull = self.taker
+        subscription, candidates, pull = self.recipient
         unacked, doc = self.claims.unacked, {**self.doc, '_rev': result.rev}
         logger.debug('claimed message %s of queue %s, attempt %d', doc['_id'], doc['queue'], doc['attempts'])
         delivery = Delivery(doc, subscription, body=self.body)
@@ -241,19 +241,19 @@ class Claim(Taking):
     def unproven(self, result: WriteResult) -> None:
         """Deliver nothing: the claim may have lost against another one on other nodes. A sweep decides about it."""
         self.claims.unproven.add(result.id, result.rev)
-        self.claims.unacked.unreserve(self.taker.subscription)
+        self.claims.unacked.unreserve(self.recipient.subscription)
 
 
 class FinalClaim(Taking):
     """The deletion of a message that a `basic_get` with `no_ack` receives."""
 
-    def __init__(self, claims: Claims, message: Document, taker: Taker, pull: Pull, body: bytes | None) -> None:
-        super().__init__(claims, message, taker, workitem.acked(message, claims.now()))
+    def __init__(self, claims: Claims, message: Document, recipient: Recipient, pull: Pull, body: bytes | None) -> None:
+        super().__init__(claims, message, recipient, workitem.acked(message, claims.now()))
         self._pull, self._body = pull, body
 
     def stored(self, result: WriteResult) -> None:
         """Deliver the message: it cannot be released. If it is unproven, another consumer may receive it, too."""
-        delivery = Delivery(self.message, self.taker.subscription, final=True, body=self._body)
+        delivery = Delivery(self.message, self.recipient.subscription, final=True, body=self._body)
         logger.debug('claimed and deleted message %s of queue %s', result.id, self.message['queue'])
         self.claims.unacked.answer(self._pull, delivery)
 
@@ -326,7 +326,7 @@ class Claims:
                     self.unacked.unreserve(subscription)
         for queue, found in reserved.items():
             writes += [
-                self._claim(doc, Taker(subscription, candidates[queue]))
+                self._claim(doc, Recipient(subscription, candidates[queue]))
                 for doc, subscription in zip(docs.get(queue, ()), found, strict=False)
             ]
 
@@ -358,26 +358,26 @@ class Claims:
         """Return the time of the server."""
         return self._store.client.clock.now()
 
-    def _claim(self, doc: Document, taker: Taker, body: Body = _UNREAD) -> PendingWrite:
+    def _claim(self, doc: Document, recipient: Recipient, body: Body = _UNREAD) -> PendingWrite:
         """Return the write that claims a message, or the one in place of it."""
         now = self.now()
         if reason := validation.malformed_reason(doc) or body.reason:
-            return SetAside(self, doc, taker, reason)
+            return SetAside(self, doc, recipient, reason)
         limit = self._topology.known.limit(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
         if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             logger.debug('dropped expired message %s of queue %s (not stored yet)', doc['_id'], doc['queue'])
-            return Taking(self, doc, taker, workitem.dropped(doc, now))
+            return Taking(self, doc, recipient, workitem.dropped(doc, now))
         max_attempts = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if max_attempts and doc['attempts'] >= max_attempts:
             reason = f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged'
-            return SetAside(self, doc, taker, reason)
-        if taker.pull is not None and taker.pull.no_ack:
-            return FinalClaim(self, doc, taker, taker.pull, body.content)
+            return SetAside(self, doc, recipient, reason)
+        if recipient.pull is not None and recipient.pull.no_ack:
+            return FinalClaim(self, doc, recipient, recipient.pull, body.content)
         claimed = workitem.claim(validation.checked(doc), self._lease.id, now)
         if self._topology.is_temporary(doc['queue']):
             claimed['temporary'] = True  # also if the publisher did not know that
-        claim = Claim(self, doc, taker, claimed)
+        claim = Claim(self, doc, recipient, claimed)
         claim.body = body.content
         return claim
 
@@ -404,7 +404,7 @@ class Claims:
                 # The body is read before the claim: with `no_ack`, the claim deletes the document.
                 body = read(self._store.client, [doc])[0] if stub(doc) else _UNREAD
                 self.unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
-                return [*parked, self._claim(doc, Taker(pull.subscription, pull=pull), body)]
+                return [*parked, self._claim(doc, Recipient(pull.subscription, pull=pull), body)]
         self.unacked.answer(pull, None)
         return parked
 
