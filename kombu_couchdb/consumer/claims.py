@@ -65,7 +65,9 @@ class CandidateReader:
         self._client, self._before_read = client, before_read
         self._docs_per_read = _FIRST_DOCS
 
-    def take(self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int]) -> dict[str, list[Document]]:
+    def take_documents(
+        self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int]
+    ) -> dict[str, list[Document]]:
         """Return up to `wanted` documents of each queue, in the order of the claims, and remove their candidates."""
         taken: dict[str, list[Document]] = {queue: [] for queue in wanted}
         self._choose(candidates, wanted, taken)
@@ -337,7 +339,7 @@ class Claims:
         docs: dict[str, list[Document]] = {queue: [] for queue in wanted}
         missing, most = dict(wanted), len(writes) + _MAX_PARKED
         while missing:
-            taken = self.reader.take(candidates, missing)
+            taken = self.reader.take_documents(candidates, missing)
             for queue, admitted in self._admit(taken, writes).items():
                 docs[queue] += admitted
                 if len(writes) >= most or len(admitted) == len(taken[queue]):

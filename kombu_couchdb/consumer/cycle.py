@@ -170,7 +170,7 @@ class Cycle:
             self.unacked.give_back(self._wanted_by_others(now) | {pull.queue for pull in pulls})
         if self._gate.is_used:
             self._gate.begin(self._in_use)
-        pending = self._writes.take()
+        pending = self._writes.take_ready()
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         writes: list[PendingWrite] = []
         self._candidates = {
@@ -249,7 +249,7 @@ class Cycle:
         for _ in range(_MAX_LAST_TRIES):
             self._writes.retry_changed(self._client.fetch)
             # A decision that still waits is not written: other consumers get the message, as if it had none.
-            changes = [*self._writes.take_begun(), *self._writes.take()]
+            changes = [*self._writes.take_begun(), *self._writes.take_ready()]
             if not any(workitem.is_unique(write.doc) for write in changes):
                 break
             self._commits.write(changes)
@@ -262,7 +262,7 @@ class Cycle:
         elif self.lease.rev:
             changes.append(self._heartbeat.last_write())
         self._commits.write(changes)
-        self._commits.write(self._writes.take())  # a failure that was too large is kept without its texts
+        self._commits.write(self._writes.take_ready())  # a failure that was too large is kept without its texts
         self._writes.log_failures_left()
         self._store.delete_without_queue(self._writes.take_released())
         if self._gate.is_used:

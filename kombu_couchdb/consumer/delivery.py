@@ -121,7 +121,7 @@ class Shelf:
         """Add a message, behind those of its queue."""
         self.queues.setdefault(delivery.doc['queue'], {})[delivery.tag] = delivery, overdue_at
 
-    def take(self) -> Delivery | None:
+    def pop(self) -> Delivery | None:
         """Remove and return the next message, or None."""
         if not self.queues:
             return None

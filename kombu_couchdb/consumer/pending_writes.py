@@ -229,7 +229,7 @@ class PendingWrites:
         """Return the acks of tasks that have begun, and forget them: the caller settles each."""
         return [self._begun.popleft() for _ in range(len(self._begun))]
 
-    def take(self) -> list[PendingWrite]:
+    def take_ready(self) -> list[PendingWrite]:
         """Return the other pending writes that may be written now, in the same way."""
         found: list[PendingWrite] = []
         waiting: list[Disposition | KeptFailure] = []

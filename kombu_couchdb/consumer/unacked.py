@@ -535,7 +535,7 @@ class Unacked:
 
     def _refill(self, credit: Credit) -> None:
         """Move messages into the mailbox, in the order of the shelf, as far as the prefetch count allows."""
-        while (not credit.limit or credit.handed < credit.limit) and (delivery := credit.shelf.take()):
+        while (not credit.limit or credit.handed < credit.limit) and (delivery := credit.shelf.pop()):
             delivery.handed = True
             credit.handed += 1
             self._mailbox.put(delivery)

@@ -211,8 +211,8 @@ class Gate:
             return taken
         self.is_used = True
         late = self._starts.surplus(rated)  # a slot is not taken in vain
-        full = self._slots.take({name: each for name, each in limited.items() if name not in late})
-        late |= self._starts.take({name: each for name, each in rated.items() if name not in late | full})
+        full = self._slots.acquire({name: each for name, each in limited.items() if name not in late})
+        late |= self._starts.acquire({name: each for name, each in rated.items() if name not in late | full})
         self._slots.withdraw(late)
         for name, limit in limited.items():
             if name in full:

@@ -140,7 +140,7 @@ class Slots:
         others = set(range(most)) - {each.number for each in self._slots.values() if each.key == key}
         return others - self._taken(key) if others else others
 
-    def take(self, wanted: Mapping[str, Concurrency]) -> set[str]:
+    def acquire(self, wanted: Mapping[str, Concurrency]) -> set[str]:
         """Take slots for the messages with these ids and limits; return the ids of those for which there is none."""
         left = {
             doc_id: limit
@@ -314,7 +314,7 @@ class Starts:
         """Return the ids of the messages for which there is no start, as far as this consumer knows: no request."""
         return wanted.keys() - self._share(wanted)[0]
 
-    def take(self, wanted: Mapping[str, RateLimit]) -> set[str]:
+    def acquire(self, wanted: Mapping[str, RateLimit]) -> set[str]:
         """Take starts for the messages with these ids and rates; return the ids of those for which there is none."""
         if len(self._known) > _MAX_KNOWN:
             self._known.clear()

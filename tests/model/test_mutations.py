@@ -59,7 +59,7 @@ FAULTS = [
         'an acknowledgement does not wait for the result',
         Single,
         PendingWrites,
-        'take',
+        'take_ready',
         'self._is_ready(group[1])',
         'True',
     ),

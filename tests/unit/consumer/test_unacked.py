@@ -81,7 +81,7 @@ class Desk:
 
     def written(self, **answer: Any) -> list[Mapping[str, Any]]:
         """Store the pending writes, as the I/O thread does, and return the documents."""
-        pending = self.unacked.writes.take()
+        pending = self.unacked.writes.take_ready()
         docs = [write.doc for write in pending]
         for write in pending:
             write.settle(WriteResult.of({'id': write.doc['_id'], **(answer or {'rev': '3-c'})}))
@@ -132,12 +132,12 @@ def test_write_without_a_response_is_repeated_without_a_warning(desk: Desk, capl
     desk.subscribe()
     first, second = desk.claim('a'), desk.claim('b')
     desk.unacked.ack(first.tag)
-    pending = desk.unacked.writes.take()
+    pending = desk.unacked.writes.take_ready()
     desk.unacked.release(second.tag)
-    give_up([*pending, *desk.unacked.writes.take()])
+    give_up([*pending, *desk.unacked.writes.take_ready()])
     assert desk.unacked.ids() == {'a', 'b'}
     with caplog.at_level(logging.WARNING):
-        again = {write.doc['_id']: write for write in desk.unacked.writes.take()}
+        again = {write.doc['_id']: write for write in desk.unacked.writes.take_ready()}
         again['a'].settle(WriteResult.conflict('a'))  # it is stored already, but the response was lost
     assert caplog.records == []
     assert desk.unacked.ids() == {'b'}
@@ -536,7 +536,7 @@ def test_failure_without_a_response_is_written_again(desk: Desk) -> None:
     desk.unacked.ack(delivery.tag)
     desk.written()
     desk.unacked.keep_failure(delivery, ERROR)
-    pending = desk.unacked.writes.take()
+    pending = desk.unacked.writes.take_ready()
     give_up(pending)
     assert desk.unacked.busy
     assert desk.written(error='conflict') == [write.doc for write in pending]
