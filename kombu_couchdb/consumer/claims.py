@@ -15,7 +15,7 @@ from ..couchdb.client import Client, Document
 from ..couchdb.pacing import RequestKind
 from ..couchdb.write_result import PendingWrite, WriteResult
 from ..documents import dead_letter, validation, workitem
-from ..documents.body import stub
+from ..documents.body import body_stub
 from ..documents.concurrency import CONCURRENCY_KEY
 from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import RATE_KEY, waits_for_slot
@@ -65,7 +65,7 @@ class CandidateReader:
         self._client, self._before_read = client, before_read
         self._docs_per_read = _FIRST_DOCS
 
-    def take_documents(
+    def take_docs(
         self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int]
     ) -> dict[str, list[Document]]:
         """Return up to `wanted` documents of each queue, in the order of the claims, and remove their candidates."""
@@ -339,7 +339,7 @@ class Claims:
         docs: dict[str, list[Document]] = {queue: [] for queue in wanted}
         missing, most = dict(wanted), len(writes) + _MAX_PARKED
         while missing:
-            taken = self.reader.take_documents(candidates, missing)
+            taken = self.reader.take_docs(candidates, missing)
             for queue, admitted in self._admit(taken, writes).items():
                 docs[queue] += admitted
                 if len(writes) >= most or len(admitted) == len(taken[queue]):
@@ -404,7 +404,7 @@ class Claims:
                 if not self._admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue
                 # The body is read before the claim: with `no_ack`, the claim deletes the document.
-                body = read(self._store.client, [doc])[0] if stub(doc) else _UNREAD
+                body = read(self._store.client, [doc])[0] if body_stub(doc) else _UNREAD
                 self.unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
                 return [*parked, self._claim(doc, Recipient(pull.subscription, pull=pull), body)]
         self.unacked.answer(pull, None)

@@ -29,7 +29,7 @@ from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
 from ..queues.fanout import Listener
-from ..queues.quarantine import Harmful, set_aside, stub
+from ..queues.quarantine import Harmful, dead_letter_members, set_aside
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .claims import Claims
@@ -68,7 +68,7 @@ class Cycle:
         name: str,
     ) -> None:
         self._client, self._options, self._topology = client, options, topology
-        self._store, self._harmful = Store(client), Harmful(client, stub)
+        self._store, self._harmful = Store(client), Harmful(client, dead_letter_members)
         self.lease = Lease(options.visibility_timeout)
         #: The subscriptions and the unacknowledged messages.
         self.unacked = Unacked(

@@ -21,7 +21,7 @@ from kombu.utils.json import object_hook
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import close_in_child, reset_in_child
 from ..documents import dead_letter, workitem
-from ..documents.body import attachments_with, stub
+from ..documents.body import attachments_with, body_stub
 from ..documents.validation import is_deeper
 from ..errors import CouchDBError
 from ..flow import Throughput
@@ -200,7 +200,7 @@ class Delivery:
     @property
     def needs_body(self) -> bool:
         """Whether the body has not been read yet."""
-        return self.body is None and stub(self.doc) is not None
+        return self.body is None and body_stub(self.doc) is not None
 
     def settle(self, stored: bool) -> None:
         """Note whether the ack of its task, which has begun, is stored. If not, the task may run elsewhere."""

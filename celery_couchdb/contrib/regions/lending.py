@@ -37,7 +37,7 @@ from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.couchdb.shapes import members, number
 from kombu_couchdb.design.rows import ClaimCount, QueueCount
 from kombu_couchdb.documents import validation, workitem
-from kombu_couchdb.documents.body import stub
+from kombu_couchdb.documents.body import body_stub
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
 from kombu_couchdb.documents.task_message import HIGHEST, headers_of
 from kombu_couchdb.documents.types import Document
@@ -380,7 +380,7 @@ def _is_lent(doc: Mapping[str, Any]) -> bool:
 
 
 def _size(doc: Document) -> int:
-    attachment = stub(doc)
+    attachment = body_stub(doc)
     return int(attachment['length']) if attachment else workitem.size(doc)
 
 

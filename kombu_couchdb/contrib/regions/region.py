@@ -49,7 +49,7 @@ from ...couchdb.address import Address, parse_list
 from ...couchdb.client import Client
 from ...design import load
 from ...documents import concurrency, rates, validation, workitem
-from ...documents.body import stub
+from ...documents.body import body_stub
 from ...documents.ids import JOB_KEY
 from ...documents.types import DatedMessage, Document, Stored
 from ...errors import ConfigurationError
@@ -420,7 +420,7 @@ def lent_parcel(doc: Mapping[str, Any], own: str, to: str, body: bytes | None, n
     message['headers'].setdefault(FROM_REGION, own)
     if isinstance(expires := doc.get('expires'), (int, float)):
         message['properties']['expiration'] = str(max(0, int((expires - now) * 1000)))
-    found = parcel.with_body(message, body) if stub(doc) else message
+    found = parcel.with_body(message, body) if body_stub(doc) else message
     return {
         **parcel.new(found, '', doc['queue'], doc['published']),
         '_id': record_id(to, message['headers']['id'], doc['_id']),
