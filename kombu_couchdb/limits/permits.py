@@ -295,7 +295,7 @@ class Starts:
             if doc and self._client.replicas > 1:
                 # All consumers continue with the same leaf. The sweep deletes the others.
                 leaves = [leaf for leaf in self._client.leaves(doc['_id']) if not leaf.get('_deleted')]
-                others = {leaf['_rev'] for leaf in rates.resolve(leaves)}
+                others = {leaf['_rev'] for leaf in rates.resolve_rate(leaves)}
                 doc = next((leaf for leaf in leaves if leaf['_rev'] not in others), None)
             self._known[key] = _Known(doc, rates.next_of(doc, now))
 

@@ -223,10 +223,10 @@ class Store:
     ) -> list[Mapping[str, Any]] | None:
         """Return the documents to write about a message with these leaves, or None to try again later.
 
-        The claims of the consumers `ended` do not count, even if these live. See `conflict_rules.resolve`.
+        The claims of the consumers `ended` do not count, even if these live. See `conflict_rules.resolve_item`.
         """
         claimants = self._claimants(leaves, living).difference(ended)
-        return conflict_rules.resolve(leaves, claimants, self.client.clock.now())
+        return conflict_rules.resolve_item(leaves, claimants, self.client.clock.now())
 
     def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
         """Return the living claimants of a message; the index behind `living` may be older than their heartbeats."""

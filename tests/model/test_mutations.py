@@ -107,7 +107,7 @@ FAULTS = [
         'nobody withdraws a leaf behind a claim that is held',
         LimitedCluster,
         conflict_rules,
-        'resolve',
+        'resolve_item',
         'if held and not lower:',
         'if held:',
     ),
