@@ -21,9 +21,9 @@ nodes have replicated to each other:
 * Otherwise it releases its leaf, and deletes the other leaves with `void`.
 
 Sweepers resolve the other conflicts (`resolve_item`), which are left by consumers whose lease has expired and by a
-network that was cut in two. A sweeper never touches a leaf that another living consumer has claimed. Its own claims that it
-does not know of count as nobody's: their responses were lost, and the leaf of another consumer hides them. So of two
-living consumers that wait for each other the one with the lower leaf gives way.
+network that was cut in two. A sweeper never touches a leaf that another living consumer has claimed. Its own claims
+that it does not know of count as nobody's: their responses were lost, and the leaf of another consumer hides them. So
+of two living consumers that wait for each other the one with the lower leaf gives way.
 
 * If one leaf is done, sweepers acknowledge the leaves that no living consumer has claimed, in the same way.
 * Otherwise the leaf that ranks highest stays: a dead letter, or else the winner. The others that no living consumer has

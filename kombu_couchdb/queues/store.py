@@ -166,7 +166,7 @@ class Store:
         """
         leases: LeaseStats = defaultdict(dict)
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
-            lease = LeaseRow.of(row)
+            lease = LeaseRow.from_row(row)
             leases[lease.kind][lease.name] = lease.stats
         return leases
 
@@ -259,7 +259,7 @@ class Store:
         rows = self.client.view(
             design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3
         )
-        return queue not in {ClaimCount.of(row).queue for row in rows}
+        return queue not in {ClaimCount.from_row(row).queue for row in rows}
 
     def purge(self, queue: str, until: float = inf) -> int:
         """Delete the ready and the planned messages of a queue, and return their number; claimed ones are kept."""
@@ -294,12 +294,12 @@ class Store:
                 startkey=[name, row.rank, MALFORMED_DATE + 1],
                 endkey=[name, row.rank, last],
             )
-            for row in map(QueueCount.of, rows)
+            for row in map(QueueCount.from_row, rows)
         )
 
     def queues_in_use(self) -> frozenset[str]:
         """Return the queues with messages that no consumer has claimed; one request."""
-        rows = map(QueueCount.of, self.client.view(design.NAME, 'waiting', _QUEUE, group_level=1))
+        rows = map(QueueCount.from_row, self.client.view(design.NAME, 'waiting', _QUEUE, group_level=1))
         return frozenset(row.queue for row in rows if row.queue is not None)
 
     def exceeds(self, queue: str, length: int) -> bool:

@@ -124,7 +124,7 @@ def first_due(client: Client, queues: Sequence[str], until: float, limit: int = 
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
     """Return rows of up to `limit` messages of these queues with due dates from `after` on, the soonest first."""
     ranges = [{**design.planned_rows(queue, after), 'limit': limit, 'reduce': False} for queue in queues]
-    rows = [WaitingRow.of(row) for rows in query(client, ranges, is_row) for row in rows]
+    rows = [WaitingRow.from_row(row) for rows in query(client, ranges, is_row) for row in rows]
     return sorted(rows, key=lambda row: (row.date, row.id))[:limit]
 
 
@@ -198,10 +198,10 @@ def _page(ask: Ask, results: Iterator[list[Document]]) -> WaitingPage:
     # CouchDB returns the row of the cursor again, unless its message was claimed since.
     seen = {after['id'] for after in ask.after if isinstance(after, dict)}
     rows = sorted(
-        (WaitingRow.of(row) for row in at_once + planned if row['id'] not in seen),
+        (WaitingRow.from_row(row) for row in at_once + planned if row['id'] not in seen),
         key=lambda row: (row.rank, row.date, row.id),
     )
     ends = [found[-1] if len(found) >= ask.limit else _END for found in (at_once, planned)]
     return WaitingPage(
-        rows, None if ends == [_END, _END] else Cursor(*ends), WaitingRow.of(later[0]).date if later else None
+        rows, None if ends == [_END, _END] else Cursor(*ends), WaitingRow.from_row(later[0]).date if later else None
     )
