@@ -154,7 +154,7 @@ class CandidateReader:
             unread += candidates[queue].without_doc(spare)
         self._docs_per_read = max(1, count // 2)  # if the request takes too long and fails, the next one reads fewer
         for candidate, doc in zip(unread, self._client.fetch([candidate.id for candidate in unread]), strict=True):
-            candidate.note(doc)
+            candidate.set_document(doc)
         largest = max((workitem.size(candidate.doc) for candidate in unread if candidate.doc), default=0)
         self._docs_per_read = max(1, min(2 * max(count, len(unread)), _MAX_DOCS, _MAX_CHARACTERS // max(1, largest)))
 

@@ -307,7 +307,7 @@ class Cycle:
         items, broadcasts = self.notifier.take(self.lease.id, self._candidates, with_credit)
         peers = self.notifier.peers
         for queue, candidates in self._candidates.items():
-            candidates.set_consumers(self.lease.id, peers.of(queue, self.lease.id), peers.listeners_of(queue))
+            candidates.set_consumers(self.lease.id, peers.consumers_of(queue, self.lease.id), peers.listeners_of(queue))
         attention = self.notifier.attention
         if attention.listens and (unserved := attention.followed - with_credit):
             # A listener without credit must know whether messages wait.

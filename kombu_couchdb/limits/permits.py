@@ -282,7 +282,7 @@ class Starts:
         known = self._known.get(key)
         wait = max(0.0, known.next - BURST_SECONDS / 2 - self._client.clock.now()) if known else 0.0
         if not (known and known.doc and known.doc.get('by') == self._lease.id):
-            consumers = len(self._peers.of(queue, self._lease.id))
+            consumers = len(self._peers.consumers_of(queue, self._lease.id))
             intervals = _MAX_LATER_INTERVALS * consumers * rate.interval if rate else inf
             wait += random.uniform(0.0, min(_MAX_LATER_SECONDS, intervals))
         return time.monotonic() + wait

@@ -79,7 +79,7 @@ def _no_active_listeners() -> None:
 def _no_claim_order() -> None:
     from kombu_couchdb.fleet.claim_order import ClaimOrder
 
-    _replace(ClaimOrder, of=lambda self, key: (0, 0.0))
+    _replace(ClaimOrder, turn_of=lambda self, key: (0, 0.0))
 
 
 def _no_busy_listeners() -> None:

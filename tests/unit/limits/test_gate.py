@@ -29,7 +29,7 @@ class World:
         client = SimpleNamespace(bulk=self._bulk, find=self._find, id_range=self._id_range, clock=clock, replicas=1)
         client.view, client.fetch = self._view, self._find
         store: Any = SimpleNamespace(client=client, alive=self.living.intersection)
-        peers: Any = SimpleNamespace(of=lambda queue, own: ['me'])
+        peers: Any = SimpleNamespace(consumers_of=lambda queue, own: ['me'])
         topology: Any = SimpleNamespace(paused=frozenset())
         lease: Any = self.lease
         self.gate = Gate(store, lease, topology, peers)
