@@ -44,7 +44,7 @@ class Throughput:
         # How many documents there were since the last stall, and how many of them are not measured.
         self._since_stall = self._penalty = 0
 
-    def note(self, now: float) -> None:
+    def count(self, now: float) -> None:
         """Note a document."""
         self._since_stall += 1
         if self._since_stall > self._penalty:
@@ -87,9 +87,9 @@ class Flow:
         #: How many seconds a request takes, `_MAX_SECONDS` at most: after a slow one, acks do not wait as long.
         self.cost = 0.0
 
-    def note(self) -> None:
+    def count(self) -> None:
         """Note a document that is to be written."""
-        self._rate.note(time.monotonic())
+        self._rate.count(time.monotonic())
 
     def begin(self) -> None:
         """Note that a request begins, or several that belong together."""

@@ -200,7 +200,7 @@ class Taking(PendingWrite):
         if self.recipient.pull is not None:
             self.recipient.pull.refused.add(result.id)
         if result.is_permanent:
-            self.claims.unusable.note(result.id, self.message['_rev'], result.reason)
+            self.claims.unusable.add(result.id, self.message['_rev'], result.reason)
 
 
 class SetAside(Taking):

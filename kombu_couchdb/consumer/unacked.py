@@ -318,8 +318,8 @@ class Unacked:
             delivery = self._held[tag]
             if may_wait and (queue := delivery.doc['queue']) in self.queues:
                 self.acked[queue] += 1
-            delivery.credit.rate.note(time.monotonic())
-            self.flow.note()
+            delivery.credit.rate.count(time.monotonic())
+            self.flow.count()
             if delivery.begun and may_wait:
                 self._store_ack(delivery, change, outcome)
                 return

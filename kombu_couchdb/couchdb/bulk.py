@@ -197,7 +197,7 @@ class Unusable:
         self._known: dict[str, str] = {}
         self._new: list[tuple[str, str]] = []
 
-    def note(self, doc_id: str, rev: str, reason: str) -> None:
+    def add(self, doc_id: str, rev: str, reason: str) -> None:
         """Record an unusable document and log it once: it cannot be written over this revision.
 
         `reason` is the end of a sentence in the log.
@@ -212,7 +212,7 @@ class Unusable:
         logger.error('document %s is skipped: %s', doc_id, reason)
 
     def has(self, doc_id: str, rev: str) -> bool:
-        """Return whether `note` was called with this id and revision."""
+        """Return whether `add` was called with this id and revision."""
         return self._known.get(doc_id) == rev
 
     def take(self) -> list[tuple[str, str]]:

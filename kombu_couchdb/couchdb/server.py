@@ -62,7 +62,7 @@ class Latency:
         self._counts = [0] * (len(_BUCKETS) + 1)
         self._seconds, self._failed = 0.0, 0
 
-    def note(self, seconds: float) -> None:
+    def count(self, seconds: float) -> None:
         """Add a request that got a response."""
         with self._lock:
             self._counts[bisect_left(_BUCKETS, seconds)] += 1
@@ -241,7 +241,7 @@ class Server:
                 LATENCY.note_failure()
             return found
         if not call.longpoll:
-            LATENCY.note(time.monotonic() - begun)
+            LATENCY.count(time.monotonic() - begun)
         self.clock.observe(found.headers.get('Date'), sent, uptime())
         if found.status_code == 503:
             # All threads pause as long as the server asks.

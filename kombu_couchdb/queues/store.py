@@ -354,7 +354,7 @@ class Store:
         results = self.client.bulk(docs)
         for doc, result in zip(docs, results, strict=True):
             if result.is_permanent:
-                self.client.unusable.note(doc['_id'], doc.get('_rev', ''), result.reason)
+                self.client.unusable.add(doc['_id'], doc.get('_rev', ''), result.reason)
         return sum(result.is_stored for result in results)
 
 

@@ -16,7 +16,7 @@ def rate(count: int, interval: float) -> Throughput:
     """Return a rate after `count` documents, the last one at the time 0."""
     rate = Throughput()
     for n in range(count):
-        rate.note((n + 1 - count) * interval)
+        rate.count((n + 1 - count) * interval)
     return rate
 
 
@@ -39,7 +39,7 @@ def test_tasks_that_end_together_are_not_fast() -> None:
     rate = Throughput()
     for second in range(10):
         for n in range(8):
-            rate.note(second + n / 1000)
+            rate.count(second + n / 1000)
     assert rate.ahead(8, 0.2, 9.01) == 0
 
 
@@ -47,7 +47,7 @@ def documents_until_ahead(rate: Throughput) -> int:
     for n in range(10_000):
         if rate.ahead(1, 0.2, n / 1000):
             return n
-        rate.note(n / 1000)
+        rate.count(n / 1000)
     raise AssertionError('never')
 
 
@@ -77,7 +77,7 @@ class Requests:
             self.now += seconds
             self.flow.end()
             self.now += gap - seconds
-            self.flow.note()
+            self.flow.count()
         return self.flow.interval
 
 
