@@ -149,7 +149,7 @@ class BulkWrite:
         except tuple(_REFUSALS) as exc:
             return self._separate(docs, texts, exc)
         self._client.request_size.learn(size, answered=True)
-        results = [WriteResult.of(element) for element in answer]
+        results = [WriteResult.from_element(element) for element in answer]
         for result in results:
             # The server has a problem, instead of a reason to refuse this document.
             if result.is_refused and isinstance(error := result.exception(self._client.address.url), errors.RETRIED):

@@ -48,7 +48,7 @@ class WriteResult(NamedTuple):
     reason: str = ''
 
     @classmethod
-    def of(cls, element: Mapping[str, Any]) -> WriteResult:
+    def from_element(cls, element: Mapping[str, Any]) -> WriteResult:
         """Return the result in one element of CouchDB's response to `_bulk_docs`."""
         doc_id = str(element.get('id'))
         if 'rev' in element and not element.get('error'):

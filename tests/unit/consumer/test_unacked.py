@@ -84,14 +84,16 @@ class Desk:
         pending = self.unacked.writes.take_ready()
         docs = [write.doc for write in pending]
         for write in pending:
-            write.settle(WriteResult.of({'id': write.doc['_id'], **(answer or {'rev': '3-c'})}))
+            write.settle(WriteResult.from_element({'id': write.doc['_id'], **(answer or {'rev': '3-c'})}))
         return docs
 
     def begun(self, *answers: WriteResult) -> list[str]:
         """Write the acks of tasks that have begun, and return the ids; without `answers` CouchDB stores them."""
         pending = self.unacked.writes.take_begun()
         for number, write in enumerate(pending):
-            write.settle(answers[number] if answers else WriteResult.of({'id': write.doc['_id'], 'rev': '3-c'}))
+            write.settle(
+                answers[number] if answers else WriteResult.from_element({'id': write.doc['_id'], 'rev': '3-c'})
+            )
         return [write.doc['_id'] for write in pending]
 
     def attempts(self) -> list[tuple[str, Any, int]]:
@@ -141,7 +143,7 @@ def test_write_without_a_response_is_repeated_without_a_warning(desk: Desk, capl
         again['a'].settle(WriteResult.conflict('a'))  # it is stored already, but the response was lost
     assert caplog.records == []
     assert desk.unacked.ids() == {'b'}
-    again['b'].settle(WriteResult.of({'id': 'b', 'rev': '3-c'}))
+    again['b'].settle(WriteResult.from_element({'id': 'b', 'rev': '3-c'}))
     assert desk.unacked.writes.take_released() == [{**again['b'].doc, '_rev': '3-c'}]
 
 
@@ -552,7 +554,7 @@ def test_failure_waits_for_the_ack_of_its_task_and_goes_with_it(desk: Desk, stor
     desk.unacked.ack(delivery.tag)
     desk.unacked.keep_failure(delivery, ERROR)
     assert desk.written() == []
-    refused = WriteResult.of({'id': 'a', 'error': 'forbidden', 'reason': 'no'})
+    refused = WriteResult.from_element({'id': 'a', 'error': 'forbidden', 'reason': 'no'})
     desk.begun(*([] if stored else [refused]))
     assert [doc['error'] for doc in desk.written()] == [ERROR] * stored
     desk.unacked.keep_failure(delivery, ERROR)
