@@ -38,8 +38,9 @@ _NEW_SECONDS = 5.0
 #: last and at most once in the second of these numbers of seconds.
 _FLEET_SECONDS, _MIN_SECONDS, _MAX_SECONDS = 0.3, 1.0, 30.0
 
-#: Only one of so many looks is also for queues that hardly ever receive anything but broadcasts.
-_QUIET_LOOKS = 6
+#: Only one of so many looks is also for queues that hardly ever receive anything but broadcasts. And how many seconds
+#: lie between two looks at them, if the consumer begins and ends to listen more often.
+_QUIET_LOOKS, _QUIET_SECONDS = 6, 1.0
 
 #: After a bell the consumers look one after the other, about once in this time, in seconds.
 _WAKE_SECONDS = 0.005
@@ -253,6 +254,8 @@ class Attention:
         #: When it last had credit for a queue that is not quiet.
         self.credit_at = time.monotonic()
         self._looks = 0
+        #: The quiet queues that must be read, and the monotonic time from which they may be.
+        self._unread_quiet, self._quiet_at = set[str](), -inf
         self._rung: set[str] = set()
         self._with_credit: set[str] = set()
         self._consumers = 1
@@ -266,7 +269,22 @@ class Attention:
         anything but broadcasts, and `with_credit` those for which it could claim messages. `may_rest` is false if it
         must listen in any case.
         """
-        now, quiet = time.monotonic(), frozenset(quiet)
+        quiet = frozenset(quiet)
+        unread, now = self._unread(own, queues, with_credit, quiet, may_rest), time.monotonic()
+        if quiet.issuperset(queues):
+            return unread
+        # To read a queue waits for the index, which a busy consumer changes all the time.
+        self._unread_quiet = (self._unread_quiet | (unread & quiet)) & {*queues}
+        if not self._unread_quiet or now < self._quiet_at:
+            return unread - quiet
+        due, self._unread_quiet, self._quiet_at = self._unread_quiet, set(), now + _QUIET_SECONDS
+        return unread | due
+
+    def _unread(
+        self, own: str, queues: Collection[str], with_credit: set[str], quiet: frozenset[str], may_rest: bool
+    ) -> set[str]:
+        """Decide anew; return the queues that must be read, because what happened in them was not followed."""
+        now = time.monotonic()
         self._consumers = max([len(self._peers.consumers_of(queue, own)) for queue in queues], default=1)
         if with_credit - quiet:
             if not self._with_credit - quiet:
@@ -307,7 +325,8 @@ class Attention:
     @property
     def look_at(self) -> float:
         """The monotonic time of the next look; infinite if the consumer listens, or has no credit."""
-        return inf if self.listens or not self._with_credit else self._look_at
+        quiet_at = self._quiet_at if self._unread_quiet else inf
+        return quiet_at if self.listens or not self._with_credit else min(self._look_at, quiet_at)
 
     def heard(self, queue: str) -> None:
         """Note that the bell rang for a queue: if the consumer rests and has credit for it, it looks soon."""
