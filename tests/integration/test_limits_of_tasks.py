@@ -15,7 +15,6 @@ import pytest
 from celery import Celery
 from kombu import Connection
 
-from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError
@@ -244,9 +243,7 @@ def test_consumer_without_credit_wakes_another(connect: Connect, client: Client)
 
 
 @pytest.mark.parametrize('how', ['requeue', 'reject', 'cancel and close'])
-def test_other_ends_of_a_message_free_its_slot(
-    connect: Connect, client: Client, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_ends_of_a_message_free_its_slot(connect: Connect, client: Client, how: str, hooks: Any) -> None:
     publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
     inbox = Inbox(connect(), ack=False)
     inbox.wait(1)
@@ -258,16 +255,14 @@ def test_other_ends_of_a_message_free_its_slot(
         assert inbox.wait(2) == ['a', 'b']
     else:
         other = Inbox(connect(), ack=True)
-        monkeypatch.setitem(worker_hooks._hooks, 'while_running', lambda task_id: False)
+        hooks.while_running(lambda task_id: False)
         inbox.connection.close()
         assert sorted(other.wait(2)) == ['a', 'b']
         wait_for(lambda: not slots(client))
 
 
-def test_slot_of_a_task_that_may_run_is_kept_until_the_lease_ends(
-    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(worker_hooks._hooks, 'while_running', lambda task_id: True)
+def test_slot_of_a_task_that_may_run_is_kept_until_the_lease_ends(connect: Connect, client: Client, hooks: Any) -> None:
+    hooks.while_running(lambda task_id: True)
     publish_many(connect(), ['a', 'b'], **limited(id='t', task='task'))
     inbox = Inbox(connect(visibility_timeout=3), ack=False)
     inbox.wait(1)
