@@ -67,8 +67,10 @@ def test_few_tasks_run_again(site: Site, proxy: Proxy, in_outage: bool) -> None:
     assert sum(found.values()) - TASKS <= 2 * POOL
 
 
-@pytest.mark.parametrize('in_outage', [False, True], ids=['at work', 'in an outage'])
-@pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo', 'gevent'])
+@pytest.mark.parametrize(
+    ('pool', 'in_outage'),
+    [('prefork', False), ('prefork', True), ('threads', False), ('solo', True), ('gevent', True)],
+)
 @pytest.mark.slow
 def test_no_task_runs_again_with_confirm_acks(site: Site, proxy: Proxy, pool: str, in_outage: bool) -> None:
     """A task whose ack was stored and that had not begun is lost."""
@@ -77,8 +79,9 @@ def test_no_task_runs_again_with_confirm_acks(site: Site, proxy: Proxy, pool: st
     assert TASKS - len(found) <= POOL
 
 
-@pytest.mark.parametrize('pool', ['prefork', 'threads', 'solo', 'gevent'])
-@pytest.mark.parametrize('confirm', [False, True])
+@pytest.mark.parametrize(
+    ('pool', 'confirm'), [('prefork', False), ('prefork', True), ('threads', False), ('solo', True), ('gevent', False)]
+)
 def test_task_that_waits_for_couchdb_begins_later(site: Site, proxy: Proxy, pool: str, confirm: bool) -> None:
     worker = start(site, pool, confirm_acks=confirm)
     results = [site.send('nap', str(site.journal), str(number), 0.0) for number in range(4)]

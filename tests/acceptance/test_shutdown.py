@@ -25,8 +25,7 @@ def waiting(site: Site) -> list[int]:
     return [item['attempts'] for item in items(site.client) if not item['claimed']]
 
 
-@pytest.mark.parametrize('how', ['SIGTERM', 'remote control'])
-@pytest.mark.parametrize('pool', ['threads', 'prefork'])
+@pytest.mark.parametrize(('pool', 'how'), [('threads', 'SIGTERM'), ('prefork', 'remote control')])
 def test_tasks_that_have_not_begun_run_elsewhere_while_a_long_task_runs(site: Site, pool: str, how: str) -> None:
     worker = site.worker(pool=pool, concurrency=1, worker_prefetch_multiplier=8)
     name, journal = worker.hostname(), str(site.journal)

@@ -43,8 +43,7 @@ def secrets(*texts: str) -> set[str]:
     return {*texts, *(text.rpartition('.')[2] for text in texts)}
 
 
-@pytest.mark.parametrize('pool', ['threads', 'prefork'])
-def test_tokens_in_a_file_are_replaced_while_tasks_run(site: Site, gateway: Gateway, tmp_path: Path, pool: str) -> None:
+def test_tokens_in_a_file_are_replaced_while_tasks_run(site: Site, gateway: Gateway, tmp_path: Path) -> None:
     """As an agent beside the worker does, such as that of Vault or Kubernetes."""
     file, given, ended = tmp_path / 'token', list[str](), threading.Event()
 
@@ -61,7 +60,7 @@ def test_tokens_in_a_file_are_replaced_while_tasks_run(site: Site, gateway: Gate
     try:
         wait_for(file.exists, 'the first token')
         options = settings(site, gateway, auth='jwt', credentials=f'file:{file}')
-        worker = site.worker('-l', 'DEBUG', pool=pool, **options)
+        worker = site.worker('-l', 'DEBUG', pool='prefork', **options)
         first = len({*gateway.seen})
         while len({*gateway.seen}) < first + 4:
             run_tasks(site, 5)

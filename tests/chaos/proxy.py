@@ -59,7 +59,9 @@ class Proxy:
     def __init__(self, host: str, port: int, rate: float | None = None) -> None:
         self._target = (host, port)
         self._listener: socket.socket | None = None
-        self.port = 0
+        #: Holds the port while connections are refused: no other process gets it.
+        self._reservation = _bound(0)
+        self.port: int = self._reservation.getsockname()[1]
         self._open = threading.Event()  # unset: bytes are neither read nor forwarded
         self._open.set()
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
@@ -85,21 +87,18 @@ class Proxy:
 
     def refuse(self) -> None:
         """Cut all connections and refuse new ones."""
-        if self._listener is not None:
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            self._listener = None
+        if (listener := self._listener) is not None:
+            self._listener = None  # first: see `_serve`
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         self.cut()
 
     def restore(self) -> None:
         """Accept connections again on the same port."""
-        self._listener = socket.socket()
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener = _bound(self.port)
         if self.rate is not None:  # a large buffer would hide from the sender how slow the link is
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
-        self._listener.bind(('127.0.0.1', self.port))
         self._listener.listen(128)
-        self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def hang(self) -> None:
@@ -131,14 +130,15 @@ class Proxy:
             except OSError:
                 return
             self.accepted += 1
-            threading.Thread(target=self._serve, args=(here,), daemon=True).start()
+            threading.Thread(target=self._serve, args=(here, listener), daemon=True).start()
 
-    def _serve(self, here: socket.socket) -> None:
+    def _serve(self, here: socket.socket, listener: socket.socket) -> None:
         try:
             with here, socket.create_connection(self._target) as there:
                 self._pairs.add((here, there))
                 try:
-                    self._relay(here, there)
+                    if self._listener is listener:  # else connections were refused before `cut` knew of this one
+                        self._relay(here, there)
                 finally:
                     self._pairs.discard((here, there))
         except OSError:
@@ -185,6 +185,14 @@ class Proxy:
     def __exit__(self, *exc_info: Any) -> None:
         self._open.set()
         self.refuse()
+        self._reservation.close()
+
+
+def _bound(port: int) -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(('127.0.0.1', port))
+    return bound
 
 
 def _dated(answer: bytes, ahead: float) -> bytes:

@@ -16,6 +16,7 @@ from kombu import Connection
 from celery_couchdb.testing import Server
 from celery_couchdb.unique import UniqueTask
 from kombu_couchdb.admin import dead
+from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 from kombu_couchdb.leases import leader
@@ -148,6 +149,18 @@ def kill_all(inbox: Inbox, client: Client, count: int) -> None:
     for message in inbox.messages:
         message.reject()
     wait_for(lambda: dead.count(client) == count, 'the dead letters')
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module in which a worker registers its hooks, without any; what the test registers is forgotten."""
+    monkeypatch.setattr(worker_hooks, '_hooks', {})
+    return worker_hooks
+
+
+def watched(app: Celery) -> set[str]:
+    """Return the ids of the tasks for whose results something waits in this process."""
+    return {doc_id.removeprefix('celery-task-meta-') for doc_id in app.backend.subscriber._watched.mailboxes}
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ from tests.chaos.proxy import Proxy
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import end, items, store_all
 
+from .conftest import watched
+
 T = TypeVar('T')
 
 SENDER = 'celery-couchdb-aio'
@@ -50,7 +52,7 @@ def worker(app: Celery) -> CouchDBBackend:
 def nothing_left(app: Celery) -> Iterator[None]:
     """Check that nothing is watched after a test, and that the event loop of no test has sent a request."""
     yield
-    assert app.backend.subscriber._watched.mailboxes == {}
+    assert not watched(app)
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +73,6 @@ def no_request_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def ids(count: int) -> list[str]:
     return [str(uuid.uuid4()) for _ in range(count)]
-
-
-def watched(app: Celery) -> set[str]:
-    """Return the ids of the tasks for whose results something waits."""
-    return {doc_id.removeprefix('celery-task-meta-') for doc_id in app.backend.subscriber._watched.mailboxes}
 
 
 async def until(condition: Callable[[], T], what: str = '') -> T:

@@ -9,7 +9,6 @@ import pytest
 from celery import Celery
 
 from celery_couchdb.jobs import Jobs
-from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from tests.conftest import wait_for
@@ -72,11 +71,11 @@ def test_removed_unique_job_goes_on_with_the_next_message(
 
 
 def test_consumer_that_lost_its_lease_learns_what_was_removed(
-    app: Celery, connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
+    app: Celery, connect: Connect, client: Client, hooks: Any
 ) -> None:
     """Its process may have messages that it has not started: the worker must not start the removed ones."""
     told: list[str] = []
-    monkeypatch.setitem(worker_hooks._hooks, 'on_removed', told.append)
+    hooks.on_removed(told.append)
     ids = [app.send_task('held').id for _ in range(2)]
     inbox = Inbox(connect(visibility_timeout=3.0), 'celery', ack=False)
     inbox.wait(2)

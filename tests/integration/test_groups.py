@@ -196,7 +196,7 @@ def test_foreign_broker_is_untouched(url: str, client: Client) -> None:
 
     group(add.s(number, 1) for number in range(3)).apply_async()
     with app.connection_for_read() as connection:
-        assert connection.default_channel._size(client.address.database) == 3
+        assert connection.default_channel.queue_declare(client.address.database, passive=True).message_count == 3
     app.close()
 
 

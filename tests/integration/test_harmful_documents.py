@@ -69,11 +69,11 @@ def test_mover_refuses_a_parcel(
 def test_worker_deletes_a_result(app: Celery, put: Callable[..., None]) -> None:
     backend = app.backend
     backend.store_result('one', 3, 'SUCCESS')
-    backend._sweep(lambda: False)
+    backend.cleanup()
     put(backend.client, 'celery-task-meta-two')
     with pytest.raises(ViewFailed):
-        backend._sweep(lambda: False)
-    backend._sweep(lambda: False)
+        backend.cleanup()
+    backend.cleanup()
     assert backend.client.get_or_none('celery-task-meta-two') is None
     assert backend.get_state('one') == 'SUCCESS'
 

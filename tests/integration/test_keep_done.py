@@ -13,7 +13,6 @@ from celery_couchdb.jobs import Jobs
 from kombu_couchdb import design
 from kombu_couchdb.admin import dead, jobs
 from kombu_couchdb.admin.listing import JobFilter, listing
-from kombu_couchdb.consumer import worker_hooks
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.idempotency import idempotent
@@ -61,9 +60,9 @@ def test_completed_task_is_kept_with_its_times(app: Celery, connect: Connect, cl
 
 
 def test_argument_the_task_and_the_option_say_how_long_in_this_order(
-    app: Celery, connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: Celery, connect: Connect, client: Client, hooks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(worker_hooks._hooks, 'keep_done_of', {'long': 7 * DAY, 'wrong': 'x', 'never': 0}.get)
+    hooks.keep_done_of({'long': 7 * DAY, 'wrong': 'x', 'never': 0}.get)
     for option in (0.0, DAY):
         connection = connect(keep_done=option)
         for name in ('long', 'wrong', 'never', 'other'):

@@ -42,6 +42,43 @@ def bodies(client: Client) -> list[str]:
     return [doc['message']['body'] for doc in items(client)]
 
 
+# -- queues without consumers
+
+#: Arguments of a queue, messages that are published before somebody declares them, and those that a sweep leaves.
+SWEPT: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]], set[str]]] = {
+    'expired': (
+        {},
+        {
+            'short': {'expiration': 0.5},
+            'planned and short': {'expiration': 0.5, 'headers': eta(3600)},
+            'long': {'expiration': 3600},
+            'for ever': {},
+        },
+        {'long', 'for ever'},
+    ),
+    'older than x-message-ttl': (
+        {'message_ttl': 0.5},
+        {'old': {}, 'urgent': {'priority': 9}, 'planned': {'headers': eta(3600)}},
+        {'planned'},
+    ),
+    'more than x-max-length': ({'max_length': 4}, {f'{number}': {} for number in range(10)}, set('6789')),
+}
+
+
+@pytest.mark.parametrize(('arguments', 'messages', 'left'), SWEPT.values(), ids=SWEPT.keys())
+def test_sweep_deletes_what_is_over_a_limit(
+    connect: Connect, client: Client, arguments: Any, messages: dict[str, dict[str, Any]], left: set[str]
+) -> None:
+    connection = connect()
+    for body, properties in messages.items():
+        publish(connection, body, to='nobody', **properties)
+    publish(connection, 'of another queue', to='unlimited')
+    Queue('nobody', **arguments)(connect().channel()).declare()
+    Inbox(connect(**SWEEPS), 'another')
+    kept = {f'"{body}"' for body in (*left, 'of another queue')}
+    wait_for(lambda: set(bodies(client)) == kept, 'the others to be deleted')
+
+
 # -- delivery limit
 
 
@@ -130,17 +167,6 @@ def test_message_that_kills_its_process_becomes_a_dead_letter(client: Client, ur
 # -- expiry
 
 
-def test_expired_messages_of_a_queue_without_consumers_are_deleted(connect: Connect, client: Client) -> None:
-    connection = connect()
-    publish(connection, 'short', to='nobody', expiration=0.5)
-    publish(connection, 'planned and short', to='nobody', expiration=0.5, headers=eta(3600))
-    publish(connection, 'long', to='nobody', expiration=3600)
-    publish(connection, 'for ever', to='nobody')
-    Inbox(connect(**SWEEPS), 'another')
-    wait_for(lambda: len(items(client)) == 2, 'the expired messages to be deleted')
-    assert bodies(client) == ['"long"', '"for ever"']
-
-
 #: The headers of a task with `expires`, whose publisher's clock is an hour ahead.
 EXPIRING = {'id': 'a', 'expires': datetime.fromtimestamp(time.time() + 3600, timezone.utc).isoformat()}
 
@@ -212,18 +238,6 @@ def test_message_older_than_x_message_ttl_is_not_delivered(connect: Connect, cli
     assert inbox.wait(1) == ['due late']
     wait_for(lambda: not items(client), 'the old message to be deleted')
     inbox.stays(1, 0.2)
-
-
-def test_old_messages_of_a_queue_without_consumers_are_deleted(connect: Connect, client: Client) -> None:
-    connection = connect()
-    Queue('limited', message_ttl=0.5)(connection.channel()).declare()
-    publish_many(connection, range(3), to='limited')
-    publish(connection, 'urgent', to='limited', priority=9)
-    publish(connection, 'planned', to='limited', headers=eta(3600))
-    publish(connection, 'kept', to='unlimited')
-    Inbox(connect(**SWEEPS), 'another')
-    wait_for(lambda: len(items(client)) == 2, 'the old messages to be deleted')
-    assert set(bodies(client)) == {'"planned"', '"kept"'}
 
 
 # -- queue length
@@ -313,11 +327,3 @@ def test_limit_that_is_not_a_number_is_refused(connection: Connection) -> None:
         ConfigurationError, match="queue 'q': the argument x-max-length must be a number from 0 on, not 'ten'"
     ):
         Queue('q', queue_arguments={'x-max-length': 'ten'})(connection.channel()).declare()
-
-
-def test_sweep_trims_a_queue_whose_limit_the_publisher_does_not_know(connect: Connect, client: Client) -> None:
-    publish_many(connect(), range(10), to='limited')
-    Queue('limited', max_length=4)(connect().channel()).declare()
-    Inbox(connect(**SWEEPS), 'another')
-    wait_for(lambda: len(items(client)) == 4, 'the queue to be trimmed')
-    assert bodies(client) == ['6', '7', '8', '9']

@@ -43,7 +43,7 @@ def message(**changes: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda item: item['message'].update(changes)
 
 
-#: More of them are in `tests/unit/documents/test_malformed.py`.
+#: `tests/unit/documents/test_schema.py` has the wrong values of each member.
 SPOILERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     'no message': lambda item: item.pop('message'),
     'message is text': lambda item: item.update(message='hello'),

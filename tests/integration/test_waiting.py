@@ -25,6 +25,8 @@ from kombu_couchdb.errors import AccessDenied, RequestRefused, ServerUnavailable
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.support import Request, store_all
 
+from .conftest import watched
+
 READER = 'celery-couchdb-results'
 
 
@@ -193,7 +195,7 @@ def test_new_waits_do_not_delay_other_results(
     is_stored = threading.Event()
     monkeypatch.setattr(app.backend.subscriber._longpoll, 'wait', lambda *_, **__: is_stored.wait(PATIENCE) and None)
     [waiting] = get(app, task_id)
-    wait_for(lambda: is_watched(app, task_id), 'the wait')
+    wait_for(lambda: task_id in watched(app), 'the wait')
     worker.mark_as_done(task_id, 'through')
     is_stored.set()
     assert waiting.value() == 'through'
@@ -273,7 +275,7 @@ def test_abandoned_iteration_frees_all_resources(app: Celery, worker: CouchDBBac
     assert next(iteration)[0] == first
     del iteration
     gc.collect()
-    assert app.backend.subscriber._watched.mailboxes == {}
+    assert not watched(app)
 
 
 # -- groups
@@ -344,7 +346,7 @@ def test_group_raises_the_error_of_the_task_before_it(
         worker.mark_as_failure(parent, LookupError('no'))
     outcome = waiting.value()
     assert isinstance(outcome, LookupError)
-    wait_for(lambda: not app.backend.subscriber._watched.mailboxes, 'the end of all waits')
+    wait_for(lambda: not watched(app), 'the end of all waits')
 
 
 def test_group_that_is_never_sent_with_propagate_false(
@@ -567,10 +569,6 @@ def unreadable(app: Celery) -> None:
     app.backend.subscriber._stop_following()
 
 
-def is_watched(app: Celery, name: str) -> bool:
-    return app.backend.get_key_for_task(name) in app.backend.subscriber._watched.mailboxes
-
-
 def is_asked_for(sent: list[Request], name: str) -> bool:
     """Return whether the subscriber has asked for a result, after the first read."""
     path = f'/celery-task-meta-{name}'
@@ -583,7 +581,7 @@ def test_many_results_are_asked_for_together(
     names = ids(20)
     sent.clear()
     waiting = get(app, *names)
-    wait_for(lambda: all(is_watched(app, name) for name in names), 'all waits')
+    wait_for(lambda: watched(app) >= {*names}, 'all waits')
     store_all(worker.client, {name: name for name in names})
     assert [thread.value() for thread in waiting] == names
     assert any(request.path == '/_bulk_get' and len(request.body['docs']) >= 10 for request in sent)
@@ -594,7 +592,7 @@ def test_callbacks_are_called_if_the_feed_cannot_be_read(app: Celery, worker: Co
     [name] = ids(1)
     called: list[Any] = []
     app.AsyncResult(name).then(lambda result: called.append(result.get()))
-    wait_for(lambda: is_watched(app, name), 'the wait')
+    wait_for(lambda: name in watched(app), 'the wait')
     worker.mark_as_done(name, 3)
     wait_for(lambda: called == [3], 'the callback')
 
@@ -618,7 +616,7 @@ def test_outage_while_results_are_asked_for(
         return read(wanted, **options)
 
     [waiting] = get(app, name)
-    wait_for(lambda: is_watched(app, name), 'the wait')
+    wait_for(lambda: name in watched(app), 'the wait')
     monkeypatch.setattr(store, 'read_many', fail_twice)
     worker.mark_as_done(name, 1)
     assert waiting.value() == 1

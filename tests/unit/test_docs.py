@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kombu.transport import virtual
@@ -21,30 +19,6 @@ DOCS = ROOT / 'docs'
 
 def page(name: str) -> str:
     return (DOCS / name).read_text('utf-8')
-
-
-def rows(text: str) -> set[str]:
-    """Return what stands in code in the first column of tables."""
-    tables = re.findall(r'^=+(?: +=+)+\n.*\n=+(?: +=+)+\n((?:[^=\n].*\n)+)', text, re.MULTILINE)
-    return set(re.findall(r'^``([\w.*-]+)``\s', '\n'.join(tables), re.MULTILINE))
-
-
-def options_of_redis() -> set[str]:
-    """Return the transport options of kombu's Redis, read in its source: it cannot be imported without redis-py."""
-    spec = find_spec('kombu.transport.redis')
-    assert spec is not None
-    assert spec.origin is not None
-    found: set[Any] = set(virtual.Channel.from_transport_options)
-    for node in ast.walk(ast.parse(Path(spec.origin).read_text('utf-8'))):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'from_transport_options':
-            found |= {part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)}
-    return found
-
-
-def test_every_option_of_redis_has_its_counterpart() -> None:
-    options = options_of_redis()
-    assert options >= {'visibility_timeout', 'priority_steps', 'master_name', 'deadletter_queue'}
-    assert options <= rows(page('start/from-redis.rst'))
 
 
 def test_counterparts_exist() -> None:

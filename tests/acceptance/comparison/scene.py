@@ -49,17 +49,19 @@ class Scene(Tasks):
         with self.app.notes.open('a') as file:
             file.write(line + '\n')
 
-    def outcome(self, name: str, expected: Sequence[Any] = (), patience: float = 1.0) -> Any:
-        """Run a scenario and return its outcome: one that is expected, or one that stays for `patience` seconds.
+    def start(self, name: str) -> Any:
+        """Run a scenario and return its outcome, or the function that reads it."""
+        return SCENARIOS[name](self)
+
+    def outcome(self, started: Any, expected: Sequence[Any] = (), patience: float = 1.0) -> Any:
+        """Return the outcome of a scenario: one that is expected, or one that stays for `patience` seconds.
 
         `get()` returns before all errbacks have run, and before all members of a group have ended.
         """
-        self.app.notes.write_text('')
-        read = SCENARIOS[name](self)
-        if not callable(read):
-            return _normal(read)
+        if not callable(started):
+            return _normal(started)
         seen, since = None, 0.0
-        while (now := _normal(read())) not in expected and (now != seen or time.monotonic() < since + patience):
+        while (now := _normal(started())) not in expected and (now != seen or time.monotonic() < since + patience):
             if now != seen:
                 seen, since = now, time.monotonic()
             time.sleep(0.02)
@@ -99,19 +101,39 @@ def _lines(result: Any, seen: set[str]) -> Iterator[str]:
         yield from _lines(child, seen)
 
 
-def _value(kind: str, scene: Scene) -> Any:
-    """Return what comes back of a value that a task returns, and of one that is also sent to it."""
-    returned = attempt(lambda: scene.value.delay(kind).get(timeout=PATIENCE))
-    sent = attempt(lambda: scene.same.delay(VALUES[kind]).get(timeout=PATIENCE))
-    return [returned, 'the same' if sent == returned else sent]
+def _sent(send: Callable[..., Any], argument: Any) -> Callable[[], str]:
+    """Send a task, and return a function that waits for it and returns what it returns or raises."""
+    sent: list[Any] = []
+    error = attempt(lambda: sent.append(send(argument)))
+    return lambda: attempt(sent[0].get, timeout=PATIENCE) if sent else error
 
 
-def _exception(kind: str, scene: Scene) -> Any:
+def _value(kind: str, scene: Scene) -> Callable[[], Any]:
+    """Read what comes back of a value that a task returns, and of one that is also sent to it."""
+    value, same = _sent(scene.value.delay, kind), _sent(scene.same.delay, VALUES[kind])
+
+    def read() -> Any:
+        returned, sent = value(), same()
+        return [returned, 'the same' if sent == returned else sent]
+
+    return read
+
+
+def _exception(kind: str, scene: Scene) -> Callable[[], Any]:
     result = scene.throw.delay(kind)
-    raised = attempt(result.get, timeout=PATIENCE)
-    fresh = AsyncResult(result.id, app=scene.app)
-    stored = f'raises {shown(fresh.result)}'
-    return [raised, 'the same' if stored == raised else stored, fresh.state, (fresh.traceback or '').count('\n') > 1]
+
+    def read() -> Any:
+        raised = attempt(result.get, timeout=PATIENCE)
+        fresh = AsyncResult(result.id, app=scene.app)
+        stored = f'raises {shown(fresh.result)}'
+        return [
+            raised,
+            'the same' if stored == raised else stored,
+            fresh.state,
+            (fresh.traceback or '').count('\n') > 1,
+        ]
+
+    return read
 
 
 SCENARIOS: dict[str, Callable[[Scene], Any]] = {

@@ -116,32 +116,31 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         assert client.get(f'beat:entry:{kind}')['schedule'] == stored
 
 
-@pytest.mark.parametrize(
-    ('fields', 'sentence'),
-    [
-        ({'rule': 'soon'}, "give a number and a unit, such as 90s, 15m, 2h or 7d, not 'soon'."),
-        ({'kind': 'crontab', 'rule': '99 * * * *'}, 'schedule.crontab is not valid'),
-        ({'kind': 'crontab', 'rule': '* * * * *', 'timezone': 'Mars'}, "schedule.timezone 'Mars' is not the name"),
-        ({'kind': 'solar', 'rule': 'sunset'}, 'solar must be an event, a latitude and a longitude'),
-        ({'kind': 'at', 'rule': 'never'}, 'schedule.at must be a date'),
-        ({'kind': 'at', 'rule': '2020-01-01'}, 'nothing would be sent'),
-        ({'times': 'many'}, "give a whole number from 1, not 'many'."),
-        ({'start': 'soon'}, "start must be a date such as 2027-01-01T09:00, not 'soon'"),
-        ({'options': '{"queu": "q"}'}, "is it 'queue'?"),
-        ({'args': '{}'}, "it must be a list in JSON, not '{}'."),
-        ({'options': '{"task_id": "1"}'}, "options must not contain 'task_id'"),
-        ({'name': ''}, 'Give a name, a task and a rule.'),
-        ({'name': 'taken'}, "There is a schedule entry 'taken' already."),
-    ],
-)
-def test_wrong_value_is_one_sentence_and_the_input_stays(
-    admin: Browser, schedules: Schedules, client: Client, fields: dict[str, str], sentence: str
-) -> None:
+#: Fields of the form of a new entry, and the sentence that says what is wrong.
+WRONG = [
+    ({'rule': 'soon'}, "give a number and a unit, such as 90s, 15m, 2h or 7d, not 'soon'."),
+    ({'kind': 'crontab', 'rule': '99 * * * *'}, 'schedule.crontab is not valid'),
+    ({'kind': 'crontab', 'rule': '* * * * *', 'timezone': 'Mars'}, "schedule.timezone 'Mars' is not the name"),
+    ({'kind': 'solar', 'rule': 'sunset'}, 'solar must be an event, a latitude and a longitude'),
+    ({'kind': 'at', 'rule': 'never'}, 'schedule.at must be a date'),
+    ({'kind': 'at', 'rule': '2020-01-01'}, 'nothing would be sent'),
+    ({'times': 'many'}, "give a whole number from 1, not 'many'."),
+    ({'start': 'soon'}, "start must be a date such as 2027-01-01T09:00, not 'soon'"),
+    ({'options': '{"queu": "q"}'}, "is it 'queue'?"),
+    ({'args': '{}'}, "it must be a list in JSON, not '{}'."),
+    ({'options': '{"task_id": "1"}'}, "options must not contain 'task_id'"),
+    ({'name': ''}, 'Give a name, a task and a rule.'),
+    ({'name': 'taken'}, "There is a schedule entry 'taken' already."),
+]
+
+
+def test_wrong_value_is_one_sentence_and_the_input_stays(admin: Browser, schedules: Schedules, client: Client) -> None:
     schedules.add('taken', 't', 60)
-    given = {'name': 'new', 'task': f'shop {HOSTILE}', 'kind': 'every', 'rule': '60', **fields}
-    text = add(admin, **given)
-    assert sentence.lower() in text.lower()
-    assert form(admin).items() >= given.items()
+    for fields, sentence in WRONG:
+        given = {'name': 'new', 'task': f'shop {HOSTILE}', 'kind': 'every', 'rule': '60', **fields}
+        text = add(admin, **given)
+        assert sentence.lower() in text.lower()
+        assert form(admin).items() >= given.items()
     assert client.get_or_none('beat:entry:new') is None
     assert [record['action'] for record in audit.newest(client, 9)] == ['add schedule']
 

@@ -83,8 +83,8 @@ def test_parcel_for_a_queue_that_is_not_for_publishers(
 def test_sender_of_many_parcels_does_not_delay_the_others(
     mover: Callable[[], Mover], client: Client, parcels: Client, stack: ExitStack
 ) -> None:
-    """A device writes 3,000 parcels, which claim to be old. Another one writes one."""
-    for name, count in (('busy', 3_000), ('idle', 1)):
+    """A device writes 500 parcels, which claim to be old. Another one writes one."""
+    for name, count in (('busy', 500), ('idle', 1)):
         device = client.beside(f'{parcels.address.database}-{name}')
         device.create()
         stack.callback(device.delete)
@@ -98,9 +98,9 @@ def test_sender_of_many_parcels_does_not_delay_the_others(
     one.step()
     moved = [item['message']['headers']['id'] for item in items(client)]
     assert 'idle-0000' in moved
-    assert len(moved) < 1_000
+    assert len(moved) < 250
     settle(one)
-    assert len(items(client)) == 3_001
+    assert len(items(client)) == 501
 
 
 def test_forged_receipts_run_nothing_and_stop_nobody(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -107,8 +107,8 @@ def test_sender_cannot_set_what_belongs_to_the_transport(regions: Regions) -> No
     assert item['priority'] == 9
 
 
-@pytest.mark.parametrize('missing', ['message', 'exchange', 'routing_key', 'published', 'task', 'id', 'type', 'date'])
-def test_malformed_records_stop_nobody_at_home(regions: Regions, missing: str) -> None:
+@pytest.mark.parametrize('names', [('message', 'exchange', 'routing_key', 'published'), ('task', 'id', 'type', 'date')])
+def test_malformed_records_stop_nobody_at_home(regions: Regions, names: Sequence[str]) -> None:
     """Another region can change the records of tasks for it in the databases of their homes."""
     us = regions['us']
     states: list[dict[str, Any]] = [
@@ -125,11 +125,9 @@ def test_malformed_records_stop_nobody_at_home(regions: Regions, missing: str) -
         {'state': 'withdrawn', 'run_in': 'us'},
         {'state': ['there'], 'taken': 'x', 'delayed': 5},
     ]
-    docs = [{**GOOD, **members, '_id': record_id('eu', f'{n:02}')} for n, members in enumerate(states)]
-    docs = [
-        doc for kept in docs for doc in (without(kept, missing), {**kept, missing: ['x'], '_id': kept['_id'] + 'x'})
-    ]
-    store(us.regions, docs)
+    docs = [{**GOOD, **members} for members in states]
+    spoilt = [doc for kept in docs for name in names for doc in (without(kept, name), {**kept, name: ['x']})]
+    store(us.regions, [{**doc, '_id': record_id('eu', f'{n:03}')} for n, doc in enumerate(spoilt)])
     store(us.regions, [{**GOOD, '_id': record_id('eu', 'last'), 'fallback': 'us', 'fallback_at': 2}])
     regions.work('us', 'eu')
     assert us.regions.get_or_none(record_id('eu', 'last')) is None
