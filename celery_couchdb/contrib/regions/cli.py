@@ -32,7 +32,7 @@ from ...cli.tables import echo
 from ...cli.vacuum import VacuumPart
 from ...jobs import Jobs
 from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_duration
-from ...resources.resource import Resource, counted
+from ...resources.resource import Resource, Selection, counted
 from ..parcels.cli import add_commands, databases_of, selected
 
 #: Shown in place of a table of regions.
@@ -260,17 +260,23 @@ add_commands(command, Records, _opened, 'region', listing='tasks')
 
 @command.command('cancel')
 @click.argument('names', metavar='ID…', nargs=-1, required=True)
+@click.option('--region', metavar='NAME', help='Cancel later steps of chains in this region; give their whole ids.')
 @click.option('--terminate', is_flag=True, help='End the task even if it is running.')
 @yes_option
 @click.pass_context
-def cancel(ctx: click.Context, names: tuple[str, ...], terminate: bool, yes: bool) -> None:
+def cancel(ctx: click.Context, names: tuple[str, ...], region: str | None, terminate: bool, yes: bool) -> None:
     """Cancel tasks in other regions: the workers there remove or revoke them, and their results become REVOKED.
 
     ID is the id of a task, or its first characters.
     """
-    records = _opened(ctx, None)
-    act = partial(records.cancel, terminate=terminate)
-    change(ctx, 'Cancel', selected(records, names), act, 'to be cancelled', yes=yes)
+    own = _set_up(app_of(ctx))
+    records = Records(own.client)
+    if region and region not in own.others:
+        raise click.ClickException(f'region {region!r} is not another one in the transport option regions')
+    now, steps = own.client.clock.now(), counted(len(names), 'step')
+    docs = [regions.cancellation(region, name, now) for name in names] if region else []
+    selection = Selection(steps, docs, len(docs)) if region else selected(records, names)
+    change(ctx, 'Cancel', selection, partial(records.cancel, terminate=terminate), 'to be cancelled', yes=yes)
 
 
 # -- other commands

@@ -192,6 +192,11 @@ class Taker:
 
     def _cancel(self, docs: Sequence[Document]) -> None:
         """Remove the messages of cancelled tasks that no worker has claimed; tell the workers about the others."""
+        without = [doc for doc in docs if 'message' not in doc]
+        for doc in without:
+            self._revoke(doc)
+        delete_current(self._there, without)
+        docs = [doc for doc in docs if 'message' in doc]
         ids = {parcel.moved_id(region.SOURCE, doc['_id']): doc for doc in docs}
         items = self._broker.find(list(ids)) if ids else []
         waiting = [item for item in items if item and workitem.is_waiting(item)]
@@ -204,11 +209,14 @@ class Taker:
             if name in removed or not (name in known or JOB_KEY in headers_of(doc)):
                 over.append(doc)
             else:
-                self._app.control.revoke(region.task_id_of(doc['_id']), terminate=doc.get('terminate') is True)
+                self._revoke(doc)
                 self._taken.setdefault(doc['_id'], _Taken(None, None))
         self._return([(doc['_id'], states.REVOKED, 'it was cancelled') for doc in over])
         if self._backend is None:
             delete_current(self._there, over)
+
+    def _revoke(self, doc: Document) -> None:
+        self._app.control.revoke(region.task_id_of(doc['_id']), terminate=doc.get('terminate') is True)
 
     def _return(self, ends: Sequence[tuple[str, str, str]]) -> None:
         """Return results: for each the id of the record, the state, and the reason."""

@@ -104,7 +104,7 @@ def test_malformed_records_are_refused_and_the_sender_learns_why(regions: Region
     [doc] = [doc for doc in us.records() if doc.get('id') == result.id]
     us.regions.bulk([{**doc, 'exchange': 7}])
     regions.work('eu')
-    assert [doc.get('status') for doc in us.records()] == ['fail'] * 4
+    assert [doc.get('status') for doc in us.records()] == ['refused'] * 4
     regions.work('us')
     assert result.state == 'FAILURE'
     assert 'region eu has refused the task' in str(result.result)
