@@ -166,7 +166,9 @@ class Proxy:
                     if key.fileobj is here and not asking:
                         answer, asking = self._lie(data), True
                         if answer is not None and answer.late:
-                            threading.Timer(answer.late, self._deliver, (_whole(here, data),)).start()
+                            timer = threading.Timer(answer.late, self._deliver, (_whole(here, data),))
+                            timer.daemon = True
+                            timer.start()
                         if answer is not None and not answer.asked:
                             return _reply(here, answer)
                     elif key.fileobj is there and asking:
