@@ -30,7 +30,6 @@ from ...cli.resource_commands import change, print_list, yes_option
 from ...cli.setup import Admin, print_plan, wanted_beside
 from ...cli.tables import echo
 from ...cli.vacuum import VacuumPart
-from ...jobs import Jobs
 from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_duration
 from ...resources.resource import Resource, Selection, counted
 from ..parcels.cli import add_commands, databases_of, selected
@@ -282,7 +281,7 @@ def cancel(ctx: click.Context, names: tuple[str, ...], region: str | None, termi
 # -- other commands
 
 
-def whereabouts(jobs: Jobs, start: str) -> list[Row]:
+def whereabouts(jobs: Any, start: str) -> list[Row]:
     """Return the tasks that were given to other regions and whose ids begin with `start`: where they are, in `text`.
 
     If there is none, return the task `start` if its result says that it has ended in another region. The user of
@@ -296,7 +295,7 @@ def whereabouts(jobs: Jobs, start: str) -> list[Row]:
     return []
 
 
-def _ended(jobs: Jobs, task_id: str) -> list[Row]:
+def _ended(jobs: Any, task_id: str) -> list[Row]:
     if not isinstance(jobs.backend, CouchDBBackend):
         return []
     [result] = jobs.backend.store.read_many([jobs.backend.get_key_for_task(task_id)])
