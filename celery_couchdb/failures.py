@@ -23,6 +23,7 @@ from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
 from .jobs import Jobs
+from .rooms import rooms
 
 __all__ = ['EVERY', 'Failure', 'FailureFilter', 'FailureGroup', 'Failures']
 
@@ -190,7 +191,8 @@ class Failures:
                 full = choose(name, partial(complete, self.jobs.client, name, dead=True))
                 failures = self.named([full])[full] if full else []
             if not failures:
-                raise ConfigurationError(f'there is no failure {name!r}')
+                elsewhere = [row['text'] for room in rooms() for row in room.whereabouts(self.jobs, name)]
+                raise ConfigurationError('; '.join([f'there is no failure {name!r}', *elsewhere]))
             found |= {failure.letter['_id']: failure for failure in failures}
         return list(found.values())
 

@@ -69,7 +69,8 @@ class Jobs:
         self.client, self._results = client or client_of(app), results
 
     @cached_property
-    def _backend(self) -> Any:
+    def backend(self) -> Any:
+        """The result backend of the app, for the user of the client for results."""
         return backend_as(self.app, self._results)
 
     def state(self, task_id: str) -> str:
@@ -160,7 +161,7 @@ class Jobs:
             with control_as(self.app, self.client) as mailbox:
                 mailbox.abcast('revoke', {'task_id': to_revoke, 'terminate': terminate, 'signal': signal})
         docs = [removal.removed[0] for removal in removals.values() if removal.removed and not removal.claimed]
-        is_ours = isinstance(self._backend, CouchDBBackend) if docs else False
+        is_ours = isinstance(self.backend, CouchDBBackend) if docs else False
         with ThreadPoolExecutor(_THREADS if is_ours else 1) as threads:
             list(threads.map(self._mark_as_revoked, docs))  # our backend writes results of several threads together
         return removals
@@ -273,7 +274,7 @@ class Jobs:
         One request for every 100 ids, or none if the app's results are not in CouchDB: then nothing is returned, and
         nothing if the user may not read them.
         """
-        backend = self._backend
+        backend = self.backend
         if not isinstance(backend, CouchDBBackend):
             return {}
         ids = {backend.get_key_for_task(task_id): task_id for task_id in task_ids}
@@ -344,13 +345,13 @@ class Jobs:
 
     def _is_running(self, task_id: str, *, if_unknown: bool = False) -> bool:
         """Tell whether the result says that a task has started, or has not ended: then `if_unknown` is returned."""
-        if isinstance(self._backend, DisabledBackend):
+        if isinstance(self.backend, DisabledBackend):
             return if_unknown
         state = self._result(task_id).state
         return state == states.STARTED or (if_unknown and state not in states.READY_STATES)
 
     def _result(self, task_id: str) -> Any:
-        return self.app.AsyncResult(task_id, backend=self._backend)
+        return self.app.AsyncResult(task_id, backend=self.backend)
 
     def _mark_as_revoked(self, doc: Document) -> None:
         task_id = task_id_of(doc)
@@ -363,14 +364,14 @@ class Jobs:
             embedded = {}
         request = Context(headers, chord=embedded.get('chord') if isinstance(embedded, dict) else None)
         try:
-            self._backend.mark_as_revoked(
+            self.backend.mark_as_revoked(
                 task_id, 'removed', request=request, store_result=not headers.get('ignore_result')
             )
         except AccessDenied as exc:
             raise AccessDenied(f'the job {task_id} is removed, but its result cannot become REVOKED: {exc}') from exc
 
     def _forget_results_of(self, docs: Sequence[Document]) -> None:
-        backend = self._backend
+        backend = self.backend
         task_ids = [*dict.fromkeys(task_id for doc in docs for task_id in self._failed_with(doc))]
         if isinstance(backend, CouchDBBackend):
             found = backend.store.read_many(map(backend.get_key_for_task, task_ids))  # most have no result
@@ -382,7 +383,7 @@ class Jobs:
                 pass  # a backend without `forget` overwrites its results
 
     def _failed_with(self, doc: Document) -> Iterator[str]:
-        reopen = getattr(getattr(self._backend, 'chords', None), 'reopen', None)  # other backends forget such chords
+        reopen = getattr(getattr(self.backend, 'chords', None), 'reopen', None)  # other backends forget such chords
         try:
             body = self.decode(doc)
         except Unreadable:

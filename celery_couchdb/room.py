@@ -89,6 +89,9 @@ class Room:
         """Return the minutes of the last hours in which something happened; see `metrics.history`."""
         return []
 
-    def whereabouts(self, app: Any, broker: Client, start: str) -> list[Any]:
-        """Return the tasks that are elsewhere and whose ids begin with `start`: `id`, `task`, and where, as `text`."""
+    def whereabouts(self, jobs: Any, start: str) -> list[Any]:
+        """Return the tasks that are elsewhere and whose ids begin with `start`: `id`, `task`, and where, as `text`.
+
+        So a task with this id that has ended elsewhere is returned, too. `jobs` are the `jobs.Jobs` of the app.
+        """
         return []

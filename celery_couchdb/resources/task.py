@@ -133,7 +133,7 @@ def _complete(sources: TaskSources, start: str) -> set[str]:
 
 def _elsewhere(sources: TaskSources, start: str) -> list[Row]:
     jobs = sources.jobs
-    return [row for room in rooms() if jobs for row in room.whereabouts(jobs.app, jobs.client, start)]
+    return [row for room in rooms() if jobs for row in room.whereabouts(jobs, start)]
 
 
 # -- the description

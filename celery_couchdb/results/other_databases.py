@@ -50,7 +50,22 @@ class OtherDatabases:
         self._clients: dict[str, Client] = {}
 
     def write(self, database: str, batch: Sequence[QueueItem]) -> list[Refusal]:
-        """Store results as `write_new` does. If the database does not exist, all are refused: nobody creates it."""
+        """Store results as `write_new` does. If the database does not exist, all are refused: nobody creates it.
+
+        If it may accept them later, because somebody has changed its rights for example, they wait in the broker's
+        database, where the reader of the other one finds them.
+        """
+        refusals = self._write(database, batch)
+        waiting = [item for item, error in refusals if isinstance(error, AccessDenied)]
+        if not waiting:
+            return refusals
+        refused = {item.id for item, _ in write_new(self._client(''), waiting)}
+        text = '%s refuses the result of %s, which waits in the database of the broker'
+        for item in waiting:
+            logger.warning(text, database, item.head.get('task'))
+        return [(item, error) for item, error in refusals if item not in waiting or item.id in refused]
+
+    def _write(self, database: str, batch: Sequence[QueueItem]) -> list[Refusal]:
         groups = {joined.id: (joined, items) for joined, items in _together(batch)}
         try:
             client = self._client(database)
@@ -67,13 +82,15 @@ class OtherDatabases:
             client.close()
 
     def _client(self, database: str) -> Client:
+        """Return the client for a database; '' is that of the broker."""
         if (client := self._clients.get(database)) is None:
             with self._app.connection_for_write() as connection:  # does not connect
                 if connection.transport.driver_type != 'couchdb':
                     raise ConfigurationError(
                         f'the database {database} is beside that of the broker, which is not CouchDB'
                     )
-                client = self._clients[database] = connection.transport.couchdb.beside(database)
+                broker = connection.transport.couchdb
+                client = self._clients[database] = broker.beside(database or broker.address.database)
         return client
 
 

@@ -21,7 +21,7 @@ async function send(task, kwargs) {
 
 /** Return the state of an order, and what is to be said about it. */
 function progress(doc) {
-  if (doc.status === 'fail') return ['refused', doc.reason];
+  if (doc.status === 'refused') return ['refused', doc.reason];
   if (doc.type !== 'Receipt') return delivered.has(doc._id) ? ['delivered', ''] : ['waiting', 'it waits on this device'];
   if (doc.done === undefined) return ['queued', 'the shop has it'];
   if (doc.error !== undefined) return ['failed', doc.error];

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
@@ -40,6 +41,8 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = ()
     #: Whether the server receives the request all the same, so that a write is stored and only its response is lost.
     asked: bool = False
+    #: After how many seconds the server receives the request, when nobody waits for its response; 0: it never does.
+    late: float = 0.0
 
     def encoded(self) -> bytes:
         """Return the response as bytes of HTTP."""
@@ -65,7 +68,7 @@ class Proxy:
         self._open = threading.Event()  # unset: bytes are neither read nor forwarded
         self._open.set()
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
-        self._lie: Callable[[], Answer | None] = lambda: None
+        self._lie: Callable[[bytes], Answer | None] = lambda request: None
         #: How long each chunk of a request or response is delayed, in seconds.
         self.delay = 0.0
         #: The rate of each connection in bytes per second; None: unlimited.
@@ -114,14 +117,16 @@ class Proxy:
         self._open = threading.Event()
         self._open.set()
 
-    def lie(self, answer: Answer, every: int = 1) -> None:
-        """Reply with this response to every `every`-th request."""
+    def lie(self, answer: Answer, every: int = 1, database: str = '/') -> None:
+        """Reply with this response to every `every`-th request, of those to a database whose name contains this."""
         numbers = itertools.count(1)
-        self._lie = lambda: None if next(numbers) % every else answer
+        self._lie = lambda request: (
+            answer if database.encode() in request.split(b'\r\n')[0] and not next(numbers) % every else None
+        )
 
     def be_honest(self) -> None:
         """Forward the server's responses again."""
-        self._lie = lambda: None
+        self._lie = lambda request: None
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -159,7 +164,11 @@ class Proxy:
                     if not data:
                         return
                     if key.fileobj is here and not asking:
-                        answer, asking = self._lie(), True
+                        answer, asking = self._lie(data), True
+                        if answer is not None and answer.late:
+                            timer = threading.Timer(answer.late, self._deliver, (_whole(here, data),))
+                            timer.daemon = True
+                            timer.start()
                         if answer is not None and not answer.asked:
                             return _reply(here, answer)
                     elif key.fileobj is there and asking:
@@ -170,6 +179,12 @@ class Proxy:
                     if self.delay:
                         time.sleep(self.delay)
                     self._send(key.data, data)
+
+    def _deliver(self, request: bytes) -> None:
+        """Send the server a request for whose response nobody waits."""
+        with suppress(OSError), socket.create_connection(self._target) as there:
+            there.sendall(request)
+            there.recv(65536)
 
     def _send(self, to: socket.socket, data: bytes) -> None:
         self.passed += len(data)
@@ -193,6 +208,17 @@ def _bound(port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(('127.0.0.1', port))
     return bound
+
+
+def _whole(here: socket.socket, data: bytes) -> bytes:
+    """Return the whole request of which `data` was read."""
+    while b'\r\n\r\n' not in data:
+        data += here.recv(65536)
+    head, _, body = data.partition(b'\r\n\r\n')
+    length = re.search(rb'(?i)\r\ncontent-length: *(\d+)', head)
+    while len(body) < (int(length[1]) if length else 0) and (more := here.recv(65536)):
+        body += more
+    return head + b'\r\n\r\n' + body
 
 
 def _dated(answer: bytes, ahead: float) -> bytes:

@@ -1,4 +1,4 @@
-"""The site of regions: databases, workers, and links, by which the worker of a region reads another region.
+"""The site of regions: databases, workers, and links, by which the worker of a region reads it and the other ones.
 
 Every region has three databases on its own server, which may be a cluster, or all regions have theirs on one server.
 Between two regions there are two links, one for each direction.
@@ -150,19 +150,23 @@ class Regions:
         self.ledger = Ledger(folder / 'ledger.jsonl')
         self.all = [RegionSite(name, nodes, prefix) for name, nodes in zip(NAMES, servers, strict=False)]
         self.links = [Link(to, source) for to, source in permutations(self.all, 2)]
+        #: The ways by which the workers of the regions reach their own servers.
+        self.own = [Link(region, region) for region in self.all]
         self.places: list[Place] = []
-        for region in self.all:
+        for region, own in zip(self.all, self.own, strict=True):
             urls = {link.source.name: link.url for link in self.links if link.to is region}
             options = {**_OPTIONS, 'region': region.name, 'regions': {**urls, region.name: region.url('regions')}}
             settings = celery_settings(region.url('broker'), region.url('results'))
             settings = merged(merged(settings, {**_SETTINGS, 'broker_transport_options': options}), changes or {})
             region.app.conf.update(settings)
-            proxy = Proxy(region.servers[0].host, region.servers[0].port)
+            ports = [proxy.port for proxy in own.proxies]
+            urls = {'broker_url': region.url_through('broker', ports)}
+            urls['result_backend'] = region.url_through('results', ports)
             environment = {
                 'CHAOS_LEDGER': str(self.ledger.path),
-                'CHAOS_SETTINGS': json.dumps(settings),
+                'CHAOS_SETTINGS': json.dumps({**settings, **urls}),
             }
-            self.places.append(Place(region.name, pool, proxy, environment, folder, tasks))
+            self.places.append(Place(region.name, pool, own.proxies[0], environment, folder, tasks))
 
     def __getitem__(self, name: str) -> RegionSite:
         return next(region for region in self.all if region.name == name)
@@ -200,9 +204,7 @@ class Regions:
     ) -> None:
         for place in self.places:
             place.kill()
-            with place.proxy:
-                pass
-        for link in self.links:
+        for link in self.links + self.own:
             for proxy in link.proxies:
                 with proxy:
                     pass

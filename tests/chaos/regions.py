@@ -23,7 +23,7 @@ import click
 from kombu_couchdb.contrib.regions.region import ANY
 
 from .faults.base import Fault
-from .faults.regions import LINK_FAULTS, LinkFault, RegionServerKilled
+from .faults.regions import LINK_FAULTS, DocumentsRefused, LinkFault, RegionServerKilled
 from .faults.workers import WorkerKilled, WorkerPaused
 from .ledger import Ledger, Progress
 from .machine import pauses_noted
@@ -183,6 +183,7 @@ def cut_off(
 @click.option('--links', default=30, show_default=True, help='How often a link, or all links of a region, are broken.')
 @click.option('--workers', default=8, show_default=True, help='How often a worker is killed.')
 @click.option('--pauses', default=4, show_default=True, help='How often a worker is paused for longer than its lease.')
+@click.option('--refusals', default=4, show_default=True, help='How often a region refuses some documents.')
 @click.option('--servers', default=0, show_default=True, help='How often a server is killed.')
 @click.option('--longest', default=60.0, show_default=True, help='The longest time that a link is broken, in seconds.')
 @click.option('--kill-server', help='The command that kills a server.')
@@ -199,6 +200,7 @@ def main(
     links: int,
     workers: int,
     pauses: int,
+    refusals: int,
     servers: int,
     longest: float,
     kill_server: str | None,
@@ -225,7 +227,9 @@ def main(
             count, seconds = cut_off(regions, orders, cut, silent, patience, tell)
             tell(f'cut off for {cut:g} s: all of {count} tasks and results were there {seconds:.1f} s after its return')
             return
-        verdict = run(regions, orders, planned(seed, links, workers, pauses, servers, longest), patience, tell)
+        verdict = run(
+            regions, orders, planned(seed, links, workers, pauses, refusals, servers, longest), patience, tell
+        )
         for line in _kinds(regions):
             tell(line)
     tell(f'finished\n{complaints(verdict)}')
@@ -265,12 +269,13 @@ def _kinds(regions: Regions) -> list[str]:
 
 
 def planned(
-    seed: int, links: int, workers: int, pauses: int, servers: int, longest: float
+    seed: int, links: int, workers: int, pauses: int, refusals: int, servers: int, longest: float
 ) -> list[tuple[type[Fault], int, float]]:
     """Return the faults in random order: kind, target, and length in seconds."""
     dice = random.Random(seed)
     kinds: list[type[Fault]] = [LINK_FAULTS[number % len(LINK_FAULTS)] for number in range(links)]
-    kinds += [WorkerKilled] * workers + [WorkerPaused] * pauses + [RegionServerKilled] * servers
+    kinds += [WorkerKilled] * workers + [WorkerPaused] * pauses + [DocumentsRefused] * refusals
+    kinds += [RegionServerKilled] * servers
     dice.shuffle(kinds)
     found = []
     for kind in kinds:

@@ -20,7 +20,7 @@ from tests.conftest import PATIENCE
 
 def test_nothing_is_lost_and_nothing_runs_twice_between_regions(server: Server, tmp_path: Path) -> None:
     orders = planned_orders(1, 120, NAMES[:2])
-    faults = planned(1, links=len(LINK_FAULTS), workers=1, pauses=0, servers=0, longest=2.0)
+    faults = planned(1, links=len(LINK_FAULTS), workers=1, pauses=0, refusals=0, servers=0, longest=2.0)
     with Regions([[Victim(server.url)]] * 2, tmp_path) as regions:
         verdict = run(regions, orders, faults, PATIENCE, print)
         for log in sorted(tmp_path.glob('*.log')):

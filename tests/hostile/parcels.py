@@ -63,5 +63,5 @@ def check_refusals(client: Client, prefix: str, step: Callable[[], object]) -> N
     assert [row['id'] for row in client.id_range(prefix, docs=True)] == list(names)
     for doc, name in zip(client.fetch(list(names)), names.values(), strict=True):
         assert doc is not None, name
-        assert doc['status'] == 'fail', name
+        assert doc['status'] == 'refused', name
         assert HOSTILE[name][1] in doc['reason'], name

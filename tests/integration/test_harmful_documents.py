@@ -62,7 +62,7 @@ def test_mover_refuses_a_parcel(
     put(parcels, 'b', '"task":"add"')
     mover().step()
     assert [doc['_id'] for doc in Parcels(parcels).listing('waiting', 'refused')] == ['b']
-    assert parcels.get('b')['status'] == 'fail'
+    assert parcels.get('b')['status'] == 'refused'
     assert len(items(client)) == 2
 
 

@@ -76,7 +76,7 @@ def test_server_databases_and_duties(open_app: OpenApp, app: Celery, client: Cli
 def test_regions(open_app: OpenApp, server: Server) -> None:
     with regions_on(server, 'eu', 'us') as regions:
         eu = regions['eu']
-        refused = {'status': 'fail', 'reason': HOSTILE, 'type': 'Parcel', 'task': 'add', 'id': 'refused'}
+        refused = {'status': 'refused', 'reason': HOSTILE, 'type': 'Parcel', 'task': 'add', 'id': 'refused'}
         eu.regions.put({'_id': 'p:us:refused:1', **refused})
         sent = eu.app.send_task('add', (1, 2), region='us')
         browser = open_app(eu.app)

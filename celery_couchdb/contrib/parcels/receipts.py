@@ -45,6 +45,9 @@ _SELECTOR = {
     'status': {'$in': sorted(states.READY_STATES)},
 }
 
+#: The end of a task whose id another task has.
+_NOT_STORED = End(states.FAILURE, error='its end is not known: another task with the same id has succeeded')
+
 
 class Key(NamedTuple):
     """A receipt: its database, and its id there."""
@@ -151,13 +154,25 @@ class Receipts:
             self._unread |= unread
 
     def _end_without_results(self) -> None:
-        found = ends_of_messages(self._broker, self._look_ups.take(self._open))
+        keys = self._look_ups.take(self._open)
+        found = ends_of_messages(self._broker, keys)
+        found |= self._not_stored([key for key in keys if key not in found])
         self._bound([key for key, end in found.items() if end is None])
         if ends := {key: end for key, end in found.items() if end is not None}:
             self._unread |= {key: self._open[key] for key in ends}
             self._look_up()  # a result that was stored before the message ended comes first
             open_keys = self._open.keys() - self._unread.keys()
             self._close({key: end for key, end in ends.items() if key in open_keys})
+
+    def _not_stored(self, keys: Sequence[Key]) -> dict[Key, End]:
+        """Return the ends of tasks whose ids other tasks have: a success stays, so nothing else is stored."""
+        ids = [self._backend.get_key_for_task(self._open[key]) for key in keys]
+        results = zip(keys, self._backend.store.read_many(ids), strict=True)
+        return {
+            key: _NOT_STORED
+            for key, doc in results
+            if doc and doc['status'] == states.SUCCESS and doc.get('parcel') != [*key]
+        }
 
     def _bound(self, keys: Sequence[Key]) -> None:
         """Let receipts of unknown messages be deleted in time, whatever publishers have written into `kept_until`."""

@@ -69,14 +69,18 @@ def where(task_id: str, app: Any = None) -> Whereabouts | None:
         return records.where(client, task_id)
 
 
-def revoke(task_id: str, app: Any = None, *, terminate: bool = False) -> bool:
+def revoke(task_id: str, app: Any = None, *, region: str = '', terminate: bool = False) -> bool:
     """Ask for the end of a task that was given to another region; return whether there is such a task.
 
     If no worker has begun it, it does not run; otherwise it goes on, unless `terminate` is true. Its result is
-    `REVOKED` then. The other region learns of it when it can be reached. `app` and errors are those of `where`.
+    `REVOKED` then. The other region learns of it when it can be reached. A later step of a chain was not given away by
+    this region: `region` names the one in which it runs or will run, and true is returned. `app` and errors are those
+    of `where`; *raises* `ConfigurationError` for an unknown region, too.
     """
     with _database(app) as client:
-        return records.cancel(client, task_id, terminate=terminate)[0] > 0
+        if region and region not in (app or current_app).conf.broker_transport_options['regions']:
+            raise ConfigurationError(f'region {region!r:.80} is not in the transport option regions')
+        return records.cancel(client, task_id, to=region, terminate=terminate)[0] > 0
 
 
 @contextmanager

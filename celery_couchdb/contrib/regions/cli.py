@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import click
+from celery import states
 
 import kombu_couchdb.contrib.regions.region as regions
 from kombu_couchdb.admin.setup import Step, plan
@@ -23,13 +24,14 @@ from kombu_couchdb.couchdb.server import Server
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
 
+from ...backend import CouchDBBackend
 from ...cli.clients import admin_option, app_of, broker_of, options_of, result_of, results_of, start
 from ...cli.resource_commands import change, print_list, yes_option
 from ...cli.setup import Admin, print_plan, wanted_beside
 from ...cli.tables import echo
 from ...cli.vacuum import VacuumPart
 from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_duration
-from ...resources.resource import Resource, counted
+from ...resources.resource import Resource, Selection, counted
 from ..parcels.cli import add_commands, databases_of, selected
 
 #: Shown in place of a table of regions.
@@ -257,34 +259,52 @@ add_commands(command, Records, _opened, 'region', listing='tasks')
 
 @command.command('cancel')
 @click.argument('names', metavar='ID…', nargs=-1, required=True)
+@click.option('--region', metavar='NAME', help='Cancel later steps of chains in this region; give their whole ids.')
 @click.option('--terminate', is_flag=True, help='End the task even if it is running.')
 @yes_option
 @click.pass_context
-def cancel(ctx: click.Context, names: tuple[str, ...], terminate: bool, yes: bool) -> None:
+def cancel(ctx: click.Context, names: tuple[str, ...], region: str | None, terminate: bool, yes: bool) -> None:
     """Cancel tasks in other regions: the workers there remove or revoke them, and their results become REVOKED.
 
     ID is the id of a task, or its first characters.
     """
-    records = _opened(ctx, None)
-    act = partial(records.cancel, terminate=terminate)
-    change(ctx, 'Cancel', selected(records, names), act, 'to be cancelled', yes=yes)
+    own = _set_up(app_of(ctx))
+    records = Records(own.client)
+    if region and region not in own.others:
+        raise click.ClickException(f'region {region!r} is not another one in the transport option regions')
+    now, steps = own.client.clock.now(), counted(len(names), 'step')
+    docs = [regions.cancellation(region, name, now) for name in names] if region else []
+    selection = Selection(steps, docs, len(docs)) if region else selected(records, names)
+    change(ctx, 'Cancel', selection, partial(records.cancel, terminate=terminate), 'to be cancelled', yes=yes)
 
 
 # -- other commands
 
 
-def whereabouts(app: Any, broker: Client, start: str) -> list[Row]:
+def whereabouts(jobs: Any, start: str) -> list[Row]:
     """Return the tasks that were given to other regions and whose ids begin with `start`: where they are, in `text`.
 
-    `broker` is a client for the broker's database, whose user reads the database of regions, too.
+    If there is none, return the task `start` if its result says that it has ended in another region. The user of
+    `jobs` reads the database of regions, too.
     """
-    name = database_of(app)
-    if not name:
+    if not (name := database_of(jobs.app)):
         return []
-    with closing(Records(broker.beside(name))) as records, suppress(DatabaseMissing, AccessDenied):
+    with suppress(DatabaseMissing, AccessDenied), closing(Records(jobs.client.beside(name))) as records:
         rows, now = map(records.describe, records.find(start)), records.client.clock.now()
-        return [{**row, 'text': _place(row, now)} for row in rows]
+        return [{**row, 'text': _place(row, now)} for row in rows] or _ended(jobs, start)
     return []
+
+
+def _ended(jobs: Any, task_id: str) -> list[Row]:
+    if not isinstance(jobs.backend, CouchDBBackend):
+        return []
+    [result] = jobs.backend.store.read_many([jobs.backend.get_key_for_task(task_id)])
+    if not result or not (name := result.get('region')):
+        return []
+    text = f'it ended in region {name}'
+    if result.get('status') == states.FAILURE:
+        text = f'it failed in region {name}, which keeps it: see "couchdb failures" there'
+    return [{'id': task_id, 'task': result.get('task'), 'text': text}]
 
 
 def _place(row: Row, now: float) -> str:

@@ -7,6 +7,7 @@ to its own region only: an outage of another one delays nothing.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,6 +47,7 @@ class Home:
 
         The connected `transport` is that of the broker.
         """
+        self._broker = transport.couchdb
         self._own, self._name, self._regions = own, transport.options.region, transport.options.regions
         self._messages, self._backend = ParcelMessages(transport), couchdb_backend_of(app)
         self._results = ResultsAtHome(app, own)
@@ -62,11 +64,13 @@ class Home:
         #: a result that another region has returned, for example, ends none.
         self._records: dict[str, str] = {}
         self._look_ups = LookUps[str]()
+        #: The monotonic time at which it is looked for results that wait in the broker's database.
+        self._waiting_at = 0.0
 
     @property
     def next_at(self) -> float:
         """The monotonic time at which `step` has something to do."""
-        return min(self._look_ups.next_at, self._inbox.next_at)
+        return min(self._look_ups.next_at, self._inbox.next_at, self._waiting_at)
 
     @property
     def lent(self) -> Counter[tuple[str, str]]:
@@ -94,6 +98,7 @@ class Home:
         except BaseException:
             self._inbox.repeat()
             raise
+        self._move_waiting()
         if self._backend is not None and (due := self._look_ups.take(self._records)):
             ids = [self._backend.get_key_for_task(region.task_id_of(doc_id)) for doc_id in due]
             results = zip(due, self._backend.store.read_many(ids), strict=True)
@@ -102,6 +107,15 @@ class Home:
             # The program may have sent another task with the same id before: that has an older result.
             ended = [doc for doc in docs if doc and ends[doc['_id']] >= date_in(doc, 'published')]
             delete_current(self._own, [doc for doc in ended if region.state_of(doc) != 'refused'])
+
+    def _move_waiting(self) -> None:
+        """Move results for other regions that wait in the broker's database: that of regions has refused them."""
+        if time.monotonic() < self._waiting_at:
+            return
+        self._waiting_at = time.monotonic() + DELAY_SECONDS
+        waiting = [row['doc'] for row in self._broker.id_range(region.RETURNED, docs=True, limit=_BATCH_DOCS)]
+        moved = zip(waiting, self._own.create_once(waiting) if waiting else (), strict=True)
+        delete_current(self._broker, [doc for doc, result in moved if result.is_stored])
 
     def cancel_revoked(self) -> None:
         """Cancel the lent tasks that were revoked here: the workers of other regions do not learn of it otherwise."""
@@ -149,7 +163,7 @@ class Home:
         if reason:
             self._own.bulk([parcel.refused(doc, reason, self._own.clock.now())])
         else:
-            delete_current(self._own, [doc])
+            self._inbox.put_back(delete_current(self._own, [doc]), DELAY_SECONDS)
 
     def _withdrawn(self, doc: Document, run_in: str) -> Document | None:
         """Withdraw a record; return None if the other region was faster, or if this comes again."""
@@ -202,5 +216,5 @@ class Home:
             doc = changed
         is_stored = self._results.store_outcome(doc, states.REVOKED, 'it was cancelled')
         if is_stored:
-            delete_current(self._own, [doc])
+            self._inbox.put_back(delete_current(self._own, [doc]), DELAY_SECONDS)
         return is_stored

@@ -276,11 +276,10 @@ class Link(Duty):
         self._taker.ended(doc_id for doc_id, doc in changed.items() if doc is None)
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
             taken = self._results.take(results, self._other)
-            delete_current(self._there, taken)
-            self._refused -= {doc['_id'] for doc in taken}
             left = {doc['_id'] for doc in results} - {doc['_id'] for doc in taken}
+            self._refused -= {doc['_id'] for doc in taken}
             self._refused |= left
-            self._arriving.put_back(left, DELAY_SECONDS)
+            self._arriving.put_back({*left, *delete_current(self._there, taken)}, DELAY_SECONDS)
         self._taker.take([doc for doc in docs if doc['_id'].startswith(region.records_to(self._name))])
         if (name := region.region_id(self._other)) in changed:
             want, seconds = region.wants_of(changed[name] or {}, self._there.clock.now())

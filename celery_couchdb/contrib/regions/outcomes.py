@@ -51,17 +51,17 @@ class ResultsAtHome:
     def __init__(self, app: Any, own: Client) -> None:
         """`own` is a client for the database of regions of this region."""
         self._own, self._backend, self._content = own, couchdb_backend_of(app), app.conf.accept_content
-        #: Why this region's database has refused a result for now, the last time that it has.
-        self.problem: CouchDBError | None = None
+        #: Why this region's database has refused a result for now, the last time that it has, or to delete a record.
+        self.problem: CouchDBError | str = ''
 
     def take(self, docs: Sequence[Document], other: str) -> list[Document]:
         """Store results that region `other` has returned, and delete the records of its tasks that have ended.
 
         Return the documents that are not needed any more. A result that this region's database refuses for now stays
-        in the other region, and its record stays here: see `problem`.
+        in the other region, and its record stays here: see `problem`. It stays, too, if its record cannot be deleted.
         """
         found = [(joined['_id'], doc) for joined in docs for doc in region.results_in(joined)]
-        best, record_of, source_of = dict[str, Document](), dict[str, str](), list[tuple[str, str]]()
+        best, record_of, source_of = dict[str, Document](), dict[str, tuple[str, str]](), list[tuple[str, str]]()
         for source, doc in sorted(found, key=lambda pair: date_in(pair[1], 'date')):
             if (result := self._result_in(doc)) is None:
                 logger.warning('region %s has returned no result: %.200r', other, doc)
@@ -76,15 +76,18 @@ class ResultsAtHome:
                 and isinstance(record, str)
                 and record.startswith(region.records_to(other))
             ):
-                record_of[record] = result['_id']
+                record_of[record] = result['_id'], source
         refused = self.store(list(best.values()))
         for error in refused.values():
             self.problem = error
         kept = {source for doc_id, source in source_of if doc_id in refused}
-        left = [record for record, doc_id in record_of.items() if doc_id not in refused]
-        for _ in range(2):  # the other region may say `there` meanwhile; a look-up finds what is left
+        left = [record for record, (doc_id, _) in record_of.items() if doc_id not in refused]
+        for _ in range(2):  # the other region may say `there` meanwhile
             current = [doc for doc in self._own.find(left) if doc] if left else []
             left = delete_current(self._own, current)
+        if left:
+            self.problem = f'the record {left[0]} cannot be deleted'
+            kept |= {record_of[record][1] for record in left}
         return [doc for doc in docs if doc['_id'] not in kept]
 
     def _result_in(self, doc: Mapping[str, Any]) -> Document | None:

@@ -12,7 +12,6 @@ from celery.canvas import Signature
 
 from kombu_couchdb.contrib.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.contrib.regions.region import ANY, Giver, named, returned
-from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.leases.leader import Led
 
@@ -90,7 +89,7 @@ class RegionsRoom(Room):
         """Return what the command `vacuum` does for the database of regions; None if the app has none."""
         return _part('cli').vacuum_part(app, admin)
 
-    def whereabouts(self, app: Any, broker: Client, start: str) -> list[Any]:
+    def whereabouts(self, jobs: Any, start: str) -> list[Any]:
         """Return the tasks that were given to other regions."""
-        found: list[Any] = _part('cli').whereabouts(app, broker, start)
+        found: list[Any] = _part('cli').whereabouts(jobs, start)
         return found

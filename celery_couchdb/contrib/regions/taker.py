@@ -30,7 +30,6 @@ from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.log import get_logger
 
 from ...backend import couchdb_backend_of
-from ...results.documents import is_final
 from ..parcels.inbox import Inbox
 from ..parcels.look_ups import LookUps, ends_of_messages
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
@@ -147,17 +146,8 @@ class Taker:
     def step(self) -> None:
         """Return results for messages that ended without a worker."""
         records = self._look_ups.take([_Record(region.SOURCE, doc_id) for doc_id in self._taken])
-        self._return_stored(records)
-        found = ends_of_messages(self._broker, [record for record in records if record.doc_id in self._taken])
+        found = ends_of_messages(self._broker, records)
         self._return([(record.doc_id, end.state, end.error or '') for record, end in found.items() if end])
-
-    def _return_stored(self, records: Sequence[_Record]) -> None:
-        """Return results that are stored here only: this region's database of regions has refused them before."""
-        if self._backend is None or not records:
-            return
-        keys = [self._backend.get_key_for_task(region.task_id_of(record.doc_id)) for record in records]
-        found = zip(records, self._backend.store.read_many(keys), strict=True)
-        self._bring_back({record.doc_id: result for record, result in found if result and is_final(result)})
 
     def _claimed(self, docs: Sequence[Document]) -> list[Document]:
         """Say `there` in these records; return those whose tasks this server may run."""
@@ -186,12 +176,18 @@ class Taker:
         delayed = [(doc, text) for doc, text in delayed if doc.get('delayed') != text]
         self._there.bulk([{**doc, 'delayed': text} for doc, text in delayed])
         final = [(doc, str(reason)) for doc, reason in refused if not isinstance(reason, Unroutable)]
-        write(self._there, [parcel.refused(doc, text, now) for doc, text in final])
+        written = write(self._there, [parcel.refused(doc, text, now) for doc, text in final])
+        self._arriving.put_back([result.id for result in written if not result.is_stored], DELAY_SECONDS)
         for doc, text in delayed + final:
             logger.warning('task %s of region %s is not taken: %s', doc.get('id'), self._other, text)
 
     def _cancel(self, docs: Sequence[Document]) -> None:
         """Remove the messages of cancelled tasks that no worker has claimed; tell the workers about the others."""
+        without = [doc for doc in docs if 'message' not in doc]
+        for doc in without:
+            self._revoke(doc)
+        self._arriving.put_back(delete_current(self._there, without), DELAY_SECONDS)
+        docs = [doc for doc in docs if 'message' in doc]
         ids = {parcel.moved_id(region.SOURCE, doc['_id']): doc for doc in docs}
         items = self._broker.find(list(ids)) if ids else []
         waiting = [item for item in items if item and workitem.is_waiting(item)]
@@ -204,11 +200,14 @@ class Taker:
             if name in removed or not (name in known or JOB_KEY in headers_of(doc)):
                 over.append(doc)
             else:
-                self._app.control.revoke(region.task_id_of(doc['_id']), terminate=doc.get('terminate') is True)
+                self._revoke(doc)
                 self._taken.setdefault(doc['_id'], _Taken(None, None))
         self._return([(doc['_id'], states.REVOKED, 'it was cancelled') for doc in over])
         if self._backend is None:
-            delete_current(self._there, over)
+            self._arriving.put_back(delete_current(self._there, over), DELAY_SECONDS)
+
+    def _revoke(self, doc: Document) -> None:
+        self._app.control.revoke(region.task_id_of(doc['_id']), terminate=doc.get('terminate') is True)
 
     def _return(self, ends: Sequence[tuple[str, str, str]]) -> None:
         """Return results: for each the id of the record, the state, and the reason."""

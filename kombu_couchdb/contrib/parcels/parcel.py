@@ -13,7 +13,7 @@ A *parcel* is a message from a publisher without rights on the broker's database
 A program without Celery may write parcels, too: `{"task", "args", "kwargs"}`, and optionally `"id"`, `"queue"`,
 `"date"` (when the task is due), `"expires"` (both in seconds since the epoch) and `"priority"`. A parcel is deleted
 after it was moved, or becomes a receipt if a program without Celery wrote it. A refused parcel stays, with
-`"status": "fail"`, `"reason"` and `"failed"` (when). For each id only one parcel is moved: see `moved_id`.
+`"status": "refused"`, `"reason"` and `"failed"` (when). For each id only one parcel is moved: see `moved_id`.
 
 A *receipt* tells the outcome of a parcel that a program wrote without Celery. When such a parcel is moved, its document
 becomes the receipt, so that its publisher sees it in the document that it has written, by HTTP or in a replica::
@@ -40,7 +40,6 @@ from hashlib import sha256
 from typing import Any, Literal, TypedDict, cast, final
 
 from ...design import WITHOUT_ROWS
-from ...documents import dead_letter
 from ...documents.body import attached, is_large
 from ...documents.types import Document, Message, Stored
 from ...documents.validation import check_value
@@ -96,7 +95,7 @@ class _ParcelOptions(TypedDict, total=False):
     run_in: str
     cancelled: float
     delayed: str
-    status: Literal['fail']
+    status: Literal['refused']
     reason: str
     failed: float
 
@@ -161,20 +160,20 @@ def is_waiting(doc: Mapping[str, Any]) -> bool:
 
     It may have a `type` or `status` of its program, see `own_members`, if it names a task.
     """
-    if doc.get('_deleted') or doc.get('status') == 'fail':
+    if doc.get('_deleted') or doc.get('status') == 'refused':
         return False
     return isinstance(doc.get('task'), str) and doc.get('type') != 'Receipt' if own_members(doc) else True
 
 
 def own_members(doc: Mapping[str, Any]) -> list[str]:
     """Return which of the members `type` and `status`, which say what a document is, its program has set."""
-    return [name for name, ours in (('type', 'Parcel'), ('status', 'fail')) if doc.get(name) not in (ours, None)]
+    return [name for name, ours in (('type', 'Parcel'), ('status', 'refused')) if doc.get(name) not in (ours, None)]
 
 
 def refused(doc: Mapping[str, Any], reason: str, now: float) -> Document:
     """Return a parcel as refused: it stays where its publisher can see it, with the reason."""
     kept = {name: value for name, value in doc.items() if name not in own_members(doc)}
-    return {**kept, **dead_letter.members(reason, now)}
+    return {**kept, 'status': 'refused', 'reason': reason, 'failed': now}
 
 
 def shortened(doc: Mapping[str, Any]) -> Document:
@@ -185,11 +184,6 @@ def shortened(doc: Mapping[str, Any]) -> Document:
     task = doc.get('task')
     is_name = isinstance(task, str) and task.isprintable() and len(task) <= _MAX_NAME_CHARACTERS
     return {**{name: doc[name] for name in _RECEIPT if name in doc}, 'task': task if is_name else None}
-
-
-def replayed(doc: Mapping[str, Any]) -> Document:
-    """Return a refused parcel as one that waits."""
-    return {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed')}
 
 
 # -- receipts

@@ -18,7 +18,7 @@ The record exists from the moment the task is sent until the task has ended. So 
      "state": "withdrawn", "run_in": "us",            home runs it elsewhere ("": nowhere), and deletes the record then
      "cancelled": 1763709002.5,                       home wants it to be removed
      "delayed": "exchange …",                         why `eu` has not taken it yet
-     "status": "fail", "reason": …, "failed": …}      `eu` has refused it for good
+     "status": "refused", "reason": …, "failed": …}   `eu` has refused it for good
      "told": true}                                    home has told so whoever waits for the task
 
 Who changes a record replaces its revision, in one database: that of home. So one only can have a task: the region `to`
@@ -312,6 +312,14 @@ def there(doc: Mapping[str, Any], by: str, now: float) -> Document:
     """Return the record of a task that the server `by` of its region takes."""
     kept = {name: value for name, value in doc.items() if name != 'delayed'}
     return {**kept, 'state': 'there', 'taken': now, 'by': by}
+
+
+def cancellation(to: str, task_id: str, now: float) -> Document:
+    """Return the record, without a message, by which region `to` revokes a task that it was not given by this one.
+
+    It deletes the record then.
+    """
+    return {'_id': record_id(to, task_id, 'cancel'), 'type': 'Parcel', 'id': task_id, 'state': 'there', 'taken': now}
 
 
 def withdrawn(doc: Mapping[str, Any], run_in: str) -> Document:

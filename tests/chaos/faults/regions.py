@@ -10,7 +10,25 @@ from ..proxy import Answer, Proxy
 from ..region_site import Link, Regions
 from .base import Fault
 
-__all__ = ['LINK_FAULTS', 'LinkCut', 'LinkFault', 'LinkHangs', 'LinkSilent', 'RegionServerKilled', 'ResponsesLost']
+__all__ = [
+    'LINK_FAULTS',
+    'DocumentsRefused',
+    'LinkCut',
+    'LinkFault',
+    'LinkHangs',
+    'LinkSilent',
+    'RegionServerKilled',
+    'RequestsLate',
+    'ResponsesLost',
+]
+
+
+#: After how many seconds a request arrives that is late: later than another leader may lead.
+_LATE = 25.0
+
+#: The design document that refuses others, and its condition: it is true for about half of all ids.
+_REFUSAL = '_design/refusal'
+_SOME = "doc._id.split('').reduce(function (sum, one) { return sum + one.charCodeAt(0); }, 0) % 2"
 
 
 class LinkFault(Fault):
@@ -75,8 +93,57 @@ class ResponsesLost(LinkFault):
     turn = (lambda proxy: proxy.lie(Answer(500, asked=True), every=2), Proxy.be_honest)
 
 
+class RequestsLate(LinkFault):
+    """Every third request to databases of regions is answered by an error, and reaches the server much later."""
+
+    name = 'requests arrive late'
+    turn = (lambda proxy: proxy.lie(Answer(500, late=_LATE), every=3, database='-regions'), Proxy.be_honest)
+
+    def __init__(self, site: Any, target: int) -> None:
+        super().__init__(site, target)
+        regions: Regions = site
+        self.links = [*self.links, regions.own[target % len(regions.own)]]
+
+
 #: All kinds of faults of links.
-LINK_FAULTS: tuple[type[LinkFault], ...] = (LinkCut, LinkHangs, LinkSilent, ResponsesLost)
+LINK_FAULTS: tuple[type[LinkFault], ...] = (LinkCut, LinkHangs, LinkSilent, ResponsesLost, RequestsLate)
+
+
+class DocumentsRefused(Fault):
+    """A function in two databases of a region refuses changes of some documents.
+
+    In the database of regions these are those of records, and new results for other regions; in the other one, results
+    of tasks that ran elsewhere. Deletions are refused, too.
+    """
+
+    name, span, interrupts = 'documents refused', (1.0, 60.0), False
+
+    def __init__(self, site: Any, target: int) -> None:
+        super().__init__(site, target)
+        self.workers = []
+        regions: Regions = site
+        self.link = regions.own[target % len(regions.own)]
+
+    @property
+    def locks(self) -> list[threading.Lock]:
+        """The lock of the region."""
+        return [self.link.lock]
+
+    def begin(self, children: Mapping[str, int]) -> None:
+        """Store the functions."""
+        region = self.link.to
+        for kind, condition in (
+            ('regions', "doc._id.indexOf('r:') == 0 || (old && !old._deleted)"),
+            ('results', f"!doc._deleted && doc.region && doc.region != '{region.name}'"),
+        ):
+            rule = f"function (doc, old) {{ if (({condition}) && {_SOME}) throw({{forbidden: 'chaos'}}); }}"
+            region.client[kind].put({'_id': _REFUSAL, 'validate_doc_update': rule})
+
+    def heal(self) -> None:
+        """Delete the functions."""
+        for kind in ('regions', 'results'):
+            client = self.link.to.client[kind]
+            client.bulk([{**client.get(_REFUSAL), '_deleted': True}])
 
 
 class RegionServerKilled(Fault):

@@ -130,7 +130,7 @@ def test_refused_parcels_have_a_reason_and_block_no_other(
     wait_for(lambda: len(reasons(parcels)) == len(REFUSED), 'the refusals')
     for number, (_, reason) in enumerate(REFUSED):
         doc = parcels.get(f'bad-{number}')
-        assert doc['status'] == 'fail'
+        assert doc['status'] == 'refused'
         assert doc['reason'].startswith(reason)
         assert f'parcel bad-{number} is refused: ' in worker.logs()
 

@@ -115,7 +115,7 @@ def test_parcels_of_the_maximum_size_stop_no_others(
     assert waiting_in(parcels) == []
     moved, refused = parcels.get('add'), parcels.get('subtract')
     assert (moved.get('type'), moved.get('status')) == ('Receipt', None)
-    assert (refused.get('type'), refused.get('status')) == (None, 'fail')
+    assert (refused.get('type'), refused.get('status')) == (None, 'refused')
 
 
 def test_parcel_for_another_region_is_refused(
@@ -140,7 +140,7 @@ def test_parcel_with_a_member_that_only_we_may_set_is_refused(
     doc = parcels.get('a')
     [name] = own
     assert doc['reason'] == f'a parcel has no member {name!r} of its program: give it another name'
-    assert (doc['status'], doc.get('type')) == ('fail', None)
+    assert (doc['status'], doc.get('type')) == ('refused', None)
     if own != {'type': ''}:
         assert 'reason' not in parcels.get('note')
 
@@ -154,6 +154,6 @@ def test_malformed_parcels_are_refused_while_the_leader_waits(mover: Callable[[]
 
     def are_refused() -> bool:
         settle(one)
-        return all(parcels.get(name).get('status') == 'fail' for name in 'abc')
+        return all(parcels.get(name).get('status') == 'refused' for name in 'abc')
 
     wait_for(are_refused, 'the refusal')

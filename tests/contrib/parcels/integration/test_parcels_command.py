@@ -31,7 +31,7 @@ def docs(parcels: Client) -> None:
             parcel.refused(mail, "task 'mail' is not in parcels_accept", 5.0),
             parcel.refused({**add, '_id': 'refused-2'}, 'mistake', 6.0),
             {**add, '_id': 'waiting'},
-            {'_id': 'note', 'type': 'Note', 'status': 'fail'},
+            {'_id': 'note', 'type': 'Note', 'status': 'refused'},
         ]
     )
 

@@ -13,6 +13,7 @@ from celery.app.task import Context
 
 from celery_couchdb.contrib.parcels.mover import Mover
 from celery_couchdb.contrib.parcels.room import PARCEL
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter
 from kombu_couchdb.documents.dead_letter import rejected
@@ -194,6 +195,23 @@ def test_messages_that_end_without_a_result(
         receipt = parcels.get(name)
         assert (receipt['state'], 'result' in receipt, 'done' in receipt) == (state, False, True)
         assert error in receipt['error']
+
+
+def test_second_task_with_the_same_id_has_no_result(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(parcels, 'a', 'b', id='order-1')
+    one = mover()
+    settle(one)
+    for name, value in (('a', 3), ('b', 4)):
+        item = item_of(client, name)
+        end(app, item, value)
+        client.bulk([deletion(item)])
+    assert run(one, parcels, 'a')['result'] == 3
+    look_up(one, monkeypatch)
+    receipt = parcels.get('b')
+    assert (receipt['state'], 'result' in receipt) == ('FAILURE', False)
+    assert 'another task with the same id' in receipt['error']
 
 
 def test_forged_receipt_is_deleted_in_time(one: Mover, parcels: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,10 @@ from celery.backends.base import Backend
 from celery_couchdb.contrib.regions.outcomes import ResultsAtHome
 from celery_couchdb.testing import Server
 from kombu_couchdb.contrib.regions import region
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.errors import AccessDenied
+from tests.conftest import wait_for
 from tests.regions import Regions, killed_after, new_link, regions_on
 
 
@@ -177,3 +179,40 @@ def test_documents_that_are_no_results_are_deleted(regions: Regions) -> None:
     assert result.get(timeout=1) == 3
     assert eu.returning() == []
     assert us.results.find(['x']) == [None]
+
+
+def test_result_that_waits_in_the_database_of_the_broker_returns(regions: Regions) -> None:
+    """The database of regions has refused it before, and accepts it now."""
+    us, eu = regions['us'], regions['eu']
+    result = us.app.send_task('add', (1, 2), region='eu')
+    doc = back(regions, result.id, states.SUCCESS, 3)
+    eu.regions.bulk([deletion(found) for found in eu.returning()])
+    eu.broker.bulk([{**doc, '_id': f'{doc["_id"]}2'}])
+    regions.work('eu')
+    assert eu.broker.id_range('r:') == []
+    regions.work('us')
+    assert result.get(timeout=1) == 3
+    assert us.records() == eu.returning() == []
+
+
+@pytest.mark.parametrize('where', ['us', 'eu'])
+def test_what_cannot_be_deleted_now_is_deleted_later(
+    regions: Regions, apache_couchdb: bool, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Neither the record at home nor what has returned stays for ever if a database refuses once to delete it."""
+    if not apache_couchdb:
+        pytest.skip('the embedded server does not call validate_doc_update')
+    us, eu = regions['us'], regions['eu']
+    result = us.app.send_task('add', (1, 2), region='eu')
+    rule = "function (doc) { if (doc._deleted) throw({forbidden: 'read-only'}); }"
+    regions[where].regions.put({'_id': '_design/refusal', 'validate_doc_update': rule})
+    back(regions, result.id, states.SUCCESS, 3)
+    monkeypatch.setattr('celery_couchdb.contrib.regions.link.DELAY_SECONDS', 0.0)
+    link = regions.link('us', 'eu')
+    link.begin()
+    link.step()
+    link.step()
+    assert result.get(timeout=1) == 3
+    assert len(us.records()) + len(eu.returning()) == (2 if where == 'us' else 1)
+    regions[where].regions.bulk([{**regions[where].regions.get('_design/refusal'), '_deleted': True}])
+    wait_for(lambda: link.step() and not us.records() and not eu.returning(), 'the deletion')

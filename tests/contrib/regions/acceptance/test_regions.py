@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from celery import chain, group
 
+from celery_couchdb.contrib.regions import revoke
 from celery_couchdb.testing import Server
 from kombu_couchdb.contrib.regions.region import region_id, wants_of
+from kombu_couchdb.errors import ConfigurationError
 from tests.acceptance.conftest import APP, Site
 from tests.conftest import PATIENCE, PATIENT, wait_for
 from tests.regions import Region, Regions, regions_on
@@ -80,6 +82,23 @@ def test_region_that_is_cut_off_goes_on_and_catches_up(regions: Regions, start: 
     regions.restore()
     assert [result.get(timeout=PATIENCE) for result in away] == [n + 1 for n in range(20)]
     wait_for(lambda: items(eu.broker) == [] == items(us.broker), 'the acknowledgements')
+
+
+def test_later_step_of_a_chain_is_cancelled_from_home(regions: Regions, start: Start, tmp_path: Path) -> None:
+    us, eu = regions['us'], regions['eu']
+    start(eu)
+    start(us)
+    nap = us.app.signature('nap', (str(tmp_path / 'journal'), 'one', None)).set(region='eu')
+    last = (nap | us.app.signature('nap', (str(tmp_path / 'journal'), 'two', None), immutable=True)).apply_async()
+    wait_for((tmp_path / 'journal').exists, 'the first step')
+    with pytest.raises(ConfigurationError, match='asia'):
+        revoke(last.id, us.app, region='asia')
+    assert not revoke(last.id, us.app)
+    assert revoke(last.id, us.app, region='eu')
+    wait_for(lambda: [doc['id'] for doc in us.records()] == [last.parent.id], 'the other region to revoke it')
+    (tmp_path / 'go on').touch()
+    wait_for(lambda: last.state == 'REVOKED', 'the result')
+    wait_for(lambda: not any(left(us) + left(eu)), 'nothing is left')
 
 
 @pytest.mark.slow

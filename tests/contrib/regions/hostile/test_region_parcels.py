@@ -118,7 +118,7 @@ def test_malformed_records_stop_nobody_at_home(regions: Regions, names: Sequence
         {'lent': 1},
         {'lent': 1, 'cancelled': 'x'},
         {'cancelled': 1, 'terminate': 'x'},
-        {'status': 'fail'},
+        {'status': 'refused'},
         {'status': ['x'], 'reason': {}, 'fallback': 'us'},
         {'state': 'withdrawn'},
         {'state': 'withdrawn', 'run_in': ['us']},

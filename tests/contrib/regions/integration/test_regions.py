@@ -13,6 +13,7 @@ from celery.exceptions import Ignore
 
 from celery_couchdb.contrib.parcels.messages import ParcelMessages
 from celery_couchdb.contrib.regions import ends
+from celery_couchdb.failures import Failures
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
@@ -103,7 +104,7 @@ def test_malformed_records_are_refused_and_the_sender_learns_why(regions: Region
     [doc] = [doc for doc in us.records() if doc.get('id') == result.id]
     us.regions.bulk([{**doc, 'exchange': 7}])
     regions.work('eu')
-    assert [doc.get('status') for doc in us.records()] == ['fail'] * 4
+    assert [doc.get('status') for doc in us.records()] == ['refused'] * 4
     regions.work('us')
     assert result.state == 'FAILURE'
     assert 'region eu has refused the task' in str(result.result)
@@ -168,13 +169,13 @@ def run(regions: Regions, how: Callable[..., Any], **options: Any) -> None:
     """Let a task of us run in eu, as a worker runs it."""
     us, eu = regions['us'], regions['eu']
     task = eu.app.task(how, bind=True, name='add', max_retries=3, shared=False)._get_current_object()
-    us.app.send_task('add', (), task_id='one', region='eu', **options)
+    us.app.send_task('add', (), task_id='first', region='eu', **options)
     regions.work('eu')
     [item] = items(eu.broker)
     headers = item['message']['headers']
     request = {**headers, 'delivery_info': {}, 'headers': headers, 'hostname': 'w', 'called_directly': False}
     ends.connect()
-    build_tracer('add', task, app=eu.app)('one', (), {}, request)
+    build_tracer('add', task, app=eu.app)('first', (), {}, request)
     eu.broker.bulk([deletion(item)])
 
 
@@ -206,7 +207,7 @@ def test_record_of_a_task_without_a_result_ends_when_the_task_has_ended(
     assert len(us.records()) == 1
     regions.work('us')
     assert us.records() == regions['eu'].returning() == []
-    assert us.app.AsyncResult('one').state == 'PENDING'
+    assert us.app.AsyncResult('first').state == 'PENDING'
 
 
 @pytest.mark.parametrize('how', ['retry', 'replace', 'chain'])
@@ -222,12 +223,12 @@ def test_task_that_goes_on_has_not_ended(regions: Regions, how: str) -> None:
     run(regions, body, ignore_result=True)
     regions.work('us')
     assert len(us.records()) == 1
-    assert regions['eu'].tasks() == ['one']
+    assert regions['eu'].tasks() == ['first']
 
 
 def test_revoked_task_without_a_result_ends(regions: Regions) -> None:
     us, eu = regions['us'], regions['eu']
-    us.app.send_task('add', (), task_id='one', region='eu', ignore_result=True)
+    us.app.send_task('add', (), task_id='first', region='eu', ignore_result=True)
     regions.work('eu')
     [item] = items(eu.broker)
     headers = item['message']['headers']
@@ -244,8 +245,10 @@ def test_failure_tells_where_the_task_ran(regions: Regions) -> None:
     us = regions['us']
     run(regions, raises(ValueError('x')))
     regions.work('us')
-    result = us.results.get(us.app.backend.get_key_for_task('one'))
+    result = us.results.get(us.app.backend.get_key_for_task('first'))
     assert (result['status'], result['region']) == ('FAILURE', 'eu')
+    with pytest.raises(ConfigurationError, match="no failure 'first'; it failed in region eu, which keeps it"):
+        Failures(us.app).find(['first'])
 
 
 def test_behind_a_refused_task_the_chain_fails_and_errbacks_are_called_once(regions: Regions) -> None:

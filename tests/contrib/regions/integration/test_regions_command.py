@@ -199,7 +199,7 @@ def test_check_names_what_is_wrong(eu: Region, us: Region) -> None:
     now = eu.broker.clock.now()
     give(eu, age=130)
     give(eu, delayed='exchange orders is unknown')
-    give(eu, status='fail', reason='no', failed=now)
+    give(eu, status='refused', reason='no', failed=now)
     give(us, to='eu', age=300)
     give(us, to='eu', delayed='queue q has no consumer')
     us.regions.put(returned(now - 60))
@@ -289,7 +289,7 @@ def test_tasks_are_listed_by_region_and_state(eu: Region) -> None:
     ids = [str(uuid.uuid4()) for _ in range(4)]
     give(eu, ids[0], age=5)
     give(eu, ids[1], state='there', taken=now, cancelled=now)
-    give(eu, ids[2], to='old', status='fail', reason='unknown task', failed=now)
+    give(eu, ids[2], to='old', status='refused', reason='unknown task', failed=now)
     give(eu, ids[3], to='asia', state='withdrawn', run_in='eu')
 
     def listed(*given: str) -> set[str]:
@@ -338,7 +338,7 @@ def test_an_id_is_found_among_many_that_begin_like_it(eu: Region) -> None:
 def test_cancel_marks_what_has_not_ended(eu: Region) -> None:
     running, refused = str(uuid.uuid4()), str(uuid.uuid4())
     doc_id = give(eu, running, state='there', taken=1.0)
-    give(eu, refused, status='fail', reason='no', failed=1.0)
+    give(eu, refused, status='refused', reason='no', failed=1.0)
     assert '1 to be cancelled.' in succeed(eu, 'cancel', running[:13], '--yes')
     doc = eu.regions.get(doc_id)
     assert (doc['cancelled'] > 1, 'terminate' in doc) == (True, False)
@@ -347,7 +347,12 @@ def test_cancel_marks_what_has_not_ended(eu: Region) -> None:
     assert 'has refused it' in fail(eu, 'cancel', refused, '--yes')
     give(eu, withdrawn := str(uuid.uuid4()), state='withdrawn', run_in='asia')
     assert 'does not run in region us any more, but in asia' in fail(eu, 'cancel', withdrawn, '--yes')
-    assert records.cancel(eu.regions, str(uuid.uuid4())) == (0, {})
+    step = str(uuid.uuid4())
+    assert records.cancel(eu.regions, step) == (0, {})
+    assert "'asia' is not another one" in fail(eu, 'cancel', step, '--region', 'asia', '--yes')
+    assert '1 to be cancelled.' in succeed(eu, 'cancel', step, '--region', 'us', '--yes')
+    [doc] = records.of_task(eu.regions, step)
+    assert (region.region_of(doc['_id']), 'cancelled' in doc, 'message' in doc) == ('us', True, False)
 
 
 def test_a_cancelled_task_ends_as_revoked(regions: Regions, eu: Region, us: Region) -> None:
@@ -378,7 +383,7 @@ def test_change_of_a_record_that_others_change(eu: Region) -> None:
 
 def test_replay_and_drop(eu: Region) -> None:
     first, other, sent = (str(uuid.uuid4()) for _ in range(3))
-    refused: dict[str, Any] = {'status': 'fail', 'reason': 'unknown', 'failed': 1.0, 'state': 'there', 'taken': 1.0}
+    refused: dict[str, Any] = {'status': 'refused', 'reason': 'unknown', 'failed': 1.0, 'state': 'there', 'taken': 1.0}
     doc_ids = [give(eu, first, **refused), give(eu, other, **refused)]
     assert 'it was not refused' in fail(eu, 'replay', give(eu, sent), '--yes')
     assert '1 replayed.' in succeed(eu, 'replay', first, '--yes')
@@ -394,7 +399,7 @@ def test_replay_and_drop(eu: Region) -> None:
 
 def test_more_records_than_one_request_reads(eu: Region) -> None:
     docs = [
-        {'_id': region.record_id('us', f'{n:05}', 't'), 'id': f'{n:05}', 'task': 'add', 'status': 'fail'}
+        {'_id': region.record_id('us', f'{n:05}', 't'), 'id': f'{n:05}', 'task': 'add', 'status': 'refused'}
         for n in range(450)
     ]
     eu.regions.bulk(docs)

@@ -234,7 +234,7 @@ def test_result_stays_here_if_its_database_does_not_exist(
 
 
 @pytest.mark.parametrize('confirm', [False, True])
-def test_result_stays_here_if_its_database_cannot_be_written(
+def test_result_waits_in_the_database_of_the_broker_if_its_own_cannot_be_written(
     server: Server,
     app: Celery,
     client: Client,
@@ -262,10 +262,11 @@ def test_result_stays_here_if_its_database_cannot_be_written(
     backend.mark_as_done('given', 3, request=run(regions, 'given'))
     settle(backend)
     backend.handover.close()
-    assert backend.get_result('given') == 3
     assert returned(regions) == []
+    assert homes(client) == [('us', 'given', RECORD)]
+    assert not is_here(backend, 'given')
     [message] = caplog.messages
-    assert message.startswith('the result of add[given] (SUCCESS) cannot be stored in ')
+    assert message.endswith('refuses the result of add, which waits in the database of the broker')
     assert member['password'] not in message
     end(other)
 

@@ -13,7 +13,7 @@ RECORD: dict[str, Any] = {'_id': region.record_id('eu', 'task:1', 'tag'), 'publi
 
 FALLBACK = {'fallback': 'asia', 'fallback_at': 130.0}
 
-THERE, CANCELLED, REFUSED = {'state': 'there'}, {'cancelled': 101.0}, {'status': 'fail', 'reason': 'no queue'}
+THERE, CANCELLED, REFUSED = {'state': 'there'}, {'cancelled': 101.0}, {'status': 'refused', 'reason': 'no queue'}
 
 HOME, ASIA, NEVER = HomeDecision('run', 'us'), HomeDecision('run', 'asia'), HomeDecision('cancelled')
 
