@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
+from kombu_couchdb.couchdb.bulk import BATCH_DOCS
 from kombu_couchdb.log import printable
 
-from ..resources.change import BATCH, Change, Part
+from ..resources.change import Change, Part
 from ..resources.columns import Lines, Row, json_line
 from ..resources.fields import Field
 from ..resources.resource import Resource, Selection, counted
@@ -58,7 +59,7 @@ def print_list(
     """
     items, rows = iter(found), list[Row]()
     left = limit
-    while part := list(islice(items, min(left, BATCH))):
+    while part := list(islice(items, min(left, BATCH_DOCS))):
         left -= len(part)
         if not as_json:
             rows += resource.summary(part)
@@ -129,7 +130,7 @@ def run_change(ctx: click.Context, question: str, verb: str, change: Change) -> 
     """
     if question:
         confirm(question)
-    has_bar = change.total is not None and change.total > BATCH
+    has_bar = change.total is not None and change.total > BATCH_DOCS
     try:
         bar: Any
         with click.progressbar(length=change.total, label=verb, file=sys.stderr) if has_bar else nullcontext() as bar:

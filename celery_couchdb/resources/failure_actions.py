@@ -11,13 +11,7 @@ from .columns import json_line
 from .failures import failure_resource
 from .fields import ARGS, QUEUE, TASK, Field, Values, before, dates_in, new_arguments
 from .fields import since as since_field
-from .selectable import ItemAction, Selectable
-
-#: Up to this number, failures are read to count them.
-_MAX_COUNTED = 1000
-
-#: The maximum length of the name of a failure with its arguments, in characters.
-_MAX_NAME = 80
+from .selectable import MAX_COUNTED, MAX_NAME, ItemAction, Selectable
 
 
 def wanted_failures(failures: Failures, values: Values) -> FailureFilter:
@@ -29,8 +23,8 @@ def wanted_failures(failures: Failures, values: Values) -> FailureFilter:
 
 def _count(failures: Failures, values: Values, fully: bool) -> int | None:
     wanted = wanted_failures(failures, values)
-    found = failures.count(wanted, None if fully else _MAX_COUNTED + 1)
-    if fully or found <= _MAX_COUNTED:
+    found = failures.count(wanted, None if fully else MAX_COUNTED + 1)
+    if fully or found <= MAX_COUNTED:
         return found
     whole = wanted._replace(until=None)
     is_group = whole == whole._replace(queue=None, since=None, args=None, error=whole.error_type)
@@ -47,7 +41,7 @@ def _find(failures: Failures, names: Sequence[str], exact: bool) -> Sequence[Fai
 def _name_of(failures: Failures, failure: Failure | str, arguments: bool) -> str:
     if isinstance(failure, str):
         return failure
-    return f'{failure.task}{failure.arguments if arguments else ""}'[:_MAX_NAME] if failure.task else failure.id
+    return f'{failure.task}{failure.arguments if arguments else ""}'[:MAX_NAME] if failure.task else failure.id
 
 
 def _changed(what: str, part: Sequence[Failure | str], done: int, refused: Mapping[str, str]) -> Part:

@@ -25,13 +25,7 @@ from .fields import ARGS, QUEUE, TASK, Field, Values, before, dates_in, new_argu
 from .fields import since as since_field
 from .inputs import due_date, duration
 from .jobs import arguments_of
-from .selectable import ItemAction, Selectable
-
-#: Up to this number, jobs are read to count them.
-_MAX_COUNTED = 1000
-
-#: The maximum length of the name of a job with its arguments, in characters.
-_MAX_NAME = 80
+from .selectable import MAX_COUNTED, MAX_NAME, ItemAction, Selectable
 
 
 def wanted_jobs(jobs: Jobs, values: Values) -> JobFilter:
@@ -53,8 +47,8 @@ def _matching(jobs: Jobs, values: Values) -> Iterator[str]:
 
 def _count(jobs: Jobs, values: Values, fully: bool) -> int | None:
     wanted = wanted_jobs(jobs, values)
-    found = sum(1 for _ in listing(jobs.client, wanted, sys.maxsize if fully else _MAX_COUNTED + 1))
-    return found if found <= _MAX_COUNTED or fully else None if wanted.needs_history else _of_queues(jobs, wanted)
+    found = sum(1 for _ in listing(jobs.client, wanted, sys.maxsize if fully else MAX_COUNTED + 1))
+    return found if found <= MAX_COUNTED or fully else None if wanted.needs_history else _of_queues(jobs, wanted)
 
 
 def _of_queues(jobs: Jobs, wanted: JobFilter) -> int:
@@ -73,7 +67,7 @@ def _find(jobs: Jobs, names: Sequence[str], exact: bool) -> Sequence[str]:
 def _name_of(jobs: Jobs, name: str, arguments: bool) -> str:
     doc: Document = next(iter(find(jobs.client, name)), {})
     task, shown = workitem.task_name(doc), arguments_of(headers_of(doc)) if arguments else ''
-    return f'{task}{shown}'[:_MAX_NAME] if task else name
+    return f'{task}{shown}'[:MAX_NAME] if task else name
 
 
 # -- actions

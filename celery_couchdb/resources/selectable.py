@@ -11,6 +11,12 @@ from .columns import Tone
 from .fields import Field, Values
 from .resource import counted
 
+#: Up to this number, items that match filters are read to count them before a page asks whether to change them.
+MAX_COUNTED = 1000
+
+#: The maximum length of the name of an item with its arguments, in characters.
+MAX_NAME = 80
+
 T = TypeVar('T')
 S = TypeVar('S')
 

@@ -16,7 +16,7 @@ from kombu_couchdb.errors import CouchDBError
 from ..resources.change import Change
 from ..resources.fields import Field, Values, values_in
 from ..resources.resource import counted
-from ..resources.selectable import ItemAction, Selectable
+from ..resources.selectable import MAX_COUNTED, ItemAction, Selectable
 from .view import Action, InputRefused, View
 
 S = TypeVar('S')
@@ -179,7 +179,7 @@ class _ForAll(_ForSelected[S, T]):
     def described(self, view: View, targets: Sequence[str]) -> str:
         filters, noun = self.filters(view, targets), self.selectable.noun
         total = self.total(self.opened(view), filters)
-        number = f'more than 1,000 {noun}s' if total is None else counted(total, noun)
+        number = f'more than {MAX_COUNTED:,} {noun}s' if total is None else counted(total, noun)
         if len(filters) > 1:
             return f'{counted(len(filters), "group")} with {number}'
         words = (

@@ -12,7 +12,7 @@ from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.shapes import both, items, members, number, text
 from ..documents import dead_letter, validation, workitem
 from ..documents.dead_letter import NO_QUEUE
-from ..documents.ids import job_id
+from ..documents.ids import ONCE, job_id
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
@@ -169,8 +169,9 @@ def _replay_unique(client: Client, letter: Document, before: Before | None) -> b
     again = dead_letter.replayed(validation.checked(letter), client.clock.now())
     again['_id'] = job
     del again['_rev']
-    # A message of its own: the job's document may say that the one with the former delivery tag is done.
-    tag = workitem.new_id(client.clock.now())
+    # A message of its own: the job's document may say that the one with the former delivery tag is done. Its tag is that
+    # of this letter, so that whoever replays the letter at the same moment, or after a kill, publishes the same message.
+    tag = ONCE + letter['_id']
     again['message'] = {**again['message'], 'properties': {**again['message']['properties'], 'delivery_tag': tag}}
     [found] = client.fetch([job])
     if merge(found, again, client.clock.now())[1].what == MOVED:

@@ -258,7 +258,7 @@ def test_what_fails_again_meanwhile_is_not_retried_again(
     for number in range(5):
         letter(f'd{number}', 100.0 + number)
         letter(f'f{number}', 100.0 + number, 'ValueError: no')
-    monkeypatch.setattr('celery_couchdb.resources.change.BATCH', 2)
+    monkeypatch.setattr('celery_couchdb.resources.change.BATCH_DOCS', 2)
     retried: list[str] = []
 
     def retry(failures: Failures, part: Any, **options: Any) -> Any:

@@ -75,7 +75,7 @@ def test_wrong_selection_changes_nothing(
 def test_command_that_is_interrupted_says_what_was_done(
     app: Celery, client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change, 'BATCH', 2)
+    monkeypatch.setattr(change, 'BATCH_DOCS', 2)
     for number in range(5):
         app.send_task('shop.mail', (number,), queue='mail')
     remove_all = Jobs.remove_all
@@ -141,7 +141,7 @@ def test_all_that_match_on_the_page(app: Celery, admin: Browser, client: Client)
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let each action go to the background, one job at a time; return a function that lets one part go on."""
-    monkeypatch.setattr(change, 'BATCH', 1)
+    monkeypatch.setattr(change, 'BATCH_DOCS', 1)
     monkeypatch.setattr(actions, '_FOREGROUND_SECONDS', 0.0)
     allowed, remove_all = threading.Semaphore(0), Jobs.remove_all
 

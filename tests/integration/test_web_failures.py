@@ -174,7 +174,7 @@ def test_all_that_match_are_retried(
     app: Celery, client: Client, fail: Fail, letter: str, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The form asks with the number, and what fails after the page was shown is left as it is."""
-    monkeypatch.setattr(change, 'BATCH', 2)
+    monkeypatch.setattr(change, 'BATCH_DOCS', 2)
     with app.connection_for_write() as connection:
         connection.default_channel.queue_declare('again')
     pays, key = [fail(f'pay-{number}') for number in range(5)], fail('key', 'k', 'KeyError')
