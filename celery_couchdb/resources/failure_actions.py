@@ -9,7 +9,7 @@ from ..failures import Failure, FailureFilter, Failures
 from .change import Part
 from .columns import json_line
 from .failures import failure_resource
-from .fields import ARGS, QUEUE, TASK, Field, Values, before, dates_in, new_arguments
+from .fields import ARGS, QUEUE, SEEN, TASK, Field, Values, before, dates_in, new_arguments
 from .fields import since as since_field
 from .selectable import MAX_COUNTED, MAX_NAME, ItemAction, Selectable
 
@@ -61,9 +61,14 @@ def _retry(
     to: str | None = None,
     new_args: Any = None,
     new_kwargs: Any = None,
+    seen: str | None = None,
 ) -> Iterator[Part]:
-    done, refused = failures.retry(_there(part), queue=to, args=new_args, kwargs=new_kwargs)
-    yield _changed('retried', part, len(done), refused)
+    there = _there(part)
+    again = [failure for failure in there if seen not in (None, failure.letter['_rev'])]
+    changed = {failure.id: 'it has failed again since you read it' for failure in again}
+    same = [failure for failure in there if failure.id not in changed]
+    done, refused = failures.retry(same, queue=to, args=new_args, kwargs=new_kwargs)
+    yield _changed('retried', part, len(done), {**changed, **refused})
 
 
 def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:
@@ -72,11 +77,12 @@ def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:
 
 
 def _arguments(failures: Failures, failure: Failure | str) -> Mapping[str, str]:
-    """Return the arguments of a failure as JSON, as far as they are known."""
+    """Return the arguments of a failure as JSON, as far as they are known, and its revision."""
     if isinstance(failure, str):
         return {}
     [row, *_] = failure_resource(failures, failures.now()).describe([failure])
-    return {f'new_{name}': json_line(row[name]) for name in ('args', 'kwargs') if row[name] is not None}
+    texts = {f'new_{name}': json_line(row[name]) for name in ('args', 'kwargs') if row[name] is not None}
+    return {**texts, SEEN.name: failure.letter['_rev']}
 
 
 FAILURES: Selectable[Failures, Failure | str] = Selectable(

@@ -21,7 +21,7 @@ from kombu_couchdb.errors import CouchDBError, NotChangeable
 from ..jobs import Jobs
 from .change import Part
 from .columns import json_line
-from .fields import ARGS, QUEUE, TASK, Field, Values, before, dates_in, new_arguments
+from .fields import ARGS, QUEUE, SEEN, TASK, Field, Values, before, dates_in, new_arguments
 from .fields import since as since_field
 from .inputs import due_date, duration
 from .jobs import arguments_of
@@ -88,8 +88,10 @@ def _move(
     yield _changed('moved', part, jobs.move_all(part, queue=to, priority=priority, **(due or {})))
 
 
-def _edit(jobs: Jobs, part: Sequence[str], *, new_args: Any = None, new_kwargs: Any = None) -> Iterator[Part]:
-    yield _changed('edited', part, jobs.edit_all(part, args=new_args, kwargs=new_kwargs))
+def _edit(
+    jobs: Jobs, part: Sequence[str], *, new_args: Any = None, new_kwargs: Any = None, seen: str | None = None
+) -> Iterator[Part]:
+    yield _changed('edited', part, jobs.edit_all(part, args=new_args, kwargs=new_kwargs, rev=seen))
 
 
 def _remove(jobs: Jobs, part: Sequence[str], *, terminate: bool = False, signal: str = 'SIGTERM') -> Iterator[Part]:
@@ -139,7 +141,7 @@ def _priority(text: str) -> int:
 
 
 def _arguments(jobs: Jobs, name: str) -> Mapping[str, str]:
-    """Return the arguments of a waiting job as JSON; *raises* `NotChangeable`."""
+    """Return the arguments of a waiting job as JSON, and its revision; *raises* `NotChangeable`."""
     docs = [doc for doc in find(jobs.client, name) if workitem.is_waiting(doc)]
     if not docs:
         raise NotChangeable(f'the job {name} does not wait any more')
@@ -148,7 +150,7 @@ def _arguments(jobs: Jobs, name: str) -> Mapping[str, str]:
         dumps([args, kwargs])
     except (TypeError, ValueError) as exc:
         raise NotChangeable(f'the arguments of the job {name} cannot be edited here: {exc}') from None
-    return {'new_args': json_line(args), 'new_kwargs': json_line(kwargs)}
+    return {'new_args': json_line(args), 'new_kwargs': json_line(kwargs), SEEN.name: docs[0]['_rev']}
 
 
 _ONLY_WAITING = 'Only a job that waits can be changed.'

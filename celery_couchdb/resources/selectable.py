@@ -37,8 +37,8 @@ class ItemAction(Generic[S, T]):
     fields: Sequence[Field] = ()
     #: What is said if no field has a value; '' if none needs one.
     needs: str = ''
-    #: Returns the texts of the fields of one item as it is now: what stays so is not given to `act`. *Raises*
-    #: `CouchDBError`.
+    #: Returns the texts of the fields of one item as it is now, and of `SEEN`; but for that, what stays so is not given
+    #: to `act`. *Raises* `CouchDBError`.
     filled: Callable[[S, T], Mapping[str, str]] | None = None
     #: What it changes of the items, and how many of them; '' if it changes the items.
     unit: str = ''

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlencode
 from kombu_couchdb.errors import CouchDBError
 
 from ..resources.change import Change
-from ..resources.fields import Field, Values, values_in
+from ..resources.fields import SEEN, Field, Values, values_in
 from ..resources.resource import counted
 from ..resources.selectable import MAX_COUNTED, ItemAction, Selectable
 from .view import Action, InputRefused, View
@@ -103,11 +103,12 @@ class _ForSelected(Generic[S, T]):
         except ValueError as exc:
             raise InputRefused(str(exc)) from None
         shown = self.shown(view, targets)
+        seen = {SEEN.name: values.pop(SEEN.name)} if SEEN.name in values else {}
         values = {name: value for name, value in values.items() if view.form[name].strip() != shown.get(name)}
         if self.item_action.needs and not values:
             raise InputRefused(self.item_action.needs)
         signature = {'by': view.session.name, 'reason': view.reason} if self.item_action.is_signed else {}
-        return {**values, **signature}
+        return {**values, **seen, **signature}
 
     def shown(self, view: View, targets: Sequence[str]) -> Mapping[str, str]:
         """Return the texts of the fields of the only item as it is now; *raises* `InputRefused`."""
@@ -124,7 +125,7 @@ class _ForSelected(Generic[S, T]):
         shown, known = self.shown(view, targets), view.known
         return [
             replace(field, value=shown.get(field.name, field.value), options=known.get(field.metavar.lower(), ()))
-            for field in self.item_action.fields
+            for field in (*self.item_action.fields, *([SEEN] if SEEN.name in shown else []))
             if not (field.is_argument and view.site.mask_args)
         ]
 

@@ -169,8 +169,8 @@ def _replay_unique(client: Client, letter: Document, before: Before | None) -> b
     again = dead_letter.replayed(validation.checked(letter), client.clock.now())
     again['_id'] = job
     del again['_rev']
-    # A message of its own: the job's document may say that the one with the former delivery tag is done. Its tag is that
-    # of this letter, so that whoever replays the letter at the same moment, or after a kill, publishes the same message.
+    # A message of its own: the job's document may say that the one with the former delivery tag is done. The tag is
+    # made of the letter: whoever replays it at the same moment, or after a kill, publishes the same message.
     tag = ONCE + letter['_id']
     again['message'] = {**again['message'], 'properties': {**again['message']['properties'], 'delivery_tag': tag}}
     [found] = client.fetch([job])

@@ -308,9 +308,7 @@ def test_purge_and_delete(connect: Connect, client: Client) -> None:
     assert sum(queues.deleting(client, 'q')) == 1
 
 
-def test_purge_ends_while_publishers_go_on(
-    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_purge_ends_while_publishers_go_on(connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, 'MAX_BATCH_DOCS', 3)
     publisher = connect()
     publish_many(publisher, range(7))

@@ -203,7 +203,10 @@ def test_selected_are_edited_and_dropped(app: Celery, client: Client, fail: Fail
     admin.post('/failures', action='retry', select=pay, new_args='{', new_kwargs='{}', to='', confirmed='1')
     assert admin.page.status_code == 422
     assert "it must be a list in JSON, not '{'" in admin.text
-    admin.post('/failures', action='retry', select=pay, new_args='["4242"]', new_kwargs='{}', to='', confirmed='1')
+    edited = {'new_args': '["4242"]', 'new_kwargs': '{}', 'to': ''}
+    admin.post('/failures', action='retry', select=pay, **edited, seen='1-abc', confirmed='1')
+    assert 'it has failed again since you read it. This is how it is now.' in admin.text
+    admin.post('/failures', action='retry', select=pay, **edited, confirmed='1')
     assert json.loads(admin.get(f'/tasks/{pay}?format=json').text)['args'] == ['4242']
     admin.get('/failures')
     admin.post('/failures', action='drop', select=[letter, 'pay-'], confirmed='1')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from kombu_couchdb.errors import CouchDBError
 
 from ...jobs import Jobs
 from ...resources.columns import Row, json_line
-from ...resources.fields import Field
+from ...resources.fields import SEEN, Field
 from ...resources.inputs import choice, duration, json_value, whole
 from ...resources.jobs import stored_states
 from ...web.actions import each
@@ -82,7 +83,7 @@ def _fields(view: View, targets: Sequence[str]) -> list[Field]:
     tasks = sorted(name for name in view.site.app.tasks if not name.startswith('celery.'))
     masked = view.site.mask_args
     return [
-        *([] if targets else [Field('name', 'Name')]),
+        replace(SEEN, value=doc['_rev']) if targets else Field('name', 'Name'),
         Field('task', 'Task', str(doc.get('task', '')), options=tasks),
         Field('kind', 'Kind of rule', kind or KINDS[0], kind='select', options=KINDS),
         Field(
@@ -167,7 +168,7 @@ def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
         return ActionOutcome(f'{targets[0]}: nothing was changed.', 'info')
     schedules = _schedules(view)
     try:
-        schedules.edit(targets[0], **given)
+        schedules.edit(targets[0], rev=view.form.get(SEEN.name), **given)
     except CouchDBError as exc:
         raise InputRefused(str(exc)) from None
     return ActionOutcome(f'{targets[0]}: changed.', changes=schedules.changes)

@@ -27,6 +27,7 @@ def form(browser: Browser) -> dict[str, str]:
     """Return the values of the fields of an entry in the form that is shown."""
     page = browser.page.text
     found = dict(re.findall(r'<input id="field-(\w+)"[^>]* value="([^"]*)"', page))
+    found |= dict(re.findall(r'<input type="hidden" name="(seen)" value="([^"]*)"', page))
     found |= dict(re.findall(r'<textarea [^>]*name="(\w+)"[^>]*>\n(.*?)</textarea>', page, re.DOTALL))
     for name, options in re.findall(r'<select [^>]*name="(\w+)">(.*?)</select>', page):
         found[name] = re.findall(r'<option selected>(\w+)', options)[0]
@@ -172,6 +173,19 @@ def test_entry_is_edited(admin: Browser, schedules: Schedules, client: Client) -
     assert len(audit.newest(client, 9)) == 4
     edit(rule='0 0 1 2 *')
     assert client.get('beat:entry:a')['schedule'] == {'crontab': '0 0 1 2 *', 'timezone': 'Europe/Berlin'}
+
+
+def test_two_who_edit_one_entry_at_once(admin: Browser, schedules: Schedules, client: Client) -> None:
+    schedules.add('a', 't', 3600, args=[1])
+    admin.get('/schedules')
+    admin.post('/schedules', action='edit', select='a')
+    opened = form(admin)
+    schedules.edit('a', args=[2])
+    admin.post('/schedules', action='edit', select='a', confirmed=1, **{**opened, 'grace': '2m'})
+    assert "Somebody else has changed the schedule entry 'a' since you read it. This is how it is now." in admin.text
+    assert client.get('beat:entry:a')['args'] == [2]
+    admin.post('/schedules', action='edit', select='a', confirmed=1, **{**form(admin), 'grace': '2m'})
+    assert {'args': [2], 'grace': 120.0}.items() <= client.get('beat:entry:a').items()
 
 
 def test_arguments_in_records_are_masked(open_page: Open, server: Server, schedules: Schedules, client: Client) -> None:
