@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from kombu_couchdb.couchdb.bulk import deletion
@@ -111,10 +111,7 @@ def record(
     reason: str | None,
     changes: Mapping[str, Changes] | None = None,
 ) -> Audit:
-    """Store what a user did, or begins to do if the outcome is `UNDER_WAY`, and return the document.
-
-    What is older than 90 days is deleted. Two requests, or three.
-    """
+    """Store what a user did, delete what is older than 90 days, and return the document; two requests, or three."""
     now = client.clock.now()
     doc: Audit = {
         '_id': AUDIT + new_id(now),
@@ -137,9 +134,12 @@ def record(
     return doc
 
 
-def complete(client: Client, begun: Audit, outcome: str) -> None:
-    """Store how an action ended that `record` stored as under way; one request."""
-    client.put({**begun, 'outcome': outcome[:_MAX_CHARACTERS]})
+def begin(
+    client: Client, user: str, action: str, targets: Sequence[str], reason: str | None
+) -> Callable[[str], object]:
+    """Store that a user begins to do something, and return the function that stores how it ended; one request more."""
+    begun = record(client, user, action, targets, UNDER_WAY, reason)
+    return lambda outcome: client.put({**begun, 'outcome': outcome[:_MAX_CHARACTERS]})
 
 
 def newest(client: Client, limit: int) -> list[Audit]:

@@ -79,6 +79,12 @@ class Change:
         return '; '.join(texts or [f'no {self.noun} was changed'])
 
     @property
+    def summary(self) -> list[str]:
+        """What was done so far and what was not, in sentences without a full stop."""
+        texts = [*([self.outcome] if self.done.total() or not self.refusals else []), *self.problems]
+        return [*texts, 'it was stopped, and the rest is as it was'] if self.is_stopped else texts
+
+    @property
     def problems(self) -> list[str]:
         """Why some were not changed, in sentences without a full stop."""
         texts = [reason if name in reason else f'{name}: {reason}' for name, reason in self.refused.items()]

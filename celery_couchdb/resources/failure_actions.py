@@ -89,6 +89,7 @@ FAILURES: Selectable[Failures, Failure | str] = Selectable(
     'failure',
     find=_find,
     name_of=_name_of,
+    client=lambda failures: failures.jobs.client,
     filters=(
         TASK,
         Field(

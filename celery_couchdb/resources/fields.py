@@ -34,6 +34,8 @@ class Field:
     metavar: str = 'TEXT'
     #: Whether it shows arguments of tasks.
     is_argument: bool = False
+    #: In a form: for which choices in the field `kind` it is there; () for all.
+    kinds: Sequence[str] = ()
 
     def filled(self, texts: Mapping[str, Sequence[str]]) -> Field:
         """Return the field with what the user has typed."""

@@ -159,6 +159,7 @@ JOBS: Selectable[Jobs, str] = Selectable(
     'job',
     find=_find,
     name_of=_name_of,
+    client=lambda jobs: jobs.client,
     filters=(
         Field(
             'state',

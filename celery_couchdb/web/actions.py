@@ -86,7 +86,8 @@ def _ask(
     again = problem or dates is not None
     try:
         fields = action.fields_for(view, targets)
-        if is_changed := any(field.kind == 'hidden' and field.value != view.form.get(field.name) for field in fields):
+        hidden = {field.name: field.value for field in fields if field.kind == 'hidden'}
+        if is_changed := any(view.form.get(name, value) != value for name, value in hidden.items()):
             problem = problem and f'{problem} This is how it is now.'
         what = action.describe(view, targets) if action.describe else described(page, targets)
         named = action.names(view, targets[:_MAX_NAMED]) if len(targets) > 1 and action.rows != 'match' else ()
@@ -133,17 +134,16 @@ def _done(view: View, page: Page, action: Action, targets: Sequence[str]) -> Act
 
     title, broker = action.title.lower(), view.account.broker
     verb = f'let {page.noun} {title}' if ' a ' in title else f'{title} {page.noun}'
-    record = partial(audit.record, broker, view.session.name, verb, subjects, reason=view.reason)
+    known = (broker, view.session.name, verb, subjects)
     try:
         found = action.act(view, targets)
         if isinstance(found, Change):
-            begun = record(outcome=audit.UNDER_WAY)
-            end = partial(_recorded, partial(audit.complete, broker, begun))
+            end = partial(_recorded, audit.begin(*known, view.reason))
             return _in_background(view, action, Operation(view.session.name, f'{action.title} {what}', found, end))
     except CouchDBError as exc:
         found = ActionOutcome(f'{action.title}: {exc}', 'bad')
     changes = found.changes
-    return found._replace(text=_recorded(lambda text: record(outcome=text, changes=changes), found.text))
+    return found._replace(text=_recorded(lambda text: audit.record(*known, text, view.reason, changes), found.text))
 
 
 def _recorded(record: Callable[[str], object], text: str) -> str:

@@ -55,7 +55,7 @@ class Operation:
         try:
             for _ in self.change.run():
                 pass
-            texts, tone = self._texts()
+            texts, tone = self.change.summary, self._tone()
         except CouchDBError as exc:
             self.error = exc
             texts = [*([self.change.outcome] if self.change.seen else []), str(exc)]
@@ -69,13 +69,9 @@ class Operation:
             self.tone, self.ended_at = tone, time.monotonic()
             self._ended.set()
 
-    def _texts(self) -> tuple[list[str], Tone]:
+    def _tone(self) -> Tone:
         change = self.change
-        texts = [*([change.outcome] if sum(change.done.values()) or not change.refusals else []), *change.problems]
-        if change.is_stopped:
-            texts.append('it was stopped, and the rest is as it was')
-        count = sum(change.done.values())
-        return texts, 'bad' if change.refusals else 'warning' if change.is_stopped or not count else 'good'
+        return 'bad' if change.refusals else 'warning' if change.is_stopped or not change.done.total() else 'good'
 
 
 class Operations:

@@ -183,13 +183,7 @@ class _ForAll(_ForSelected[S, T]):
         number = f'more than {MAX_COUNTED:,} {noun}s' if total is None else counted(total, noun)
         if len(filters) > 1:
             return f'{counted(len(filters), "group")} with {number}'
-        words = (
-            f'{field.label.lower()}: {", ".join(value) if isinstance(value, list) else value:.80}'
-            for field in self.selectable.filters
-            if isinstance(value := filters[0].get(field.name), (str, list))
-        )
-        shown = ', '.join(words)
-        return f'all {number}' + (f' ({shown})' if shown else '')
+        return f'all {number}{self.selectable.in_words(filters[0])}'
 
     def names(self, view: View, targets: Sequence[str]) -> Sequence[str]:
         return ()

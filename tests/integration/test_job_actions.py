@@ -48,8 +48,11 @@ def test_jobs_that_match_are_moved_and_removed(app: Celery, connect: Connect, cl
     assert run('jobs', 'remove', '--queue', 'mail', '--before', '1h', '-y').stdout == 'no job was changed.\n'
     assert run('jobs', 'remove', '--queue', 'mail', '--args', '(1', '-y').stdout == '1 job removed.\n'
     assert run('jobs', 'run', '--state', 'ready', '--queue', 'slow', '-y').stdout == '3 jobs are due now.\n'
-    assert run('jobs', 'remove', '--all', '--yes').stdout == '5 jobs removed.\n'
+    assert run('jobs', 'remove', '--all', '--yes', '--reason', 'sent twice').stdout == '5 jobs removed.\n'
     assert items(client) == []
+    last, *_, first = audit.newest(client, 9)
+    assert (last['action'], last['targets'], last['reason']) == ('remove job', ['all 5 jobs'], 'sent twice')
+    assert (first['targets'], first['outcome']) == (['all 3 jobs (task: shop.pay)'], '3 jobs moved.')
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,7 @@ def test_command_that_is_interrupted_says_what_was_done(
     done = run('jobs', 'remove', '--all', '-y')
     assert (done.exit_code, len(items(client))) == (1, 1)
     assert 'Interrupted: 4 jobs removed. The rest is as it was.' in done.stderr
+    assert audit.newest(client, 1)[0]['outcome'] == '4 jobs removed; it was stopped, and the rest is as it was.'
 
 
 def test_many_jobs_are_read_and_written_together(app: Celery, client: Client, sent: list[Request]) -> None:

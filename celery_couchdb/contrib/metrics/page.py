@@ -55,12 +55,13 @@ def show(view: View) -> Response:
         return view.json(rows)
     period = view.param('period') if view.param('period') in _PERIODS else 'hour'
     ten_minutes = _ten_minutes(recent, now)
+    top = _top(max(row['succeeded'] + row['failed'] for row in ten_minutes))
     return view.render(
         'tasks.html',
         numbers=_totals([row[period] for row in rows]) if rows else (),
-        bars=_bars(ten_minutes),
+        bars=_bars(ten_minutes, top),
         dates=[row['date'] for row in ten_minutes[:: _BARS // 3]] + [ten_minutes[-1]['date'] + _BAR_SECONDS],
-        most=max(row['succeeded'] + row['failed'] for row in ten_minutes),
+        axis=(top, top // 2, 0) if top > 1 else (top, 0),
         periods=[(title, view.link(page.path, period=name), name == period) for name, (title, *_) in _PERIODS.items()],
         table=_table(view, recent, rows[:_LIMIT], period, len(rows) - _LIMIT),
         ten_minutes=Table.of(
@@ -200,9 +201,15 @@ def _ten_minutes(recent: RecentHours, now: float) -> list[Row]:
     return [{'date': date, **{name: int(found[name]) for name in TASK_NUMBERS[:3]}} for date, found in counts.items()]
 
 
-def _bars(rows: Sequence[Row]) -> list[Bar]:
+def _top(most: int) -> int:
+    """Return the number at the top of the axis: the next one of 1, 2, 4, 6, 8 and 10 times a power of ten."""
+    unit = int('1' + '0' * (len(str(most)) - 1))
+    return next(step * unit for step in (1, 2, 4, 6, 8, 10) if step * unit >= most)
+
+
+def _bars(rows: Sequence[Row], top: int) -> list[Bar]:
     """Return the bars: the failed tasks at the bottom, where they can be compared, and the others on top of them."""
-    scale = _HEIGHT / (max(row['succeeded'] + row['failed'] for row in rows) or 1)
+    scale = _HEIGHT / top
 
     def height(count: int, most: float) -> float:
         return round(min(most, max(_MIN_HEIGHT, count * scale)), 1) if count else 0.0

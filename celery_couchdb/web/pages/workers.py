@@ -11,7 +11,7 @@ from starlette.responses import Response
 from kombu_couchdb.values import enumerated
 
 from ...remote_control import REPLY_SECONDS, RemoteControl, Reply
-from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_cell
+from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, format_duration, rate_cell
 from ...resources.fields import Field
 from ...resources.workers import CONSUMERS, pool_cell, running_tasks, task_columns
 from ..actions import sentence
@@ -52,9 +52,11 @@ def show(view: View) -> Response:
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
     running = [task for task in running_tasks(found.status) if view.param('worker') in ('', task['worker'])]
+    mean = view.history().mean_seconds() if running else {}
+    usual = Column('USUALLY', 'task', lambda task: format_duration(mean.get(task)), right=True)
     tasks = Table.of(
         'Running tasks',
-        task_columns(found.date),
+        [*task_columns(found.date), usual],
         running[:_LIMIT],
         lambda task: f'{task["worker"]} {task["id"]}',
         links={'ID': lambda task: view.link(f'/tasks/{task["id"]}')},

@@ -76,8 +76,8 @@ def test_chart_and_its_numbers(history: None, admin: Browser) -> None:
     titles = re.findall(r'<title>From (\d\d:\d0) UTC: ([\d,]+) succeeded, (\d+) failed</title>', page)
     assert len(titles) == 36
     assert [(good, bad) for _, good, bad in titles if good != '0'] == [('100', '20'), ('3', '0'), ('1,000', '1')]
-    assert 'at most 1,001 in 10 minutes' in admin.text
-    assert 'UTC 1,000 1 0' in admin.text  # the table of the same numbers
+    assert 'in each 10 minutes 2,000 1,000 0' in admin.text
+    assert 'ago 1,000 1 0' in admin.text  # the table of the same numbers
     heights = [float(height) for height in re.findall(r'class="bad"[^>]* height="([\d.]+)"', page)]
     assert heights == [3.0, 3.0]  # what is not 0 can be seen
 
