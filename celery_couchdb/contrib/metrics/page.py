@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_duration
+from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_mean
 from ...web.recent_history import DAY, MINUTE, RecentHours
 from ...web.tables import Table
 from ...web.view import Page, View
@@ -116,7 +116,7 @@ def _columns(period: str) -> list[Column]:
         column('FAILED', 'failed', partial(count_cell, tone='bad')),
         column('RETRIED', 'retried', partial(count_cell, tone='warning')),
         column('FAILURE RATE', 'failure_rate', share_cell),
-        column('MEAN TIME', 'mean', _seconds),
+        column('MEAN TIME', 'mean', format_mean),
         column('TREND', 'runs', _in_words('runs'), 'chart'),
         column('FAILURE TREND', 'failed', _in_words('failures'), 'chart'),
     ]
@@ -132,12 +132,6 @@ def share_cell(share: float | None) -> Cell:
         return Cell(NO_VALUE if share is None else '0 %', 'dim')
     tone: Tone = 'bad' if share >= _BAD_SHARE else 'warning'
     return Cell('<0.1 %' if share < 0.001 else f'{100 * share:.1f} %', tone)
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None or seconds >= MINUTE:
-        return format_duration(seconds)
-    return f'{seconds:.1f} s' if seconds >= 1 else f'{1000 * seconds:.0f} ms'
 
 
 def _table(view: View, recent: RecentHours, rows: Sequence[Row], period: str, left_out: int) -> Table:
