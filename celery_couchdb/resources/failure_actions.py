@@ -22,13 +22,7 @@ def wanted_failures(failures: Failures, values: Values) -> FailureFilter:
 
 
 def _count(failures: Failures, values: Values, fully: bool) -> int | None:
-    wanted = wanted_failures(failures, values)
-    found = failures.count(wanted, None if fully else MAX_COUNTED + 1)
-    if fully or found <= MAX_COUNTED:
-        return found
-    whole = wanted._replace(until=None)
-    is_group = whole == whole._replace(queue=None, since=None, args=None, error=whole.error_type)
-    return failures.count(whole) if is_group else None
+    return failures.count(wanted_failures(failures, values), None if fully else MAX_COUNTED)
 
 
 def _find(failures: Failures, names: Sequence[str], exact: bool) -> Sequence[Failure | str]:

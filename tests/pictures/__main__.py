@@ -110,7 +110,7 @@ def _fill(stack: ExitStack, broker: Client, results: Client, folder: Path) -> No
         ('beat', '-S', 'couchdb'),
     ):
         _start(stack, folder, *arguments)
-    _wait(lambda: _counts(broker)['dead'] == 2 and _counts(broker)['running'] == 4, 'the tasks to run')
+    _wait(lambda: _counts(broker)['dead'] == 22 and _counts(broker)['running'] == 4, 'the tasks to run')
     _wait(lambda: results.info()['doc_count'] >= 45, 'the results')
     queues.pause(broker, 'mail', by='ann', reason='The provider moves until 14:00')
     for number in range(230):
