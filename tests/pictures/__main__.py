@@ -204,10 +204,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + 300
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f'Waited 600 s for {what}.')
+            sys.exit(f'Waited 300 s for {what}.')
         time.sleep(0.2)
 
 

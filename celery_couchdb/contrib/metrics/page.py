@@ -60,7 +60,7 @@ def show(view: View) -> Response:
         'tasks.html',
         numbers=_totals([row[period] for row in rows]) if rows else (),
         bars=_bars(ten_minutes, top),
-        dates=[row['date'] for row in ten_minutes[:: _BARS // 3]] + [ten_minutes[-1]['date'] + _BAR_SECONDS],
+        dates=[row['date'] for row in ten_minutes[:: _BARS // 3]] + [now],
         axis=(top, top // 2, 0) if top > 1 else (top, 0),
         periods=[(title, view.link(page.path, period=name), name == period) for name, (title, *_) in _PERIODS.items()],
         table=_table(view, recent, rows[:_LIMIT], period, len(rows) - _LIMIT),

@@ -53,11 +53,12 @@ def show(view: View) -> Response:
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
     running = [task for task in running_tasks(found.status) if view.param('worker') in ('', task['worker'])]
+    columns = task_columns(found.date)
     mean = view.history().mean_seconds() if running else {}
     usual = Column('USUALLY', 'task', lambda task: format_mean(mean.get(task)), right=True)
     tasks = Table.of(
         'Running tasks',
-        [*task_columns(found.date), usual],
+        [*columns[:-1], usual, *columns[-1:]],
         running[:_LIMIT],
         lambda task: f'{task["worker"]} {task["id"]}',
         links={'ID': lambda task: view.link(f'/tasks/{task["id"]}')},
