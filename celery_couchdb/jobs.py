@@ -26,7 +26,7 @@ from kombu_couchdb.admin.edit import UNCHANGED, change, check_queue, in_queue, m
 from kombu_couchdb.consumer.bodies import read
 from kombu_couchdb.couchdb.bulk import BATCH_DOCS
 from kombu_couchdb.couchdb.client import Client, Document, chunks
-from kombu_couchdb.documents.body import attached, decoded, encoded, is_large, loaded, stub
+from kombu_couchdb.documents.body import attached, body_stub, decoded, encoded, is_large, loaded
 from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.documents.types import Message
 from kombu_couchdb.documents.workitem import is_unique, task_name
@@ -340,7 +340,7 @@ class Jobs:
         """
         try:
             message = doc['message']
-            stored = message['body'] if stub(doc) is None else read(self.client, [doc])[0].content
+            stored = message['body'] if body_stub(doc) is None else read(self.client, [doc])[0].content
             body = decoded(stored, message['properties'].get('body_encoding'))
             return loaded(message, body, prepare_accept_content(self.app.conf.accept_content))
         except ContentDisallowed as exc:

@@ -63,7 +63,7 @@ WORKER = Units(9, 4, 14)
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What an app does: tasks a second, on average, and how its settings treat them."""
 
     tasks: float
@@ -97,7 +97,7 @@ class Load:
             total = total.plus(units)
         return total
 
-    def savings(self) -> Iterator[tuple[str, Load]]:
+    def savings(self) -> Iterator[tuple[str, Workload]]:
         """Return what could be done to need less, and the load afterwards."""
         if self.events:
             yield (

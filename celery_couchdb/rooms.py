@@ -42,7 +42,8 @@ def header_of(request: Any, name: str) -> Any:
 def concerned(request: Any) -> list[Room]:
     """Return the rooms to which a task belongs; `request` is its request or None."""
     found = getattr(request, 'headers', None) or {}
-    return [room for room in rooms() if any(name in found or getattr(request, name, None) for name in room.headers)]
+    having = [room for room in rooms() for name in room.headers if name in found or getattr(request, name, None)]
+    return list(dict.fromkeys(having))
 
 
 def pass_on(headers: dict[str, Any]) -> None:

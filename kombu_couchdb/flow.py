@@ -33,7 +33,7 @@ _MIN_MEASURED, _MAX_MEASURED = 16, 512
 _MAX_PENALTY = 4096
 
 
-class Rate:
+class Throughput:
     """How many documents come in a second, by the times of the last ones. Times are monotonic, in seconds.
 
     The time since the last one counts, so the rate falls while none comes.
@@ -44,7 +44,7 @@ class Rate:
         # How many documents there were since the last stall, and how many of them are not measured.
         self._since_stall = self._penalty = 0
 
-    def note(self, now: float) -> None:
+    def count(self, now: float) -> None:
         """Note a document."""
         self._since_stall += 1
         if self._since_stall > self._penalty:
@@ -82,14 +82,14 @@ class Flow:
     """When the next request of a kind should begin. One thread notes its requests; any thread may ask."""
 
     def __init__(self) -> None:
-        self._rate = Rate()
+        self._rate = Throughput()
         self._began = -inf  # a monotonic time
         #: How many seconds a request takes, `_MAX_SECONDS` at most: after a slow one, acks do not wait as long.
         self.cost = 0.0
 
-    def note(self) -> None:
+    def count(self) -> None:
         """Note a document that is to be written."""
-        self._rate.note(time.monotonic())
+        self._rate.count(time.monotonic())
 
     def begin(self) -> None:
         """Note that a request begins, or several that belong together."""
@@ -115,6 +115,11 @@ class Flow:
     def pause(self) -> float:
         """How many seconds a document can wait for others; 0.0 without a flow."""
         return max(0.0, self.next_at - time.monotonic())
+
+    @property
+    def gathering(self) -> float:
+        """How many seconds acks gather that nobody waits for, also without a flow: as long as a request takes."""
+        return max(self.pause, self.cost)
 
     @property
     def stock(self) -> float:

@@ -9,7 +9,7 @@ import click
 
 from ..backend import CouchDBBackend
 from ..connections import backend_of, has_our_broker
-from ..plans import LITE, STANDARD, USABLE, Load, Units, capacity, suffices
+from ..plans import LITE, STANDARD, USABLE, Units, Workload, capacity, suffices
 from ..resources.columns import Column, json_line, rate_cell
 from .clients import app_of, options_of
 from .resource_commands import json_option
@@ -63,8 +63,8 @@ def command(
             echo(f'- {what}: saves {saved} a second.')
 
 
-def _load(app: Any, tasks: float, workers: int, results: bool | None, events: bool | None) -> Load:
-    load = Load(
+def _load(app: Any, tasks: float, workers: int, results: bool | None, events: bool | None) -> Workload:
+    load = Workload(
         tasks,
         workers,
         results=isinstance(backend_of(app), CouchDBBackend) and not app.conf.task_ignore_result,

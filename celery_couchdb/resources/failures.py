@@ -11,7 +11,7 @@ from kombu_couchdb.admin.claimants import Claimants
 from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import dead_letter, workitem
-from kombu_couchdb.documents.body import stub
+from kombu_couchdb.documents.body import body_stub
 from kombu_couchdb.values import is_number, is_whole
 
 from ..failures import Failure, FailureGroup, Failures
@@ -103,7 +103,7 @@ def _describe_all(jobs: Jobs, part: Sequence[Failure]) -> Iterator[Row]:
 
 
 def _arguments(jobs: Jobs, letter: Document) -> Row:
-    if stub(letter) is not None:
+    if body_stub(letter) is not None:
         return {'unreadable': _ATTACHED}
     try:
         body = jobs.decode(letter)

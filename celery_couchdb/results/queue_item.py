@@ -49,7 +49,7 @@ class QueueItem:
     number: int = 0
 
     @classmethod
-    def of(
+    def encode(
         cls,
         doc: Mapping[str, Any],
         part: ChordPart | None = None,

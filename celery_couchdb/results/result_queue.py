@@ -242,7 +242,7 @@ class ResultQueue:
         """Add a result. Results of one task that no request contains yet become one, with the number of the first."""
         with self._changed:
             self._number = result.number = self._number + 1
-            self._flow.note()
+            self._flow.count()
             if (before := self._waiting.get(result.id)) is not None:
                 if is_outdated(result.head, before.head):
                     result.end_waiting()

@@ -242,10 +242,10 @@ class ResultStore:
         the document for its size, and `Conflict` if other processes changed it during each of 100 attempts.
         """
         self._settle([doc['_id']])
-        item = QueueItem.of(doc, part)
+        item = QueueItem.encode(doc, part)
         if part and len(item.text) > MAX_REQUEST_BYTES:  # the result has a request of its own, and may be refused
             self.write(doc, shorter=shorter)
-            item = QueueItem.of(part)
+            item = QueueItem.encode(part)
         while refusals := self._write_one(item):
             [(item, error)] = refusals
             if not isinstance(error, DocumentTooLarge):

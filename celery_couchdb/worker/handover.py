@@ -79,7 +79,7 @@ class HandOver:
         if not self._may_hand_over(request):
             return False
         if doc['type'] != 'Part' and part is None:
-            return self.queue.hand_over(QueueItem.of(doc))
+            return self.queue.hand_over(QueueItem.encode(doc))
         end = other = None
         can_go_on = self._backend.can_be_completed_elsewhere(request, part or doc)
         if get_current_task() is not None and not (can_go_on and self._is_flowing()):
@@ -87,7 +87,7 @@ class HandOver:
             end.settimeout(self.queue.timeout)
         elif not can_go_on:
             return False  # then this process counts the part, as soon as it is stored
-        item = QueueItem.of(doc, part, request.group, other)
+        item = QueueItem.encode(doc, part, request.group, other)
         request.couchdb_taken = self.queue.hand_over(item)
         request.couchdb_answer = end
         if not request.couchdb_taken:
@@ -203,7 +203,7 @@ class HandOver:
     def _kept(self, item: QueueItem) -> QueueItem:
         """Return the result that another database has refused as one of this database."""
         backend, doc = self._backend, json.loads(item.text)['result']
-        return QueueItem.of(stamp(doc, backend.client.clock.now(), backend.lifetime_of(doc['status'])))
+        return QueueItem.encode(stamp(doc, backend.client.clock.now(), backend.lifetime_of(doc['status'])))
 
     def shorter(self, item: QueueItem, error: CouchDBError, *, fails: bool = False) -> QueueItem | None:
         """Return what is stored in place of a result, or a part of a chord, that CouchDB refuses as too large.
@@ -234,10 +234,10 @@ class HandOver:
         if head['type'] == 'Part':
             value = pack(backend.encode({'result': meta['result']}), backend.content_type)
             request = {name: kept for name, kept in json.loads(item.text).items() if name == 'request'}
-            found = QueueItem.of({**head, **request, 'state': meta['status'], 'value': value})
+            found = QueueItem.encode({**head, **request, 'state': meta['status'], 'value': value})
         else:
             doc = {**head, **backend.result_document(self._task_id(item), head['task'], meta)}
-            found = QueueItem.of(doc)
+            found = QueueItem.encode(doc)
             if item.database:
                 found = QueueItem.of_returned(item.database, {**json.loads(item.text), 'result': doc})
         found.take_part(item)  # it is counted with what takes its place
@@ -249,7 +249,7 @@ class HandOver:
         failure = backend.error_document(task_id, item.head['task'], error)
         doc = stamp(failure, backend.client.clock.now(), backend.failure_expires)
         others, is_here = _elsewhere(Context(json.loads(item.text)['message']['headers']), task_id, doc)
-        return [*others, QueueItem.of(doc)] if is_here else others
+        return [*others, QueueItem.encode(doc)] if is_here else others
 
     def _task_id(self, item: QueueItem) -> str:
         doc_id: str = json.loads(item.text)['result']['_id'] if item.database else item.id

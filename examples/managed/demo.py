@@ -22,7 +22,7 @@ from examples.demo.run import run_demo
 from examples.demo.screen import Screen
 from examples.demo.server import Databases, DemoError, databases
 from examples.demo.workers import Worker, logs_of
-from kombu_couchdb.couchdb.pacing import Kind
+from kombu_couchdb.couchdb.pacing import RequestKind
 from kombu_couchdb.errors import CouchDBError
 
 from .service import PLANS, TOKENS, Service
@@ -36,7 +36,7 @@ _TOKEN = 60.0
 #: Time limits in seconds: for the tasks, for reading their results, for the end of a worker.
 _LIMIT, _RESULTS, _END = 150.0, 30.0, 20.0
 
-_NAMES = {Kind.READ: 'reads', Kind.WRITE: 'writes', Kind.QUERY: 'queries'}
+_NAMES = {RequestKind.READ: 'reads', RequestKind.WRITE: 'writes', RequestKind.QUERY: 'queries'}
 
 #: A row of the table.
 _ROW = '{:<12} {:>6} {:>19} {:>11} {:>8}'

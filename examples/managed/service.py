@@ -20,14 +20,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kombu_couchdb.couchdb.pacing import Kind, units_of
+from kombu_couchdb.couchdb.pacing import RequestKind, units_of
 
 from .proxy import Proxy, Request, Response, refusal
 
 #: The units that each plan has in a second, of the whole account; of Standard, this is one of its capacity units.
-PLANS: dict[str, dict[Kind, int]] = {
-    'lite': {Kind.READ: 20, Kind.WRITE: 10, Kind.QUERY: 5},
-    'standard': {Kind.READ: 100, Kind.WRITE: 50, Kind.QUERY: 5},
+PLANS: dict[str, dict[RequestKind, int]] = {
+    'lite': {RequestKind.READ: 20, RequestKind.WRITE: 10, RequestKind.QUERY: 5},
+    'standard': {RequestKind.READ: 100, RequestKind.WRITE: 50, RequestKind.QUERY: 5},
     'unlimited': {},
 }
 
@@ -74,18 +74,18 @@ class Counts:
     def __init__(self) -> None:
         self._began = time.monotonic()
         #: Admitted units by kind.
-        self.units: Counter[Kind] = Counter()
+        self.units: Counter[RequestKind] = Counter()
         #: Requests with 429 by kind.
-        self.refused: Counter[Kind] = Counter()
+        self.refused: Counter[RequestKind] = Counter()
         #: Requests that were refused with 429 when they were sent again, as method and path.
         self.refused_again: list[str] = []
         #: Admitted requests, and their units, by kind, method, database and place; see `Request`.
-        self.requests: Counter[tuple[Kind, str, str, str]] = Counter()
-        self.units_of_requests: Counter[tuple[Kind, str, str, str]] = Counter()
-        self._by_second: Counter[tuple[Kind, int]] = Counter()
+        self.requests: Counter[tuple[RequestKind, str, str, str]] = Counter()
+        self.units_of_requests: Counter[tuple[RequestKind, str, str, str]] = Counter()
+        self._by_second: Counter[tuple[RequestKind, int]] = Counter()
         self._waiting: set[tuple[Any, ...]] = set()
 
-    def admit(self, request: Request, kind: Kind, units: int) -> None:
+    def admit(self, request: Request, kind: RequestKind, units: int) -> None:
         """Count a request that is served."""
         self._waiting.discard(request.identity)
         self.units[kind] += units
@@ -94,7 +94,7 @@ class Counts:
         self.requests[key] += 1
         self.units_of_requests[key] += units
 
-    def refuse(self, request: Request, kind: Kind) -> None:
+    def refuse(self, request: Request, kind: RequestKind) -> None:
         """Count a request that is refused with 429."""
         self.refused[kind] += 1
         if request.identity in self._waiting:
@@ -185,7 +185,7 @@ class Service:
     def __init__(
         self,
         couchdb: str,
-        limits: Mapping[Kind, int],
+        limits: Mapping[RequestKind, int],
         *,
         port: int = 0,
         retry_after: int | None = None,

@@ -221,7 +221,7 @@ def _queues(
     found = backlog(client)
     dead = Counter[str]()
     malformed = 0
-    for row in map(QueueCount.of, client.view(design.NAME, 'dead', _DEAD, group_level=1)):
+    for row in map(QueueCount.from_row, client.view(design.NAME, 'dead', _DEAD, group_level=1)):
         if row.queue is not None:
             dead[row.queue] += row.total
         else:

@@ -16,7 +16,7 @@ from .. import errors
 from ..couchdb.client import Client, Document, path_of
 from ..couchdb.failures import from_answer
 from ..couchdb.shapes import items, members, text
-from ..documents.body import NAME, stub
+from ..documents.body import NAME, body_stub
 from ..documents.dead_letter import malformed
 from .delivery import Delivery
 from .unacked import Unacked
@@ -123,7 +123,7 @@ _MISSING = Body(None, malformed('the attachment with the body is missing'))
 
 
 def _size(doc: Document) -> int:
-    found = stub(doc)
+    found = body_stub(doc)
     return int(found['length']) if found else 0
 
 

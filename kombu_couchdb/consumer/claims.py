@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
+from typing import Any, NamedTuple
 
 from ..couchdb.client import Client, Document
-from ..couchdb.pacing import Kind
+from ..couchdb.pacing import RequestKind
 from ..couchdb.write_result import PendingWrite, WriteResult
 from ..documents import dead_letter, validation, workitem
-from ..documents.body import stub
+from ..documents.body import body_stub
 from ..documents.concurrency import CONCURRENCY_KEY
 from ..documents.dead_letter import DELIVERY_LIMIT
 from ..documents.rates import RATE_KEY, waits_for_slot
@@ -64,7 +65,9 @@ class CandidateReader:
         self._client, self._before_read = client, before_read
         self._docs_per_read = _FIRST_DOCS
 
-    def take(self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int]) -> dict[str, list[Document]]:
+    def take_docs(
+        self, candidates: Mapping[str, QueueCandidates], wanted: Mapping[str, int]
+    ) -> dict[str, list[Document]]:
         """Return up to `wanted` documents of each queue, in the order of the claims, and remove their candidates."""
         taken: dict[str, list[Document]] = {queue: [] for queue in wanted}
         self._choose(candidates, wanted, taken)
@@ -88,8 +91,8 @@ class CandidateReader:
         for _ in range(2):
             if not candidates:
                 return
-            if (pace := self._client.pace) and not pace.spare(Kind.QUERY):
-                pace.want(Kind.QUERY)
+            if (pace := self._client.pace) and not pace.spare(RequestKind.QUERY):
+                pace.want(RequestKind.QUERY)
                 return
             candidates = self._read_pages(candidates)
 
@@ -151,9 +154,110 @@ class CandidateReader:
             unread += candidates[queue].without_doc(spare)
         self._docs_per_read = max(1, count // 2)  # if the request takes too long and fails, the next one reads fewer
         for candidate, doc in zip(unread, self._client.fetch([candidate.id for candidate in unread]), strict=True):
-            candidate.note(doc)
+            candidate.set_document(doc)
         largest = max((workitem.size(candidate.doc) for candidate in unread if candidate.doc), default=0)
         self._docs_per_read = max(1, min(2 * max(count, len(unread)), _MAX_DOCS, _MAX_CHARACTERS // max(1, largest)))
+
+
+class Recipient(NamedTuple):
+    """Who receives a message: a subscription, from the candidates of its queue; or that of a `basic_get`."""
+
+    subscription: Subscription
+    candidates: QueueCandidates | None = None
+    pull: Pull | None = None
+
+
+class Taking(PendingWrite):
+    """A write that takes a message out of its queue. As it delivers nothing, the credit is free again at its end.
+
+    This one drops an expired message. If a claim that was stored gets no response, `Commits` releases it.
+    """
+
+    def __init__(self, claims: Claims, message: Document, recipient: Recipient, doc: Mapping[str, Any]) -> None:
+        super().__init__(doc)
+        self.claims, self.message, self.recipient = claims, message, recipient
+
+    def stored(self, result: WriteResult) -> None:
+        """Return the credit."""
+        self.claims.unacked.unreserve(self.recipient.subscription)
+
+    def unknown(self, result: WriteResult) -> None:
+        """Return the credit."""
+        self.claims.unacked.unreserve(self.recipient.subscription)
+
+    def conflict(self, result: WriteResult) -> None:
+        """Note that another consumer was faster, or somebody has changed the message."""
+        self.claims.unacked.unreserve(self.recipient.subscription)
+        if self.recipient.candidates is not None:
+            self.recipient.candidates.lost(result.id)
+            self.claims.attention.lost()
+
+    def refused(self, result: WriteResult) -> None:
+        """Log the reason. A message whose claim is refused for ever is set aside, see `queues.quarantine`."""
+        self.claims.unacked.unreserve(self.recipient.subscription)
+        text = 'message %s in queue %r cannot be claimed: %s'
+        logger.error(text, result.id, self.message.get('queue'), result.reason)
+        if self.recipient.pull is not None:
+            self.recipient.pull.refused.add(result.id)
+        if result.is_permanent:
+            self.claims.unusable.add(result.id, self.message['_rev'], result.reason)
+
+
+class SetAside(Taking):
+    """The write that makes a dead letter of a message instead of claiming it."""
+
+    def __init__(self, claims: Claims, message: Document, recipient: Recipient, reason: str) -> None:
+        dead = dead_letter.made_of(message, reason, claims.now())
+        *self.copies, doc = dead_letter.apart(dead)
+        super().__init__(claims, message, recipient, doc)
+        self._reason = reason
+
+    def stored(self, result: WriteResult) -> None:
+        """Log the reason; if another consumer was faster, it logs that."""
+        super().stored(result)
+        text = 'message %s in queue %r was made a dead letter: %s'
+        logger.error(text, result.id, self.message.get('queue'), self._reason)
+
+
+class Claim(Taking):
+    """The claim of a message; a quorum of the nodes must have stored it."""
+
+    #: The body that was read before the claim, for a `basic_get`.
+    body: bytes | None = None
+
+    def stored(self, result: WriteResult) -> None:
+        """Deliver the message."""
+        subscription, candidates, pull = self.recipient
+        unacked, doc = self.claims.unacked, {**self.doc, '_rev': result.rev}
+        logger.debug('claimed message %s of queue %s, attempt %d', doc['_id'], doc['queue'], doc['attempts'])
+        delivery = Delivery(doc, subscription, body=self.body)
+        if candidates is not None:
+            candidates.won(result.id)
+            self.claims.attention.won(len(candidates))
+        if pull is None:
+            unacked.add_claimed(delivery)
+        else:
+            unacked.hold(delivery)
+            unacked.answer(pull, delivery)
+
+    def unproven(self, result: WriteResult) -> None:
+        """Deliver nothing: the claim may have lost against another one on other nodes. A sweep decides about it."""
+        self.claims.unproven.add(result.id, result.rev)
+        self.claims.unacked.unreserve(self.recipient.subscription)
+
+
+class FinalClaim(Taking):
+    """The deletion of a message that a `basic_get` with `no_ack` receives."""
+
+    def __init__(self, claims: Claims, message: Document, recipient: Recipient, pull: Pull, body: bytes | None) -> None:
+        super().__init__(claims, message, recipient, workitem.acked(message, claims.now()))
+        self._pull, self._body = pull, body
+
+    def stored(self, result: WriteResult) -> None:
+        """Deliver the message: it cannot be released. If it is unproven, another consumer may receive it, too."""
+        delivery = Delivery(self.message, self.recipient.subscription, final=True, body=self._body)
+        logger.debug('claimed and deleted message %s of queue %s', result.id, self.message['queue'])
+        self.claims.unacked.answer(self._pull, delivery)
 
 
 class Claims:
@@ -171,9 +275,10 @@ class Claims:
         attention: Attention,
         before_read: Callable[[], None],
     ) -> None:
-        self._store, self._options, self._unacked = store, options, unacked
-        self._lease, self._unproven, self._topology = lease, unproven, topology
-        self._gate, self._attention = gate, attention
+        self._store, self._options, self._lease = store, options, lease
+        self._topology, self._gate = topology, gate
+        #: What the writes use that this object makes.
+        self.unacked, self.unproven, self.attention, self.unusable = unacked, unproven, attention, store.client.unusable
         self.reader, self._rotation = CandidateReader(store.client, before_read), itertools.count()
 
     def claim_for_credit(
@@ -190,41 +295,41 @@ class Claims:
         """
         served = [queue for queue, free in credit.items() if free > 0 and queue in candidates]
         pace = self._store.client.pace
-        most = pace.spare(Kind.WRITE) - len(writes) - pending if pace else inf
+        most = pace.spare(RequestKind.WRITE) - len(writes) - pending if pace else inf
         if pace and most <= 0:
             if any(candidates[queue].has_claimable for queue in served):
-                pace.want(Kind.WRITE)
+                pace.want(RequestKind.WRITE)
             return
         self.reader.refill([candidates[queue] for queue in served if candidates[queue].needs_page])
         if self._gate.is_used:
-            for doc in self._gate.ready(self._unacked.credit()):
+            for doc in self._gate.ready(self.unacked.credit()):
                 if doc['queue'] in served:
                     candidates[doc['queue']].offer(doc, own=True)
         claimable = [queue for queue in served if candidates[queue].has_claimable]
+        if not claimable:
+            return
         # Each queue gets an equal share of the claims, and another queue is served first each time: a long queue does
         # not starve a short one.
-        share = max(1, int(min(self._options.claim_batch, most)) // max(1, len(claimable)))
-        first = next(self._rotation) % max(1, len(claimable))
-        reserved: dict[str, list[Subscription]] = {}
-        in_turn = claimable[first:] + claimable[:first]
-        for queue, count, ahead in [
-            *((each, share, False) for each in in_turn),
-            *((each, candidates[each].most_ahead(share), True) for each in in_turn),
-        ]:
-            taken = reserved.get(queue, [])
-            if taken := taken + self._unacked.reserve(queue, count - len(taken), ahead=ahead):
-                reserved[queue] = taken
+        share = max(1, int(min(self._options.claim_batch, most)) // len(claimable))
+        first = next(self._rotation) % len(claimable)
+        reserved: dict[str, list[Subscription]] = {queue: [] for queue in claimable[first:] + claimable[:first]}
+        for ahead in (False, True):
+            for queue, found in reserved.items():
+                known = candidates[queue]
+                count = share if known.is_stale else min(share, len(known))
+                count = known.most_ahead(count) if ahead else count
+                found += self.unacked.reserve(queue, count - len(found), ahead=ahead)
         docs: dict[str, list[Document]] = {}
         try:
-            docs = self._take(candidates, {queue: len(found) for queue, found in reserved.items()}, writes)
+            docs = self._take(candidates, {queue: len(found) for queue, found in reserved.items() if found}, writes)
         finally:
             for queue, found in reserved.items():
                 for subscription in found[len(docs.get(queue, ())) :]:
-                    self._unacked.unreserve(subscription)
+                    self.unacked.unreserve(subscription)
         for queue, found in reserved.items():
             writes += [
-                self._claim(doc, s, queue_candidates=candidates[queue])
-                for doc, s in zip(docs[queue], found, strict=False)
+                self._claim(doc, Recipient(subscription, candidates[queue]))
+                for doc, subscription in zip(docs.get(queue, ()), found, strict=False)
             ]
 
     def _take(
@@ -234,7 +339,7 @@ class Claims:
         docs: dict[str, list[Document]] = {queue: [] for queue in wanted}
         missing, most = dict(wanted), len(writes) + _MAX_PARKED
         while missing:
-            taken = self.reader.take(candidates, missing)
+            taken = self.reader.take_docs(candidates, missing)
             for queue, admitted in self._admit(taken, writes).items():
                 docs[queue] += admitted
                 if len(writes) >= most or len(admitted) == len(taken[queue]):
@@ -251,85 +356,32 @@ class Claims:
             return self._gate.admit(taken, writes, needs_slot=needs_slot)
         return taken
 
-    def _claim(
-        self,
-        doc: Document,
-        subscription: Subscription,
-        pull: Pull | None = None,
-        queue_candidates: QueueCandidates | None = None,
-        body: Body = _UNREAD,
-    ) -> PendingWrite:
-        """Return the write that claims a message, or that deletes it for a `basic_get` with `no_ack`."""
-        final = pull is not None and pull.no_ack
+    def now(self) -> float:
+        """Return the time of the server."""
+        return self._store.client.clock.now()
 
-        def failed(result: WriteResult) -> None:
-            self._unacked.unreserve(subscription)
-            if queue_candidates is not None and result.is_conflict:
-                queue_candidates.lost(doc['_id'])
-                self._attention.lost()
-            if result.is_refused:
-                logger.error(
-                    'message %s in queue %r cannot be claimed: %s', doc['_id'], doc.get('queue'), result.reason
-                )
-                if pull is not None:
-                    pull.refused.add(doc['_id'])
-                if result.is_permanent:
-                    self._store.client.unusable.note(doc['_id'], doc['_rev'], result.reason)
-
-        def set_aside(reason: str) -> PendingWrite:
-            def decided(result: WriteResult) -> None:
-                if result.is_stored:  # otherwise another consumer has made it one, and logs that
-                    logger.error(
-                        'message %s in queue %r was made a dead letter: %s', doc['_id'], doc.get('queue'), reason
-                    )
-                failed(result)  # also if it is stored: no message is delivered, so the credit must be returned
-
-            return dead_letter.made_of(doc, reason, now), decided
-
-        now = self._store.client.clock.now()
+    def _claim(self, doc: Document, recipient: Recipient, body: Body = _UNREAD) -> PendingWrite:
+        """Return the write that claims a message, or the one in place of it."""
+        now = self.now()
         if reason := validation.malformed_reason(doc) or body.reason:
-            return set_aside(reason)
+            return SetAside(self, doc, recipient, reason)
         limit = self._topology.known.limit(doc['queue'])
         expired = workitem.has_expired(doc, now) and not workitem.delivers_expired(doc)
         if expired or (limit.ttl is not None and workitem.ready_since(doc) + limit.ttl <= now):
             logger.debug('dropped expired message %s of queue %s (not stored yet)', doc['_id'], doc['queue'])
-            return workitem.dropped(doc, now), failed
+            return Taking(self, doc, recipient, workitem.dropped(doc, now))
         max_attempts = self._options.delivery_limit if limit.deliveries is None else limit.deliveries
         if max_attempts and doc['attempts'] >= max_attempts:
-            return set_aside(f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged')
-        claimed = workitem.acked(doc, now) if final else workitem.claim(validation.checked(doc), self._lease.id, now)
-        if not final and self._topology.is_temporary(doc['queue']):
-            claimed = {**claimed, 'temporary': True}  # also if the publisher did not know that
-
-        def on_result(result: WriteResult) -> None:
-            # An unproven claim may have lost against another one on other nodes, so it is not delivered. But a message
-            # that is deleted with its claim cannot be released: it is delivered, although another consumer may have
-            # received it, too.
-            if not (result.is_proven or (result.is_stored and final)):
-                if result.is_unproven:
-                    self._unproven.add(doc['_id'], result.rev)
-                failed(result)
-                return
-            if queue_candidates is not None:
-                queue_candidates.won(doc['_id'])
-                self._attention.won(len(queue_candidates))
-            logger.debug(
-                'claimed and deleted message %s of queue %s, attempt %d'
-                if final
-                else 'claimed message %s of queue %s, attempt %d',
-                doc['_id'],
-                doc['queue'],
-                doc['attempts'] + 1,
-            )
-            kept = doc if final else {**claimed, '_rev': result.rev}
-            delivery = Delivery(kept, subscription, final=final, body=body.content)
-            if pull is None:
-                self._unacked.add_claimed(delivery)
-            else:
-                self._unacked.hold(delivery)
-                self._unacked.answer(pull, delivery)
-
-        return claimed, on_result
+            reason = f'{DELIVERY_LIMIT}: delivered {doc["attempts"]} times and never acknowledged'
+            return SetAside(self, doc, recipient, reason)
+        if recipient.pull is not None and recipient.pull.no_ack:
+            return FinalClaim(self, doc, recipient, recipient.pull, body.content)
+        claimed = workitem.claim(validation.checked(doc), self._lease.id, now)
+        if self._topology.is_temporary(doc['queue']):
+            claimed['temporary'] = True  # also if the publisher did not know that
+        claim = Claim(self, doc, recipient, claimed)
+        claim.body = body.content
+        return claim
 
     def claim_for_pulls(self, pulls: list[Pull], writes: list[PendingWrite]) -> None:
         """Add a claim to `writes` for each `basic_get`, or end it without a message if the queue has none."""
@@ -337,8 +389,8 @@ class Claims:
             writes += self._claim_for_pull(pull)
 
     def _claim_for_pull(self, pull: Pull) -> list[PendingWrite]:
-        if delivery := self._unacked.take_broadcast(pull):
-            self._unacked.answer(pull, delivery)
+        if delivery := self.unacked.take_broadcast(pull):
+            self.unacked.answer(pull, delivery)
             return []
         now = self._store.client.clock.now()
         docs: Iterable[Document] = ()
@@ -352,10 +404,10 @@ class Claims:
                 if not self._admit({pull.queue: [doc]}, parked, needs_slot=not pull.no_ack)[pull.queue]:
                     continue
                 # The body is read before the claim: with `no_ack`, the claim deletes the document.
-                body = read(self._store.client, [doc])[0] if stub(doc) else _UNREAD
-                self._unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
-                return [*parked, self._claim(doc, pull.subscription, pull, body=body)]
-        self._unacked.answer(pull, None)
+                body = read(self._store.client, [doc])[0] if body_stub(doc) else _UNREAD
+                self.unacked.wakeup.set()  # if the claim fails, the next cycle tries another message
+                return [*parked, self._claim(doc, Recipient(pull.subscription, pull=pull), body)]
+        self.unacked.answer(pull, None)
         return parked
 
 

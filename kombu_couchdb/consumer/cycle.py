@@ -15,7 +15,7 @@ import time
 from math import inf
 
 from ..couchdb.client import Client, Document
-from ..couchdb.pacing import Kind
+from ..couchdb.pacing import RequestKind
 from ..couchdb.write_result import PendingWrite
 from ..documents import workitem
 from ..documents.concurrency import is_parked, parked_key
@@ -29,7 +29,7 @@ from ..log import get_logger
 from ..options import Options
 from ..queues import waiting
 from ..queues.fanout import Listener
-from ..queues.quarantine import Harmful, set_aside, stub
+from ..queues.quarantine import Harmful, dead_letter_members, set_aside
 from ..queues.store import Store
 from ..queues.topology import Topology
 from .claims import Claims
@@ -68,7 +68,7 @@ class Cycle:
         name: str,
     ) -> None:
         self._client, self._options, self._topology = client, options, topology
-        self._store, self._harmful = Store(client), Harmful(client, stub)
+        self._store, self._harmful = Store(client), Harmful(client, dead_letter_members)
         self.lease = Lease(options.visibility_timeout)
         #: The subscriptions and the unacknowledged messages.
         self.unacked = Unacked(
@@ -116,17 +116,16 @@ class Cycle:
     def next_at(self) -> float:
         """Return the monotonic time of the next cycle, if nothing wakes the thread before."""
         now = self.unacked.snapshot()
-        if now.awaits_bodies or self._wanted_by_others(now):
+        if now.awaits_bodies or (now.shelved and self._wanted_by_others(now)):
             return -inf
         readable_at = writable_at = -inf
         if pace := self._client.pace:
-            readable_at, writable_at = pace.next_at(Kind.QUERY), pace.next_at(Kind.WRITE)
+            readable_at, writable_at = pace.next_at(RequestKind.QUERY), pace.next_at(RequestKind.WRITE)
         times = [max(self._poll_at, readable_at), self.notifier.attention.bell.due_at, now.overdue_at]
         if self.lease.written:
             times += [self._heartbeat.due_at, self.sweeper.due, self.notifier.due_at()]
-            times += self.unacked.may_run().values()
         if self._gate.is_used:
-            times.append(self._gate.due(now.credit))
+            times += [self._gate.due(now.credit), *self.unacked.may_run().values()]
         for queue, candidates in self._candidates.items():
             if now.credit.get(queue, 0) <= 0:
                 if queue in self.notifier.attention.followed:
@@ -135,8 +134,9 @@ class Cycle:
                 at = candidates.wake_at()
                 if candidates.is_stale and at is None:
                     at = -inf
-                at = at if at is None or queue in now.low else max(at, self.unacked.flow.next_at)
-                times += [] if at is None else [max(at, readable_at, writable_at)]
+                if at is not None:
+                    at = max(at, readable_at, writable_at)
+                    times.append(at if self.unacked.is_low(queue) else max(at, self.unacked.flow.next_at))
         return min(times)
 
     def on_outage(self) -> None:
@@ -165,11 +165,12 @@ class Cycle:
         set_aside(self._client)
         self._writes.settle_doubtful(self._client.leaves)
         self._writes.retry_changed(self._client.fetch)
-        pulls = list(self.unacked.pulls)
-        self.unacked.give_back(self._wanted_by_others(self.unacked.snapshot()) | {pull.queue for pull in pulls})
+        pulls, now = list(self.unacked.pulls), self.unacked.snapshot()
+        if now.shelved:
+            self.unacked.give_back(self._wanted_by_others(now) | {pull.queue for pull in pulls})
         if self._gate.is_used:
             self._gate.begin(self._in_use)
-        pending = self._writes.take()
+        pending = self._writes.take_ready()
         queues, credit = self.unacked.queues, self.unacked.credit(ahead=True)
         writes: list[PendingWrite] = []
         self._candidates = {
@@ -181,14 +182,16 @@ class Cycle:
                 self._heartbeat.register(queues)
                 self._suspects.check()
                 self._restore_queues(queues)
-                self._commits.release_orphans(self.unacked.ids())
+                if self._commits.has_orphans:
+                    self._commits.release_orphans(self.unacked.ids())
                 self._read_candidates(credit)
-                self.unacked.pause(self._topology.paused)
-                credit = {queue: free for queue, free in credit.items() if queue not in self._topology.paused}
+                paused = self._topology.paused
+                self.unacked.pause(paused)
+                credit = {queue: free for queue, free in credit.items() if queue not in paused}
             if self._commits.uncertain:
                 pending += self._writes.take_begun()
-            self._commits.drop_stored(pending)
-            if any(workitem.is_waiting(doc) or workitem.is_unique(doc) for doc, _ in pending):
+                self._commits.drop_stored(pending)
+            if any(workitem.is_waiting(write.doc) or workitem.is_unique(write.doc) for write in pending):
                 # A released message becomes a candidate before the freed credit is used, so that it is claimed again
                 # before the messages behind it. A completed unique job may have a successor under the same id to be
                 # claimed, and one request cannot write one document twice.
@@ -198,15 +201,16 @@ class Cycle:
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, writes)
             self._claims.claim_for_credit(credit, self._candidates, writes, len(pending))
-            claimed = [doc['message'] for doc, _ in writes if doc.get('claimed')]
-            for queue, message in self.notifier.take_before(claimed):
-                self.unacked.broadcast(queue, message)
+            if claimed := [write.doc['message'] for write in writes if write.doc.get('claimed')]:
+                for queue, message in self.notifier.take_before(claimed):
+                    self.unacked.broadcast(queue, message)
             if self._gate.is_used:
                 self._gate.wake(writes)
                 self._gate.free(writes)
             if writes or pending:
                 self._heartbeat.report.expect()
-            holds = self.unacked.ids() or self.sweeper.unproven  # others count unproven claims, too
+            # Others count unproven claims, too.
+            holds = self._writes.unstored or self.unacked.docs() or self.sweeper.unproven
             holds_slots = self._gate.is_used and self._gate.holds_slots()
             self.lease.idle = not (writes or pending or holds or holds_slots)
             if self.lease.written and self._heartbeat.needs_write(queues):
@@ -245,8 +249,8 @@ class Cycle:
         for _ in range(_MAX_LAST_TRIES):
             self._writes.retry_changed(self._client.fetch)
             # A decision that still waits is not written: other consumers get the message, as if it had none.
-            changes = [*self._writes.take_begun(), *self._writes.take()]
-            if not any(workitem.is_unique(doc) for doc, _ in changes):
+            changes = [*self._writes.take_begun(), *self._writes.take_ready()]
+            if not any(workitem.is_unique(write.doc) for write in changes):
                 break
             self._commits.write(changes)
             changes = []
@@ -258,7 +262,7 @@ class Cycle:
         elif self.lease.rev:
             changes.append(self._heartbeat.last_write())
         self._commits.write(changes)
-        self._commits.write(self._writes.take())  # a failure that was too large is kept without its texts
+        self._commits.write(self._writes.take_ready())  # a failure that was too large is kept without its texts
         self._writes.log_failures_left()
         self._store.delete_without_queue(self._writes.take_released())
         if self._gate.is_used:
@@ -286,24 +290,30 @@ class Cycle:
     def _read_candidates(self, credit: dict[str, int]) -> None:
         """Add what the changes feed reported and what became due; start, stop or change the feed as needed."""
         pace = self._client.pace
-        poll = time.monotonic() >= self._poll_at and (pace is None or pace.spare(Kind.QUERY) > 0)
+        poll = time.monotonic() >= self._poll_at and (pace is None or pace.spare(RequestKind.QUERY) > 0)
         if poll:
             self._polled = time.monotonic()
         with_credit = {queue for queue in self._candidates if credit.get(queue, 0) > 0}
         # The feed does not report when a due date has come.
         reading = with_credit | self.notifier.attention.followed
-        due = [self._candidates[queue] for queue in self._candidates if queue in reading]
-        self._claims.reader.refill([each for each in due if not each.is_stale and (poll or each.is_due)])
+        self._claims.reader.refill(
+            [
+                candidates
+                for queue, candidates in self._candidates.items()
+                if queue in reading and not candidates.is_stale and (poll or candidates.is_due)
+            ]
+        )
         self.notifier.feed_interval = self.unacked.flow.interval
         items, broadcasts = self.notifier.take(self.lease.id, self._candidates, with_credit)
         peers = self.notifier.peers
         for queue, candidates in self._candidates.items():
-            candidates.set_consumers(self.lease.id, peers.of(queue, self.lease.id), peers.listeners_of(queue))
+            candidates.set_consumers(self.lease.id, peers.consumers_of(queue, self.lease.id), peers.listeners_of(queue))
         attention = self.notifier.attention
-        if attention.listens:
+        if attention.listens and (unserved := attention.followed - with_credit):
             # A listener without credit must know whether messages wait.
-            unserved = [self._candidates[queue] for queue in attention.followed - with_credit]
-            self._claims.reader.refill([candidates for candidates in unserved if candidates.needs_page])
+            self._claims.reader.refill(
+                [self._candidates[each] for each in unserved if self._candidates[each].needs_page]
+            )
         for doc in items:
             if key := parked_key(doc):
                 self._gate.saw(key)

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from math import inf
@@ -21,10 +21,10 @@ from kombu.utils.json import object_hook
 from ..couchdb.client import Document
 from ..couchdb.fork_safety import close_in_child, reset_in_child
 from ..documents import dead_letter, workitem
-from ..documents.body import attachments_with, stub
+from ..documents.body import attachments_with, body_stub
 from ..documents.validation import is_deeper
 from ..errors import CouchDBError
-from ..flow import Rate
+from ..flow import Throughput
 from ..values import revision_parts
 
 #: The prefix of the delivery tags of broadcasts.
@@ -55,7 +55,7 @@ class Credit:
     #: Without a limit: how many messages are claimed ahead.
     ahead: int = 1
     #: With a limit: how fast the messages are worked off.
-    rate: Rate = field(default_factory=Rate, repr=False)
+    rate: Throughput = field(default_factory=Throughput, repr=False)
 
     @property
     def free(self) -> int:
@@ -68,7 +68,7 @@ class Credit:
 
     def room(self, stock: float | None) -> int:
         """Return how many more may be claimed now; if `stock` is given, also beyond the limit."""
-        return self.free + (0 if stock is None else self.surplus(stock))
+        return self.free if stock is None else self.free + self.surplus(stock)
 
     def is_low(self, stock: float) -> bool:
         """Tell whether half of what may be claimed is worked off, or there is no limit: to claim more is urgent."""
@@ -107,41 +107,36 @@ class Shelf:
     def __init__(self) -> None:
         #: By queue, the one that is served next first: its messages by delivery tag, in the order of their claims, and
         #: the monotonic times from which each has waited for too long.
-        self._queues: dict[str, dict[str, tuple[Delivery, float]]] = {}
+        self.queues: dict[str, dict[str, tuple[Delivery, float]]] = {}
 
     def __iter__(self) -> Iterator[Delivery]:
-        return (delivery for messages in self._queues.values() for delivery, _ in messages.values())
-
-    @property
-    def queues(self) -> Collection[str]:
-        """The queues of the messages."""
-        return self._queues.keys()
+        return (delivery for messages in self.queues.values() for delivery, _ in messages.values())
 
     @property
     def overdue_at(self) -> float:
         """The monotonic time at which the first message has waited for too long; infinite without one."""
-        return min((next(iter(messages.values()))[1] for messages in self._queues.values()), default=inf)
+        return min((next(iter(messages.values()))[1] for messages in self.queues.values()), default=inf)
 
     def put(self, delivery: Delivery, overdue_at: float) -> None:
         """Add a message, behind those of its queue."""
-        self._queues.setdefault(delivery.doc['queue'], {})[delivery.tag] = delivery, overdue_at
+        self.queues.setdefault(delivery.doc['queue'], {})[delivery.tag] = delivery, overdue_at
 
-    def take(self) -> Delivery | None:
+    def pop(self) -> Delivery | None:
         """Remove and return the next message, or None."""
-        if not self._queues:
+        if not self.queues:
             return None
-        queue, messages = next(iter(self._queues.items()))
+        queue, messages = next(iter(self.queues.items()))
         delivery, _ = next(iter(messages.values()))
         self.remove(delivery)
-        if queue in self._queues:
-            self._queues[queue] = self._queues.pop(queue)  # the others are served before it
+        if queue in self.queues:
+            self.queues[queue] = self.queues.pop(queue)  # the others are served before it
         return delivery
 
     def remove(self, delivery: Delivery) -> None:
         """Remove a message, if it is here."""
-        messages = self._queues.get(delivery.doc['queue'], {})
+        messages = self.queues.get(delivery.doc['queue'], {})
         if messages.pop(delivery.tag, None) is not None and not messages:
-            del self._queues[delivery.doc['queue']]
+            del self.queues[delivery.doc['queue']]
 
 
 @dataclass(eq=False)
@@ -205,7 +200,7 @@ class Delivery:
     @property
     def needs_body(self) -> bool:
         """Whether the body has not been read yet."""
-        return self.body is None and stub(self.doc) is not None
+        return self.body is None and body_stub(self.doc) is not None
 
     def settle(self, stored: bool) -> None:
         """Note whether the ack of its task, which has begun, is stored. If not, the task may run elsewhere."""
@@ -255,8 +250,6 @@ class Snapshot(NamedTuple):
 
     #: By queue: how many messages may be claimed within the prefetch counts.
     credit: dict[str, int]
-    #: The queues with a subscription whose messages will soon be worked off.
-    low: set[str]
     #: The queues from which messages are claimed ahead, and the monotonic time from which one has waited for too long.
     shelved: set[str]
     overdue_at: float

@@ -17,10 +17,11 @@ from .worker_hooks import Suspects
 logger = get_logger(__name__)
 
 
-class Heartbeat:
-    """Renews the lease of the unacknowledged messages; for the I/O thread alone."""
+class Heartbeat(PendingWrite):
+    """Renews the lease of the unacknowledged messages; for the I/O thread alone. `doc` is the heartbeat made last."""
 
     def __init__(self, client: Client, lease: Lease, unacked: Unacked, suspects: Suspects) -> None:
+        super().__init__({})
         self._client, self._lease, self._unacked, self._suspects = client, lease, unacked, suspects
         #: What the heartbeats of a Celery worker tell of its tasks.
         self.report = TaskReport(client.clock)
@@ -41,8 +42,8 @@ class Heartbeat:
     def next_write(self, queues: set[str]) -> PendingWrite:
         """Return the next heartbeat, which is written together with other documents."""
         doc = self._lease.heartbeat_document(self._client.clock.now(), queues, self._unacked.acked)
-        doc.update(self.report.members(queues))  # type: ignore[typeddict-item]  # it is a part of the same type
-        return doc, self._on_result
+        self.doc = {**doc, **self.report.members(queues)}
+        return self
 
     def needs_write(self, queues: set[str]) -> bool:
         """Tell whether a heartbeat is due, perhaps early because of the tasks that run."""
@@ -56,7 +57,7 @@ class Heartbeat:
     def last_write(self) -> PendingWrite:
         """Return the deletion of the heartbeat, with the last members that optional rooms count by."""
         doc = {'_id': self._lease.id, '_rev': self._lease.rev, '_deleted': True}
-        return {**doc, **self.report.last_members()}, lambda result: None
+        return PendingWrite({**doc, **self.report.last_members()})
 
     def _register(self, queues: set[str]) -> None:
         uncertain, self.uncertain = self.uncertain, False
@@ -65,8 +66,8 @@ class Heartbeat:
             # to report that; reading is faster.
             self._conflicted |= not self._lease.resume_from(self._client.leaves(self._lease.id))
         if not self._conflicted and (uncertain or not self._lease.written):
-            doc, react = self.next_write(queues)
-            react(self._client.bulk([doc])[0])
+            write = self.next_write(queues)
+            write.settle(self._client.bulk([write.doc])[0])
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise refused
@@ -76,22 +77,31 @@ class Heartbeat:
                 self._begin_anew(is_new_database=not leaves)
             self._conflicted = False
 
-    def _on_result(self, result: WriteResult) -> None:
-        if result.is_stored:
-            proven = result.is_proven
-            # The last heartbeats were unproven, and the lease has passed since the last proven one: a sweeper at the
-            # other nodes may have deleted the document. Read its leaf revisions before this heartbeat counts.
-            self._conflicted |= proven and not self._lease.proven and not self._lease.valid
-            self._lease.heartbeat_stored(result.rev, proven=proven and not self._conflicted)
-            self.report.stored()
-            if not proven:
-                self._client.switch_node()
-        elif result.is_conflict:
-            self._conflicted = True  # a sweep deleted the document, or the response to the last heartbeat was lost
-        elif result.is_refused:
-            self._refused = result.exception(f'{self._client.address.url}: the heartbeat was not stored')
-        if self._conflicted or self._refused:
-            self._unacked.wakeup.set()
+    def stored(self, result: WriteResult) -> None:
+        """Renew the lease, unless the last heartbeats were unproven and it has ended since the last proven one.
+
+        A sweeper at the other nodes may have deleted the document then: its leaf revisions are read before.
+        """
+        if not self._lease.proven and not self._lease.valid:
+            self.conflict(result)
+        self._lease.heartbeat_stored(result.rev, proven=not self._conflicted)
+        self.report.stored()
+
+    def unproven(self, result: WriteResult) -> None:
+        """Do not renew the lease, and try another node."""
+        self._lease.heartbeat_stored(result.rev, proven=False)
+        self.report.stored()
+        self._client.switch_node()
+
+    def conflict(self, result: WriteResult) -> None:
+        """Read the leaves: a sweep deleted the document, or the response to the last heartbeat was lost."""
+        self._conflicted = True
+        self._unacked.wakeup.set()
+
+    def refused(self, result: WriteResult) -> None:
+        """Let the next cycle raise the error."""
+        self._refused = result.exception(f'{self._client.address.url}: the heartbeat was not stored')
+        self._unacked.wakeup.set()
 
     def _begin_anew(self, *, is_new_database: bool) -> None:
         """Start a new lease without the messages of the old one: another process has released them."""

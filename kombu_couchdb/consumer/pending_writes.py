@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..couchdb.client import Document
-from ..couchdb.write_result import MISSING_STUB, PendingWrite, WriteResult, WriteStatus
+from ..couchdb.write_result import MISSING_STUB, PendingWrite, WriteResult
 from ..documents import dead_letter, unique_merge, workitem
 from ..errors import CouchDBError
 from ..flow import Flow
@@ -36,10 +36,10 @@ logger = get_logger(__name__)
 _LOST_CLAIM = 'this consumer lost its claim of message %s before the outcome was stored: it may run again'
 
 #: Returns the document that makes a decision about a claimed message.
-_Change = Callable[[Document], Mapping[str, Any]]
+Change = Callable[[Document], Mapping[str, Any]]
 
 #: Called once, in the I/O thread, with whether the ack of a task that has begun is stored.
-Settled = Callable[[bool], None]
+Confirm = Callable[[bool], None]
 
 
 class Precondition(Protocol):
@@ -81,56 +81,144 @@ def wake() -> None:
             writes.look()
 
 
+class Disposition(PendingWrite):
+    """The disposition of a message that this consumer held: acknowledged, released or a dead letter."""
+
+    def __init__(self, writes: PendingWrites, claimed: Document, change: Change, confirm: Confirm | None) -> None:
+        self._writes, self._change, self.confirm = writes, change, confirm
+        self.is_unique = workitem.is_unique(claimed)
+        self.make(claimed)
+
+    def make(self, claimed: Document) -> None:
+        """Make the decision about this revision of the claimed document."""
+        #: The document as it was claimed, and whether an earlier attempt to write its next state may have been stored.
+        self.claimed, self.is_repeated = claimed, False
+        changed = self._change(claimed)
+        # The acknowledgement of a unique job puts the next message in its place, so that it looks like a release.
+        self.is_release = workitem.is_waiting(changed) and not self.is_unique
+        # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
+        # with the next message or its deletion.
+        *self.copies, self.doc = dead_letter.apart(changed)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is the ack of a task that has begun. That of a unique job is no end: the cycle writes it."""
+        return self.confirm is not None and not self.is_unique
+
+    def stored(self, result: WriteResult) -> None:
+        """End the decision. A message that waits again may be claimed."""
+        if workitem.is_waiting(self.doc):
+            self._writes.released.append({**self.doc, '_rev': result.rev})
+        self.end(stored=True)
+
+    def conflict(self, result: WriteResult) -> None:
+        """Find out whether others have changed the document, or an earlier attempt was stored."""
+        if not self.is_repeated or self.is_unique:  # publishers change unique jobs
+            self._writes.changed.append(self)
+        elif self.confirm is not None:
+            self._writes.doubtful.append(self)
+        else:
+            self.end(stored=False)  # it is in conflict with the earlier attempt: that needs no warning
+            return
+        self._writes.wakeup.set()
+
+    def refused(self, result: WriteResult) -> None:
+        """Write the dead letter of a task that failed without its texts; log that another outcome is not stored."""
+        change = self._change
+        if dead_letter.shortened(change(self.claimed)) is None:
+            logger.error('the outcome of message %s cannot be stored: %s', self.doc['_id'], result.reason)
+            self.end(stored=False)
+            return
+        self._change = lambda doc: dead_letter.shortened(change(doc)) or change(doc)
+        self.make(self.claimed)
+        self._writes.queue(self)
+        self._writes.wakeup.set()
+
+    def unknown(self, result: WriteResult) -> None:
+        """Write it again."""
+        self.is_repeated = True
+        self._writes.queue(self)
+
+    def end(self, *, stored: bool) -> None:
+        """Forget the decision: it is stored, or this consumer has lost its claim of the message."""
+        self._writes.unstored.discard(self.doc['_id'])
+        if self.confirm is not None:
+            self.confirm(stored)
+
+
+class KeptFailure(PendingWrite):
+    """The creation of the dead letter of a task that was acknowledged early; its id makes it one."""
+
+    creates, is_release, is_unique, has_begun, is_repeated = True, False, False, False, False
+
+    def __init__(self, writes: PendingWrites, doc: Document) -> None:
+        super().__init__(doc)
+        self._writes = writes
+
+    def stored(self, result: WriteResult) -> None:
+        """End the write."""
+        self._writes.unstored.discard(self.doc['_id'])
+
+    def conflict(self, result: WriteResult) -> None:
+        """End the write: an earlier attempt was stored."""
+        self.stored(result)
+
+    def refused(self, result: WriteResult) -> None:
+        """Write it without its texts, or give it up."""
+        self._writes.unstored.discard(self.doc['_id'])
+        if shorter := dead_letter.shortened(self.doc):
+            self._writes.keep(shorter)
+        else:
+            logger.error('the message %s of a task that failed cannot be kept: %s', self.doc['_id'], result.reason)
+
+    def unknown(self, result: WriteResult) -> None:
+        """Write it again."""
+        self._writes.queue(self)
+
+
 class PendingWrites:
     """Decisions about messages, which wait for `preconditions`: those of this process.
 
-    `add`, `unstored`, `look` and `wait` are for any thread, the rest is for the I/O thread alone.
+    `add`, `keep`, `unstored`, `look` and `wait` are for any thread, the rest is for the I/O thread alone.
     """
 
     def __init__(self, wakeup: Wakeup, flow: Flow, preconditions: list[Precondition] = _preconditions) -> None:
-        self._wakeup, self._flow, self._preconditions = wakeup, flow, preconditions
-        self._writes: deque[PendingWrite] = deque()
-        #: The acks of tasks that have begun. By message id: who wants to know whether they are stored. Those of which
-        #: the responses leave it open.
+        self.wakeup, self._flow, self._preconditions = wakeup, flow, preconditions
+        self._writes: deque[Disposition | KeptFailure] = deque()
+        #: The acks of tasks that have begun.
         self._begun: deque[PendingWrite] = deque()
-        self._settled: dict[str, Settled] = {}
-        self._doubtful: list[Mapping[str, Any]] = []
         #: Decisions that wait, and the marks that they wait for; None: the mark is not known yet.
-        self._waiting: list[tuple[list[PendingWrite], dict[Precondition, int | None]]] = []
+        self._waiting: list[tuple[list[Disposition | KeptFailure], dict[Precondition, int | None]]] = []
         _all.append(weakref.ref(self, _all.remove))
-        self._released: list[Document] = []
-        #: Messages whose writes were in conflict, as they were claimed, with the change to be made.
-        self._changed: list[tuple[Document, _Change]] = []
+        #: Messages whose release was stored, with their new revisions.
+        self.released: list[Document] = []
+        #: Decisions in conflict: perhaps others have changed the document; and acks of tasks that have begun of which
+        #: the responses leave it open whether they are stored.
+        self.changed: list[Disposition] = []
+        self.doubtful: list[Disposition] = []
         #: The ids of messages with a decision that CouchDB has not confirmed yet.
         self.unstored: set[str] = set()
 
-    def add(self, claimed: Document, change: _Change, settled: Settled | None = None) -> None:
+    def add(self, claimed: Document, change: Change, confirm: Confirm | None = None) -> None:
         """Add the write of `change(claimed)`, for a message that this consumer does not hold any more.
 
-        With `settled` it acknowledges a task that has begun. `settled(False)` is called if this consumer had lost its
+        With `confirm` it acknowledges a task that has begun. `confirm(False)` is called if this consumer had lost its
         claim before, or if CouchDB refuses the write.
         """
         self.unstored.add(claimed['_id'])
-        if settled is not None:
-            self._settled[claimed['_id']] = settled
-        self._add(claimed, change, change(claimed))
+        self.queue(Disposition(self, claimed, change, confirm))
 
     def keep(self, doc: Document) -> None:
-        """Add the creation of `doc`, the dead letter of a task that was acknowledged early; its id makes it one."""
-
-        def on_result(result: WriteResult) -> None:
-            if result.status is WriteStatus.UNKNOWN:
-                self._writes.append((doc, on_result))
-                return
-            self.unstored.discard(doc['_id'])
-            if result.is_refused and (shorter := dead_letter.shortened(doc)):
-                self.keep(shorter)
-            elif result.is_refused:
-                logger.error('the message %s of a task that failed cannot be kept: %s', doc['_id'], result.reason)
-
+        """Add the creation of `doc`, the dead letter of a task that was acknowledged early."""
         self.unstored.add(doc['_id'])
-        self._writes.append((doc, on_result))
-        self._wakeup.set()
+        self.queue(KeptFailure(self, doc))
+        self.wakeup.set()
+
+    def queue(self, write: Disposition | KeptFailure) -> None:
+        """Queue a write, for the first time or again."""
+        (self._begun if write.has_begun else self._writes).append(write)
+        if write.has_begun and not write.is_repeated:
+            self.wakeup.interrupt()
 
     @property
     def has_begun(self) -> bool:
@@ -138,17 +226,18 @@ class PendingWrites:
         return bool(self._begun)
 
     def take_begun(self) -> list[PendingWrite]:
-        """Return the acks of tasks that have begun, and forget them: the caller passes a result to each."""
+        """Return the acks of tasks that have begun, and forget them: the caller settles each."""
         return [self._begun.popleft() for _ in range(len(self._begun))]
 
-    def take(self) -> list[PendingWrite]:
+    def take_ready(self) -> list[PendingWrite]:
         """Return the other pending writes that may be written now, in the same way."""
         found: list[PendingWrite] = []
-        waiting: list[PendingWrite] = []
+        waiting: list[Disposition | KeptFailure] = []
         for write in [self._writes.popleft() for _ in range(len(self._writes))]:
-            # The acknowledgement of a unique job puts the next message in its place, so that it looks like a release.
-            is_release = workitem.is_waiting(write[0]) and not workitem.is_unique(write[0])
-            (found if is_release or not self._preconditions else waiting).append(write)
+            if write.is_release or not self._preconditions:
+                found.append(write)
+            else:
+                waiting.append(write)
         if waiting:
             self._waiting.append((waiting, dict.fromkeys(self._preconditions)))
         for group in list(self._waiting):
@@ -159,10 +248,10 @@ class PendingWrites:
 
     def look(self) -> None:
         """Wake the I/O thread if decisions wait: some can perhaps be written now."""
-        waiting = [doc for writes, _ in list(self._waiting) for doc, _ in writes]
+        waiting = [write for writes, _ in list(self._waiting) for write in writes]
         if waiting:
             # The messages in `next` of a unique job wait for its ack. Others share the next cycle of a flow.
-            self._wakeup.set(0.0 if any(map(workitem.is_unique, waiting)) else self._flow.pause)
+            self.wakeup.set(0.0 if any(write.is_unique for write in waiting) else self._flow.pause)
 
     def wait(self) -> bool:
         """Wait until all decisions can be written; return False if what they wait for is given up."""
@@ -183,21 +272,16 @@ class PendingWrites:
 
         `leaves(id)` reads the leaf revisions of a document; *raises* what it raises, and can then be called again.
         """
-        while self._doubtful:
-            doc = self._doubtful[-1]
-            ended = [leaf for leaf in leaves(doc['_id']) if leaf.get('_deleted') or workitem.is_done(leaf)]
-            self._doubtful.pop()
+        while self.doubtful:
+            claimed = self.doubtful[-1].claimed
+            ended = [leaf for leaf in leaves(claimed['_id']) if leaf.get('_deleted') or workitem.is_done(leaf)]
+            decision = self.doubtful.pop()
             # An ack is the revision after that of the claim. Whoever else ends a message must claim it before.
-            next_number = revision_parts(doc['_rev'])[0] + 1
+            next_number = revision_parts(claimed['_rev'])[0] + 1
             stored = any(revision_parts(leaf['_rev'])[0] == next_number for leaf in ended)
             if not stored:
-                logger.warning(_LOST_CLAIM, doc['_id'])
-            self._end(doc['_id'], stored=stored)
-
-    def _end(self, doc_id: str, *, stored: bool) -> None:
-        self.unstored.discard(doc_id)
-        if (settled := self._settled.pop(doc_id, None)) is not None:
-            settled(stored)
+                logger.warning(_LOST_CLAIM, claimed['_id'])
+            decision.end(stored=stored)
 
     def retry_changed(self, fetch: Callable[[list[str]], list[Document | None]]) -> None:
         """Read the messages that others have changed, and add the writes for those that this consumer still holds.
@@ -205,77 +289,40 @@ class PendingWrites:
         A publisher changes a unique job, and an operator marks a message as removed. `fetch(ids)` reads documents;
         *raises* what it raises, and can then be called again.
         """
-        found = fetch([doc['_id'] for doc, _ in self._changed]) if self._changed else []
-        changed, self._changed = self._changed, []
-        for (doc, change), current in zip(changed, found, strict=True):
-            if current is not None and current.get('claimed') == doc['claimed']:
-                self._add(current, change, change(current))
+        found = fetch([decision.claimed['_id'] for decision in self.changed]) if self.changed else []
+        changed, self.changed = self.changed, []
+        for decision, current in zip(changed, found, strict=True):
+            claimed = decision.claimed
+            if current is not None and current.get('claimed') == claimed['claimed']:
+                decision.make(current)
+                self.queue(decision)
                 continue
-            if doc['_id'] in self._settled:
-                self._doubtful.append(doc)
+            if decision.confirm is not None:
+                self.doubtful.append(decision)
                 continue
-            self.unstored.discard(doc['_id'])
+            decision.end(stored=False)
             # If a unique job has another task now, or is deleted, an earlier attempt to write the decision was stored.
             # Other messages are read here only if their first write was in conflict.
-            if workitem.is_unique(doc) and (current is None or workitem.task_id(current) != workitem.task_id(doc)):
+            if decision.is_unique and (current is None or workitem.task_id(current) != workitem.task_id(claimed)):
                 continue
-            logger.warning(_LOST_CLAIM, doc['_id'])
+            logger.warning(_LOST_CLAIM, claimed['_id'])
 
     def log_failures_left(self) -> None:
         """Log which failures of tasks that were acknowledged early are not kept, because their results still wait."""
-        for doc in (doc for writes, _ in self._waiting for doc, _ in writes):
-            if '_rev' not in doc:
-                logger.error('the message %s of a task that failed is not kept: its result was not stored', doc['_id'])
+        for write in (write for writes, _ in self._waiting for write in writes if write.creates):
+            text = 'the message %s of a task that failed is not kept: its result was not stored'
+            logger.error(text, write.doc['_id'])
 
     def take_released(self) -> list[Document]:
         """Return the messages whose release was stored since the last call, with their new revisions."""
-        released, self._released = self._released, []
+        released, self.released = self.released, []
         return released
-
-    def _add(self, claimed: Document, change: _Change, doc: Mapping[str, Any], *, again: bool = False) -> None:
-        def on_result(result: WriteResult) -> None:
-            if result.status is WriteStatus.UNKNOWN:
-                self._add(claimed, change, doc, again=True)
-            elif result.is_conflict and not (again and not workitem.is_unique(doc)):
-                self._changed.append((claimed, change))
-                self._wakeup.set()
-            elif result.is_conflict and doc['_id'] in self._settled:
-                self._doubtful.append(doc)
-                self._wakeup.set()
-            else:
-                if result.is_refused and (shorter := dead_letter.shortened(doc)):
-                    self._add(claimed, lambda doc: dead_letter.shortened(change(doc)) or change(doc), shorter)
-                    self._wakeup.set()
-                    return
-                # If CouchDB has stored a write, the second attempt conflicts with the first: that needs no warning. For
-                # a unique job the conflict may also come from a publisher that has changed the job.
-                self._confirmed(doc, result)
-                self._end(doc['_id'], stored=result.is_stored)
-
-        # The ack of a unique job puts another message into the queue: it is no end, and the cycle writes it.
-        has_begun = claimed['_id'] in self._settled and not workitem.is_unique(claimed)
-        (self._begun if has_begun else self._writes).append((doc, on_result))
-        if has_begun and not again:
-            self._wakeup.interrupt()
-
-    def _confirmed(self, doc: Mapping[str, Any], result: WriteResult) -> None:
-        if result.is_refused:
-            logger.error('the outcome of message %s cannot be stored: %s', doc['_id'], result.reason)
-        elif result.is_stored:
-            written = dead_letter.apart(doc)[-1] if doc.get('status') else doc
-            if workitem.is_waiting(written):
-                self._released.append({**written, '_rev': result.rev})
-
-
-def _is_kept(doc: Mapping[str, Any]) -> bool:
-    """Tell whether a document is the dead letter of a task that was acknowledged early: it is created, see `keep`."""
-    return bool(doc.get('status')) and '_rev' not in doc
 
 
 def give_up(writes: Iterable[PendingWrite]) -> None:
     """Tell these writes that they got no response: CouchDB may have stored them."""
-    for doc, react in writes:
-        react(WriteResult.unknown(doc['_id']))
+    for write in writes:
+        write.settle(WriteResult.unknown(write.doc['_id']))
 
 
 class Commits:
@@ -284,13 +331,13 @@ class Commits:
     def __init__(self, store: Store, lease: Lease, unproven: UnprovenClaims) -> None:
         self._store, self._lease, self._unproven = store, lease, unproven
         #: Whether CouchDB may have stored claims that this consumer does not know of: their responses were lost.
-        self._has_orphans = False
+        self.has_orphans = False
         #: Whether CouchDB may have stored some of the pending writes.
         self.uncertain = False
 
     def on_outage(self) -> None:
         """Note that a response was lost: which writes CouchDB stored is unknown."""
-        self._has_orphans = self.uncertain = True
+        self.has_orphans = self.uncertain = True
 
     def write_begun(self, writes: PendingWrites) -> None:
         """Write the acks of tasks that have begun, but after a lost response: then the next cycle does.
@@ -302,59 +349,55 @@ class Commits:
 
     def on_orphans(self) -> None:
         """Note that the database has claims of this consumer that the consumer does not know of."""
-        self._has_orphans = True
+        self.has_orphans = True
 
     def write(self, *lists: list[PendingWrite]) -> None:
         """Write these lists and empty them; *raises* `CouchDBError` if some writes got no response."""
         writes: dict[str, PendingWrite] = {}
         for write in itertools.chain(*lists):
-            if writes.setdefault(write[0]['_id'], write) is not write:
+            doc_id = write.doc['_id']
+            if writes.setdefault(doc_id, write) is not write:
                 # Two writes of one document: send only the first; the second is in conflict, as it would be in CouchDB.
-                write[1](WriteResult.conflict(write[0]['_id']))
+                write.settle(WriteResult.conflict(doc_id))
         for each in lists:
             each.clear()
-        # A unique job that is done, or dead with other messages in `next`, makes two documents: its copy, then the job
-        # with the next message or its deletion.
-        parts = [dead_letter.apart(doc) if doc.get('status') else [doc] for doc, _ in writes.values()]
-        docs = [doc for *_, doc in parts if not _is_kept(doc)]
-        copies = [copy for *copies, doc in parts for copy in (*copies, *([doc] if _is_kept(doc) else []))]
+        docs = [write.doc for write in writes.values() if not write.creates]
+        copies = [doc for write in writes.values() for doc in ([write.doc] if write.creates else write.copies)]
         # The next publisher of a unique job may write over its tombstone, so its markers are stored before.
         markers = [marker for doc in docs if doc.get('_deleted') for marker in unique_merge.markers(doc)]
         failure = None
         try:
             kept = keep_copies(self._store.client, copies)
-            self._store.client.create_once(markers)
+            if markers:
+                self._store.client.create_once(markers)
             results: Sequence[WriteResult] = [*kept, *(self._store.client.bulk(docs) if docs else ())]
         except CouchDBError as exc:
             results, failure = exc.answered, exc
         for result in results:
-            self._has_orphans |= result.error == MISSING_STUB  # some nodes may have stored this claim
+            self.has_orphans |= result.error == MISSING_STUB  # some nodes may have stored this claim
             if result.id in writes:
-                writes.pop(result.id)[1](result)
+                writes.pop(result.id).settle(result)
         give_up(writes.values())
         if failure is not None:
             raise failure
 
     def drop_stored(self, pending: list[PendingWrite]) -> None:
-        """After a lost response, remove from `pending` the writes that would be in conflict.
+        """After a lost response, see `uncertain`: remove from `pending` the writes that would be in conflict.
 
         CouchDB has stored them, or another process has changed the documents.
         """
-        if self.uncertain:
-            writable = self._store.client.still_writable([doc for doc, _ in pending])
-            for (doc, react), is_writable in zip(pending, writable, strict=True):
-                if not is_writable:
-                    react(WriteResult.conflict(doc['_id']))
-            pending[:] = itertools.compress(pending, writable)
-            self.uncertain = False
+        writable = self._store.client.still_writable([write.doc for write in pending])
+        for write, is_writable in zip(pending, writable, strict=True):
+            if not is_writable:
+                write.settle(WriteResult.conflict(write.doc['_id']))
+        pending[:] = itertools.compress(pending, writable)
+        self.uncertain = False
 
     def release_orphans(self, known: set[str]) -> None:
         """Release the claims of this consumer that it does not know of: the responses to them were lost.
 
         `known` has the ids of those that it knows.
         """
-        if not self._has_orphans:
-            return
         known = known | {*self._unproven}
         orphans = [doc for doc in self._store.claims(self._lease.id) if doc['_id'] not in known]
         if self._store.client.replicas > 1:  # CouchDB may have confirmed another consumer's claim of the same message
@@ -364,4 +407,4 @@ class Commits:
             self._store.release(orphans)
             for doc in orphans:
                 logger.debug('releasing message %s: the response to its claim was lost', doc['_id'])
-        self._has_orphans = False
+        self.has_orphans = False

@@ -14,7 +14,7 @@ from math import inf
 
 from ..couchdb.clock import ServerClock
 from ..documents.shared_documents import ReportedTask, Running, WorkerReport
-from .worker_hooks import RunningTask, members_of_heartbeat, running_tasks
+from .worker_hooks import RunningTask, members_of_heartbeat, reports_running, running_tasks
 
 #: How long a task must have run to be reported, in seconds.
 _LEAST_SECONDS = 1.0
@@ -39,7 +39,8 @@ class TaskReport:
 
     def expect(self) -> None:
         """Note that messages were claimed or decided about: tasks may have begun or ended."""
-        self._look_at = min(self._look_at, time.monotonic() + _LEAST_SECONDS)
+        if reports_running():
+            self._look_at = min(self._look_at, time.monotonic() + _LEAST_SECONDS)
 
     def due_at(self, sent: float) -> float:
         """Return the monotonic time of the next look, if the last heartbeat was made at the time `sent`."""

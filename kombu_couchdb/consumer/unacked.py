@@ -19,10 +19,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from math import inf
-from typing import Any
 
 from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock
@@ -33,7 +32,7 @@ from ..flow import STALL_SECONDS, Flow
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Mailbox, Pull, Snapshot, Subscription, broadcast
-from .pending_writes import PendingWrites
+from .pending_writes import Change, PendingWrites
 from .wakeup import Wakeup
 from .worker_hooks import KeepDone, may_run
 
@@ -151,7 +150,7 @@ class Unacked:
             found_nothing = not len(self._mailbox)
             for credit in self._credits:
                 if credit.request_more(self._unlimited, found_nothing=found_nothing):
-                    self.wakeup.set()
+                    self.wakeup.set(0.0 if self.more_to_claim else self.flow.gathering)
 
     # -- for kombu's thread: deliveries and decisions
 
@@ -305,9 +304,7 @@ class Unacked:
         """Make a message a dead letter, with this reason."""
         self._decide(tag, partial(dead_letter.made_of, reason=reason, now=self._clock.now()), 'dead-lettered')
 
-    def _decide(
-        self, tag: str, change: Callable[[Document], Mapping[str, Any]], outcome: str, *, may_wait: bool = False
-    ) -> None:
+    def _decide(self, tag: str, change: Change, outcome: str, *, may_wait: bool = False) -> None:
         with self._lock:
             if tag.startswith(BROADCAST_TAG):
                 return  # a broadcast needs no ack
@@ -321,8 +318,8 @@ class Unacked:
             delivery = self._held[tag]
             if may_wait and (queue := delivery.doc['queue']) in self.queues:
                 self.acked[queue] += 1
-            delivery.credit.rate.note(time.monotonic())
-            self.flow.note()
+            delivery.credit.rate.count(time.monotonic())
+            self.flow.count()
             if delivery.begun and may_wait:
                 self._store_ack(delivery, change, outcome)
                 return
@@ -330,8 +327,7 @@ class Unacked:
             # The messages in `next` of a unique job wait for its ack: write it at once.
             may_wait = may_wait and not workitem.is_unique(delivery.doc)
             must_claim = self.more_to_claim and delivery.credit.is_low(self.flow.stock)
-            # Nobody waits for an ack: others that end at the same time share its request, also without a flow.
-            self.wakeup.set(0.0 if must_claim or not may_wait else max(self.flow.pause, self.flow.cost))
+            self.wakeup.set(0.0 if must_claim or not may_wait else self.flow.gathering)
 
     # -- for the I/O thread: credit
 
@@ -353,14 +349,16 @@ class Unacked:
     def snapshot(self) -> Snapshot:
         """Return what the time of the next cycle follows from."""
         with self._lock:
-            stock = self.flow.stock
-            return Snapshot(
-                credit=self._credit(None),
-                low={each.queue for each in self._subscriptions if each.credit.is_low(stock)},
-                shelved={queue for credit in self._credits for queue in credit.shelf.queues},
-                overdue_at=min((credit.shelf.overdue_at for credit in self._credits), default=inf),
-                awaits_bodies=bool(self._unread),
-            )
+            shelved, overdue_at = set[str](), inf
+            for shelf in (credit.shelf for credit in self._credits if credit.shelf.queues):
+                shelved |= shelf.queues.keys()
+                overdue_at = min(overdue_at, shelf.overdue_at)
+            return Snapshot(self._credit(None), shelved, overdue_at, bool(self._unread))
+
+    def is_low(self, queue: str) -> bool:
+        """Tell whether the messages of a subscription to a queue will soon be worked off."""
+        with self._lock:
+            return any(each.credit.is_low(self.flow.stock) for each in self._subscriptions if each.queue == queue)
 
     def reserve(self, queue: str, count: int, *, ahead: bool = False) -> list[Subscription]:
         """Take credit for up to `count` messages, each from the subscription with the most; return these subscriptions.
@@ -537,7 +535,7 @@ class Unacked:
 
     def _refill(self, credit: Credit) -> None:
         """Move messages into the mailbox, in the order of the shelf, as far as the prefetch count allows."""
-        while (not credit.limit or credit.handed < credit.limit) and (delivery := credit.shelf.take()):
+        while (not credit.limit or credit.handed < credit.limit) and (delivery := credit.shelf.pop()):
             delivery.handed = True
             credit.handed += 1
             self._mailbox.put(delivery)
@@ -552,10 +550,10 @@ class Unacked:
         """Release messages that kombu has not received; their deliveries do not count as attempts."""
         self._end(list(deliveries), lambda doc: workitem.release(doc, delivered=False), 'released')
 
-    def _store_ack(self, delivery: Delivery, change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
+    def _store_ack(self, delivery: Delivery, change: Change, outcome: str) -> None:
         """Stop holding a message whose task begins, and add the write of its ack. Its place is free after that."""
 
-        def settled(stored: bool) -> None:
+        def confirm(stored: bool) -> None:
             with self._lock:
                 del self._storing[delivery.tag]
                 self._return_credit(delivery)
@@ -570,11 +568,11 @@ class Unacked:
         del self._held[delivery.tag]
         self._storing[delivery.tag] = (time.monotonic(), delivery)
         self._log(delivery, outcome)
-        self.writes.add(delivery.doc, change, settled)
+        self.writes.add(delivery.doc, change, confirm)
         if workitem.is_unique(delivery.doc):
             self.wakeup.set()
 
-    def _end(self, deliveries: list[Delivery], change: Callable[[Document], Mapping[str, Any]], outcome: str) -> None:
+    def _end(self, deliveries: list[Delivery], change: Change, outcome: str) -> None:
         """Stop holding messages and add the writes of `change(document)`. Then their places are free for others."""
         for delivery in deliveries:
             self._forget(delivery)
@@ -590,11 +588,12 @@ class Unacked:
         self._return_credit(delivery)
 
     def _log(self, delivery: Delivery, outcome: str) -> None:
-        doc_id, queue, attempt = (delivery.doc[name] for name in ('_id', 'queue', 'attempts'))
-        logger.debug('message %s of queue %s, attempt %s: %s (not stored yet)', doc_id, queue, attempt, outcome)
+        text, doc = 'message %s of queue %s, attempt %s: %s (not stored yet)', delivery.doc
+        logger.debug(text, doc['_id'], doc['queue'], doc['attempts'], outcome)
 
     def _return_credit(self, delivery: Delivery) -> None:
-        delivery.credit.shelf.remove(delivery)
-        delivery.credit.held -= 1
-        delivery.credit.waiting -= not delivery.delivered
-        delivery.credit.handed -= delivery.handed
+        credit = delivery.credit
+        credit.shelf.remove(delivery)
+        credit.held -= 1
+        credit.waiting -= not delivery.delivered
+        credit.handed -= delivery.handed

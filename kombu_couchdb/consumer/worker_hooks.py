@@ -73,6 +73,11 @@ def report_member(name: str, value: Callable[[], Any]) -> None:
     _members[name] = value
 
 
+def reports_running() -> bool:
+    """Tell whether heartbeats of this process may have to name its tasks."""
+    return 'running' in _hooks
+
+
 def running_tasks(queues: Collection[str]) -> Collection[RunningTask] | None:
     """Return the tasks that the process runs; None if it is no worker of any of these queues."""
     lookup = _hooks.get('running')

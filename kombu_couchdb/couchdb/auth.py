@@ -37,7 +37,7 @@ from ..log import get_logger
 from . import credentials, failures
 from .address import BEARER, SECRETS, TOKENS, Address
 from .credentials import ANONYMOUS, Credentials
-from .http import Headers
+from .http import LoginHeaders
 from .tokens import TokenServer, described
 
 logger = get_logger(__name__)
@@ -102,18 +102,18 @@ _MAX_AGE = re.compile(r'\bMax-Age=(\d{1,9})', re.IGNORECASE | re.ASCII)
 Post = Callable[[bytes], 'requests.Response | errors.CouchDBError']
 
 
-def _headers_of(login: Credentials, address: Address) -> Headers:
+def _headers_of(login: Credentials, address: Address) -> LoginHeaders:
     """Return the headers that contain credentials."""
     if login == ANONYMOUS:
-        return Headers()
+        return LoginHeaders()
     if address.auth in BEARER:
-        return Headers({'Authorization': f'Bearer {login.password}'})
+        return LoginHeaders({'Authorization': f'Bearer {login.password}'})
     if address.auth == 'proxy':
         roles = {'X-Auth-CouchDB-Roles': ','.join(address.proxy_roles)} if address.proxy_roles else {}
         user = {'X-Auth-CouchDB-UserName': str(login.user), 'X-Auth-CouchDB-Token': login.password}
-        return Headers({**user, **roles})
+        return LoginHeaders({**user, **roles})
     encoded = b64encode(f'{login.user}:{login.password}'.encode()).decode('ascii')
-    return Headers({'Authorization': f'Basic {encoded}'})
+    return LoginHeaders({'Authorization': f'Basic {encoded}'})
 
 
 class Auth:
@@ -134,7 +134,7 @@ class Auth:
         self._refused_until = 0.0
         #: The monotonic time of the last attempt to get new headers, and its error.
         self._last_attempt: tuple[float, errors.CouchDBError | None] = 0.0, None
-        self._headers: Headers | None = None
+        self._headers: LoginHeaders | None = None
         #: The monotonic times from which on the headers are not used, and from which on others are asked for.
         self._ends = self._renewed_at = inf
         self.reset()
@@ -160,7 +160,7 @@ class Auth:
             return f'user {user!r:.80}'
         return f'the {SECRETS[self._address.auth]}' if self._address.auth in BEARER else None
 
-    def headers(self, post: Post) -> Headers:
+    def headers(self, post: Post) -> LoginHeaders:
         """Return the authentication headers for a request; begin a session, or get a token, if none is valid.
 
         `post` sends the request that begins a session.
@@ -187,7 +187,7 @@ class Auth:
             assert self._headers is not None
             return self._headers
 
-    def renew(self, used: Headers, response: requests.Response, *, is_last: bool = False) -> bool:
+    def renew(self, used: LoginHeaders, response: requests.Response, *, is_last: bool = False) -> bool:
         """Return whether to repeat a request, sent with the headers `used`, after a response with a refusing status.
 
         `REFUSED` has these statuses. CouchDB has not executed such a request. True: call `headers` again, it returns
@@ -205,7 +205,7 @@ class Auth:
                 reason = found[1]
             return self._renew_token(used, reason, is_refused, is_last)
 
-    def observe(self, used: Headers, response: requests.Response) -> None:
+    def observe(self, used: LoginHeaders, response: requests.Response) -> None:
         """Use the new cookie if the server extended the session in this response."""
         if 'Set-Cookie' in response.headers and used.is_session:
             with self._lock:
@@ -253,7 +253,7 @@ class Auth:
         header = response.headers.get('Set-Cookie', '')
         if cookie := _COOKIE.search(header):
             age = _MAX_AGE.search(header)
-            self._headers = Headers({'Cookie': f'AuthSession={cookie[1]}'})
+            self._headers = LoginHeaders({'Cookie': f'AuthSession={cookie[1]}'})
             self._ends = time.monotonic() + int(age[1]) * _USED_SHARE if age else inf
         return bool(cookie)
 
@@ -291,7 +291,7 @@ class Auth:
     def _name(self, login: Credentials) -> None:
         self._user, self._is_unread = login.user, False
 
-    def _renew_password(self, used: Headers, status: int, reason: str) -> bool:
+    def _renew_password(self, used: LoginHeaders, status: int, reason: str) -> bool:
         if self._headers is not used:
             return True  # another thread has replaced the headers
         if _WRONG_PASSWORD.search(reason) or failures.is_account_lock(reason):
@@ -302,7 +302,7 @@ class Auth:
         self._read_allowed()
         return True
 
-    def _renew_token(self, used: Headers, reason: str, is_refused: bool | None, is_last: bool) -> bool:
+    def _renew_token(self, used: LoginHeaders, reason: str, is_refused: bool | None, is_last: bool) -> bool:
         if is_refused is False:
             return False
         is_current = self._headers is used
@@ -334,7 +334,7 @@ class Auth:
         with suppress(RuntimeError):  # no thread can be started when the interpreter ends
             thread.start()
 
-    def _renew_early(self, headers: Headers, used: Credentials) -> None:
+    def _renew_early(self, headers: LoginHeaders, used: Credentials) -> None:
         login = used
         try:
             login = self._read(used)

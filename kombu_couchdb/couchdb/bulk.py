@@ -13,8 +13,8 @@ from .. import errors
 from ..log import get_logger
 from .address import Address
 from .http import encoded
-from .pacing import Kind, Pace, TooManyUnits
-from .shapes import Document, Shape, equal, exactly, items, members, revision, text
+from .pacing import Pace, RequestKind, TooManyUnits
+from .shapes import Document, Shape, items, members, revision, text
 from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
 
 logger = get_logger(__name__)
@@ -42,8 +42,11 @@ _REFUSALS: dict[type[errors.CouchDBError], str] = {
     errors.Conflict: MISSING_STUB,
 }
 
-#: The shape of the response to a write of revisions.
-_REFUSED = items(members(id=text, error=text))
+#: Elements of the response to `_bulk_docs`: of a document that is stored, and of one that is not.
+_STORED, _REFUSED = members(id=text, rev=revision), members(id=text, error=text)
+
+#: The shapes of the responses to a write of revisions, which lists no stored ones, and to one of changes.
+_REFUSALS_ONLY, _RESULTS = items(_REFUSED), items(lambda element: _STORED(element) or _REFUSED(element))
 
 _Found = TypeVar('_Found')
 
@@ -119,7 +122,7 @@ class BulkWrite:
         while (start := len(results)) < len(docs):
             end, size = start + 1, len(texts[start])
             pace = self._client.pace
-            most = min(len(docs), start + pace.most(Kind.WRITE)) if pace else len(docs)
+            most = min(len(docs), start + pace.most(RequestKind.WRITE)) if pace else len(docs)
             while end < most and size + len(texts[end]) <= self._client.request_size.bytes:
                 size, end = size + len(texts[end]), end + 1
             try:
@@ -134,7 +137,7 @@ class BulkWrite:
     def _write_part(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes], size: int) -> list[WriteResult]:
         """Write documents in one request of `size` bytes, or in several if CouchDB refuses it because of one."""
         body = b'{%b"docs":[%b]}' % (b'"new_edits":false,' * self._once, b','.join(texts))
-        shape = _REFUSED if self._once else exactly(*(_shape_of_result(doc['_id']) for doc in docs))
+        shape = _REFUSALS_ONLY if self._once else _results_of([doc['_id'] for doc in docs])
         try:
             # A second copy of a request for revisions changes nothing, so it may be repeated as a read is.
             answer = self._client.request(
@@ -146,14 +149,14 @@ class BulkWrite:
         except tuple(_REFUSALS) as exc:
             return self._separate(docs, texts, exc)
         self._client.request_size.learn(size, answered=True)
-        results = [WriteResult.of(element) for element in answer]
+        results = [WriteResult.from_element(element) for element in answer]
         for result in results:
             # The server has a problem, instead of a reason to refuse this document.
             if result.is_refused and isinstance(error := result.exception(self._client.address.url), errors.RETRIED):
                 raise error
         if not self._once:
             return results
-        refused = {result.id: result for result in results}  # CouchDB does not list stored revisions in this response
+        refused = {result.id: result for result in results}
         return [refused.get(doc['_id'], WriteResult(doc['_id'], WriteStatus.STORED, doc['_rev'])) for doc in docs]
 
     def _separate(
@@ -194,7 +197,7 @@ class Unusable:
         self._known: dict[str, str] = {}
         self._new: list[tuple[str, str]] = []
 
-    def note(self, doc_id: str, rev: str, reason: str) -> None:
+    def add(self, doc_id: str, rev: str, reason: str) -> None:
         """Record an unusable document and log it once: it cannot be written over this revision.
 
         `reason` is the end of a sentence in the log.
@@ -209,7 +212,7 @@ class Unusable:
         logger.error('document %s is skipped: %s', doc_id, reason)
 
     def has(self, doc_id: str, rev: str) -> bool:
-        """Return whether `note` was called with this id and revision."""
+        """Return whether `add` was called with this id and revision."""
         return self._known.get(doc_id) == rev
 
     def take(self) -> list[tuple[str, str]]:
@@ -254,10 +257,9 @@ def _encode(docs: Sequence[Mapping[str, Any]]) -> tuple[list[bytes], dict[int, W
     return found, unstorable
 
 
-def _shape_of_result(doc_id: str) -> Shape:
-    """Return the shape of an element of CouchDB's response to `_bulk_docs`."""
-    has_id, is_stored, is_refused = members(id=equal(doc_id)), members(rev=revision), members(error=text)
-    return lambda element: has_id(element) and (is_stored(element) or is_refused(element))
+def _results_of(ids: list[str]) -> Shape:
+    """Return the shape of CouchDB's response to a write of documents with these ids: one result each, in this order."""
+    return lambda answer: _RESULTS(answer) and [element['id'] for element in answer] == ids
 
 
 def _content(doc: Mapping[str, Any]) -> Document:

@@ -189,7 +189,7 @@ class Client:
             fields['size'] = len(body['queries'])
         fields['body'] = body if body is None or isinstance(body, bytes) else encoded(body)
         fields['timeouts'] = self.timeouts if timeout is None else (self.timeouts[0], timeout)
-        return self.server.send(Call(method, path, query_of(params), **fields), self._connections)
+        return self.server.send(Call(method, path, query_of(params) if params else '', **fields), self._connections)
 
     def content(self, path: str, params: Mapping[str, Any], size: int) -> bytes:
         """Return the bytes of an attachment, which has `size` bytes; *raises* `BrokenAnswer` for another size."""

@@ -19,7 +19,7 @@ from .bulk import BATCH_DOCS
 from .client import Client
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
-from .pacing import Kind
+from .pacing import RequestKind
 from .write_result import WriteResult
 
 #: Seconds after which a waiting thread checks whether another thread still sends, in case that ended without
@@ -112,7 +112,7 @@ class GroupCommit:
             return [own]
         batch, ids, size, max_size = [own], {doc['_id'] for doc in own.docs}, own.size, self._client.request_size.bytes
         pace = self._client.pace
-        most = min(BATCH_DOCS, pace.most(Kind.WRITE)) if pace else BATCH_DOCS
+        most = min(BATCH_DOCS, pace.most(RequestKind.WRITE)) if pace else BATCH_DOCS
         for entry in self._pending:
             new = {doc['_id'] for doc in entry.docs}
             fits = len(ids) + len(new) <= most and size + entry.size <= max_size

@@ -39,7 +39,7 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]')
 _HEADERS = {'Accept': 'application/json', 'Content-Type': 'application/json', 'User-Agent': 'celery-couchdb'}
 
 
-class Headers:
+class LoginHeaders:
     """The authentication headers of a request. `repr` does not show them, so that recorded tracebacks do not either."""
 
     __slots__ = ('_fields',)
@@ -85,7 +85,7 @@ class Connections:
                 self._adapter.close()
             self._pid = 0
 
-    def exchange(self, call: Call, headers: Headers) -> requests.Response | errors.CouchDBError:
+    def exchange(self, call: Call, headers: LoginHeaders) -> requests.Response | errors.CouchDBError:
         """Send a request once and return the response, with any status, or the error.
 
         The caller raises the error: the frame of this method contains the authentication headers.
@@ -145,10 +145,8 @@ class Connections:
         return self._adapter, self._settings
 
 
-def query_of(params: Mapping[str, Any] | None) -> str:
-    """Return parameters as a part of a URL, with the question mark; nothing if there are none."""
-    if not params:
-        return ''
+def query_of(params: Mapping[str, Any]) -> str:
+    """Return parameters as a part of a URL, with the question mark."""
     return '?' + urlencode({k: ('true' if v else 'false') if isinstance(v, bool) else v for k, v in params.items()})
 
 

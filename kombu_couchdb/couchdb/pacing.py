@@ -76,7 +76,7 @@ _MAX_WAIT_SECONDS = 300.0
 _WARN_SECONDS, _WARN_REFUSALS = 60.0, 3
 
 
-class Kind(Enum):
+class RequestKind(Enum):
     """What a service counts, each with a limit of its own."""
 
     #: A document by its id, with its revisions and attachments.
@@ -93,17 +93,17 @@ class Kind(Enum):
 
 #: The kinds of the requests whose path below the database begins or ends with these names.
 _KINDS = {
-    '_bulk_docs': Kind.WRITE,
-    '_bulk_get': Kind.QUERY,
-    '_all_docs': Kind.QUERY,
-    '_design_docs': Kind.QUERY,
-    '_local_docs': Kind.QUERY,
-    '_find': Kind.QUERY,
-    '_changes': Kind.FEED,
+    '_bulk_docs': RequestKind.WRITE,
+    '_bulk_get': RequestKind.QUERY,
+    '_all_docs': RequestKind.QUERY,
+    '_design_docs': RequestKind.QUERY,
+    '_local_docs': RequestKind.QUERY,
+    '_find': RequestKind.QUERY,
+    '_changes': RequestKind.FEED,
 }
 
 
-def units_of(method: str, path: str | None, size: int = 1) -> tuple[Kind, int]:
+def units_of(method: str, path: str | None, size: int = 1) -> tuple[RequestKind, int]:
     """Return the kind of a request and how many units it costs.
 
     `path` is relative to the URL of the database, with or without a query; None means the root of the server. `size` is
@@ -111,16 +111,16 @@ def units_of(method: str, path: str | None, size: int = 1) -> tuple[Kind, int]:
     """
     names = (path or '').partition('?')[0].strip('/').split('/')
     if path is None or not names[0]:
-        return Kind.OTHER, 1
+        return RequestKind.OTHER, 1
     if kind := _KINDS.get(names[0]):
         return kind, size
     if names[0] == '_design' and '_view' in names[2:]:
-        return Kind.QUERY, size
+        return RequestKind.QUERY, size
     if names[0] in ('_design', '_local'):
         names = names[2:] or ['']  # a document, and what is below it
     if names[0].startswith('_'):
-        return Kind.OTHER, 1
-    return (Kind.READ if method in ('GET', 'HEAD') else Kind.WRITE), 1
+        return RequestKind.OTHER, 1
+    return (RequestKind.READ if method in ('GET', 'HEAD') else RequestKind.WRITE), 1
 
 
 class TooManyUnits(CouchDBError):
@@ -132,7 +132,7 @@ class Turn:
 
     _numbers = itertools.count()
 
-    def __init__(self, kind: Kind, units: int = 1, patience: float | None = None) -> None:
+    def __init__(self, kind: RequestKind, units: int = 1, patience: float | None = None) -> None:
         """`patience` are the seconds that an urgent request waits at most; None: it is not urgent."""
         self.kind, self.units, self.was_refused = kind, units, False
         self.is_urgent, self._patience = patience is not None, min(patience or inf, _MAX_WAIT_SECONDS)
@@ -295,7 +295,7 @@ class Pace:
 
     def __init__(self, server: str, *, is_careful: bool = False) -> None:
         """`server` is its URL. With `is_careful`, large requests are cut before the first refusal, too."""
-        self._server, self._lanes = server, {kind: Lane() for kind in Kind}
+        self._server, self._lanes = server, {kind: Lane() for kind in RequestKind}
         self._first_units = _FIRST_UNITS if is_careful else inf
         self.reset()
 
@@ -305,41 +305,41 @@ class Pace:
         for lane in self._lanes.values():
             lane.forget_waiting()
 
-    def spare(self, kind: Kind) -> float:
+    def spare(self, kind: RequestKind) -> float:
         """Return the most units that a request of this kind may have now; 0 if it would have to wait."""
         with self._changed:
             return min(self._lanes[kind].spare(time.monotonic()), self.most(kind))
 
-    def want(self, kind: Kind) -> None:
+    def want(self, kind: RequestKind) -> None:
         """Note that the caller would make a request if `spare` was more: the rate can grow."""
         self._lanes[kind].is_wanted = True
 
-    def most(self, kind: Kind) -> float:
+    def most(self, kind: RequestKind) -> float:
         """Return the most units that a request of this kind should have; infinite if no limit is known."""
         if self.is_limited(kind):
             return self._lanes[kind].most
-        return _CAREFUL_UNITS if any(map(self.is_limited, Kind)) else self._first_units
+        return _CAREFUL_UNITS if any(map(self.is_limited, RequestKind)) else self._first_units
 
-    def next_at(self, kind: Kind) -> float:
+    def next_at(self, kind: RequestKind) -> float:
         """Return the monotonic time at which `spare` may be more than 0; infinitely long ago without a limit."""
         if not self.is_limited(kind):
             return -inf
         with self._changed:
             return self._lanes[kind].next_at(time.monotonic())
 
-    def is_limited(self, kind: Kind) -> bool:
+    def is_limited(self, kind: RequestKind) -> bool:
         """Tell whether requests of this kind were refused not long ago: they should be few."""
         return self._lanes[kind].is_limited
 
     @property
     def reads_for_query(self) -> float:
         """Up to how many documents should be read one at a time instead of by a query."""
-        return min(_MAX_READS, self.spare(Kind.READ)) if self.is_limited(Kind.QUERY) else 1
+        return min(_MAX_READS, self.spare(RequestKind.READ)) if self.is_limited(RequestKind.QUERY) else 1
 
     @property
     def polling_factor(self) -> float:
         """How many times longer than usual the pauses between queries that only look for changes should be."""
-        return _POLLING_FACTOR if self.is_limited(Kind.QUERY) else 1.0
+        return _POLLING_FACTOR if self.is_limited(RequestKind.QUERY) else 1.0
 
     def wait(self, turn: Turn, seconds: float) -> bool:
         """Wait until a request may be sent, for at most so many seconds; return False if that time was too short."""

@@ -27,7 +27,7 @@ from .auth import REFUSED, Auth
 from .call import Call
 from .clock import ServerClock, uptime
 from .fork_safety import Shared, reset_in_child
-from .http import Connections, Headers
+from .http import Connections, LoginHeaders
 from .pacing import Pace, Turn
 
 logger = get_logger(__name__)
@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
-class Snapshot(TypedDict):
+class RequestCounts(TypedDict):
     """The requests that were sent since the process started."""
 
     #: Requests with a response, of any status.
@@ -62,7 +62,7 @@ class Latency:
         self._counts = [0] * (len(_BUCKETS) + 1)
         self._seconds, self._failed = 0.0, 0
 
-    def note(self, seconds: float) -> None:
+    def count(self, seconds: float) -> None:
         """Add a request that got a response."""
         with self._lock:
             self._counts[bisect_left(_BUCKETS, seconds)] += 1
@@ -73,7 +73,7 @@ class Latency:
         with self._lock:
             self._failed += 1
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> RequestCounts:
         """Return the numbers so far."""
         with self._lock:
             counts, seconds, failed = list(accumulate(self._counts)), self._seconds, self._failed
@@ -88,6 +88,9 @@ class Latency:
 
 #: Of all requests of this process, to any server and database, except waits for the changes feed.
 LATENCY = Latency()
+
+
+_NO_LOGIN = LoginHeaders()
 
 
 class Node:
@@ -179,10 +182,10 @@ class Server:
         A service that has limits gets it at its turn, until it accepts it. Other credentials are tried once.
         """
         found: requests.Response | errors.CouchDBError | None = None
-        headers, is_last = Headers(), False
+        headers, is_last = _NO_LOGIN, False
         pace, turn = self.pace, None if self.pace is None else Turn.of(call)
         while pace is None or turn is None or pace.wait(turn, call.seconds_left):
-            headers = node.auth.headers(lambda data: self._exchange(_session(data, call), node, connections, Headers()))
+            headers = node.auth.headers(lambda data: self._exchange(_session(data, call), node, connections, _NO_LOGIN))
             found = self._exchange(call, node, connections, headers)
             if isinstance(found, errors.CouchDBError):
                 break
@@ -222,22 +225,23 @@ class Server:
         return failures.from_status(response, url, node.auth.who, len(call.body or b''))
 
     def _exchange(
-        self, call: Call, node: Node, connections: Connections, headers: Headers
+        self, call: Call, node: Node, connections: Connections, headers: LoginHeaders
     ) -> requests.Response | errors.CouchDBError:
         """Send a request once and return the response, with any status, or the error; note what it says of the server.
 
         The caller raises the error: the frame of this method contains the response.
         """
-        if (pause := min(node.not_before - time.monotonic(), call.seconds_left)) > 0:
-            time.sleep(pause)
         begun, sent = time.monotonic(), uptime()
+        if (pause := node.not_before - begun) > 0:
+            time.sleep(max(0.0, min(pause, call.seconds_left)))
+            begun, sent = time.monotonic(), uptime()
         found = connections.exchange(call, headers)
         if isinstance(found, errors.CouchDBError):
             if not call.longpoll:
                 LATENCY.note_failure()
             return found
         if not call.longpoll:
-            LATENCY.note(time.monotonic() - begun)
+            LATENCY.count(time.monotonic() - begun)
         self.clock.observe(found.headers.get('Date'), sent, uptime())
         if found.status_code == 503:
             # All threads pause as long as the server asks.

@@ -18,14 +18,14 @@ from . import credentials, failures
 from .address import MASK, Address
 from .call import Call
 from .credentials import Credentials
-from .http import Connections, Headers
+from .http import Connections, LoginHeaders
 
 #: The token server of IBM Cloud.
 TOKEN_URL = 'https://iam.cloud.ibm.com/identity/token'
 
 _GRANT_TYPE = 'urn:ibm:params:oauth:grant-type:apikey'
 
-_FORM = Headers({'Content-Type': 'application/x-www-form-urlencoded'})
+_FORM = LoginHeaders({'Content-Type': 'application/x-www-form-urlencoded'})
 
 #: Seconds to connect to a token server, and seconds to wait for its response.
 _TIMEOUTS = 4.0, 8.0

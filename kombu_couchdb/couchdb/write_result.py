@@ -1,8 +1,11 @@
-"""WriteResult: the result of writing one document, including the case that CouchDB did not respond."""
+"""WriteResult: the result of writing one document, including the case that CouchDB did not respond.
+
+And `PendingWrite`: a document to be written, with what follows from each result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -45,7 +48,7 @@ class WriteResult(NamedTuple):
     reason: str = ''
 
     @classmethod
-    def of(cls, element: Mapping[str, Any]) -> WriteResult:
+    def from_element(cls, element: Mapping[str, Any]) -> WriteResult:
         """Return the result in one element of CouchDB's response to `_bulk_docs`."""
         doc_id = str(element.get('id'))
         if 'rev' in element and not element.get('error'):
@@ -104,5 +107,37 @@ class WriteResult(NamedTuple):
         return from_answer({'error': self.error, 'reason': self.reason}, where)
 
 
-#: A document to be written, and the function that takes the result of the write.
-PendingWrite = tuple[Mapping[str, Any], Callable[[WriteResult], None]]
+class PendingWrite:
+    """A document to be written, and what follows from each result of the write. Each kind of write is a subclass.
+
+    Nothing follows from a result whose method a subclass does not define.
+    """
+
+    #: Whether the write creates the document, which has a fixed id, so that it is created once.
+    creates = False
+    #: Documents that are created before, each once.
+    copies: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, doc: Mapping[str, Any]) -> None:
+        self.doc = doc
+
+    def settle(self, result: WriteResult) -> None:
+        """Call the method that has the name of the status. The writer calls this once for each write."""
+        follow: Callable[[WriteResult], None] = getattr(self, result.status.value)
+        follow(result)
+
+    def stored(self, result: WriteResult) -> None:
+        """React to `WriteStatus.STORED`."""
+
+    def unproven(self, result: WriteResult) -> None:
+        """React to `WriteStatus.UNPROVEN`: usually as if the document was stored on a quorum of nodes."""
+        self.stored(result)
+
+    def conflict(self, result: WriteResult) -> None:
+        """React to `WriteStatus.CONFLICT`."""
+
+    def refused(self, result: WriteResult) -> None:
+        """React to `WriteStatus.REFUSED`."""
+
+    def unknown(self, result: WriteResult) -> None:
+        """React to `WriteStatus.UNKNOWN`."""

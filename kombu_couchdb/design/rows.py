@@ -1,4 +1,4 @@
-"""Rows of the views, as named tuples. Each class reads the rows of one view, or of its reduction, with `of`.
+"""Rows of the views, as named tuples. Each class reads the rows of one view, or of its reduction, with `from_row`.
 
 The `.js` files beside this module emit the rows. A queue name is encoded in keys, see `key_of`; it is None in these
 classes if it is not text. Rows are read after their shape was checked (`couchdb.shapes`). The rows of the views
@@ -35,7 +35,7 @@ class WaitingRow(NamedTuple):
     planned: bool
 
     @classmethod
-    def of(cls, row: Row) -> WaitingRow:
+    def from_row(cls, row: Row) -> WaitingRow:
         """Read a row."""
         _, place, date = row['key']
         rank, rev = row['value']
@@ -56,7 +56,7 @@ class QueueCount(NamedTuple):
     total: int
 
     @classmethod
-    def of(cls, row: Row) -> QueueCount:
+    def from_row(cls, row: Row) -> QueueCount:
         """Read a row."""
         queue, *rank = row['key']
         return cls(queue_of(queue), rank[0] if rank else -1, row['value'])
@@ -71,7 +71,7 @@ class DeadRow(NamedTuple):
     reason: Any
 
     @classmethod
-    def of(cls, row: Row) -> DeadRow:
+    def from_row(cls, row: Row) -> DeadRow:
         """Read a row."""
         return cls(row['id'], queue_of(row['key'][0]), row['key'][1], row['value'])
 
@@ -99,7 +99,7 @@ class LeaseRow(NamedTuple):
     stats: dict[str, float]
 
     @classmethod
-    def of(cls, row: Row) -> LeaseRow:
+    def from_row(cls, row: Row) -> LeaseRow:
         """Read a row."""
         kind, name = row['key']
         return cls(kind, str(queue_of(name)) if kind in ('queue', 'limit') else name, row['value'])
@@ -113,7 +113,7 @@ class ClaimCount(NamedTuple):
     total: int
 
     @classmethod
-    def of(cls, row: Row) -> ClaimCount:
+    def from_row(cls, row: Row) -> ClaimCount:
         """Read a row."""
         _, consumer, queue = row['key']
         return cls(consumer, queue_of(queue), row['value']['count'])

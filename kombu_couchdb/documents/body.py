@@ -86,7 +86,7 @@ def attachments_with(content: bytes) -> dict[str, Attachment]:
     return {NAME: {'content_type': _TYPE, 'data': base64.b64encode(content).decode('ascii')}}
 
 
-def stub(doc: Mapping[str, Any]) -> Document | None:
+def body_stub(doc: Mapping[str, Any]) -> Document | None:
     """Return the stub of the attachment that contains the body of a document; None if the body is in the document."""
     message, attachments = doc.get('message'), doc.get('_attachments')
     if (

@@ -88,7 +88,7 @@ def slot(key: str, number: int, by: str, now: float) -> Slot:
     return {'_id': f'{prefix(key)}{number}', 'type': 'Slot', 'key': key, 'by': by, 'date': now}
 
 
-def resolve(leaves: list[Document], living: Collection[str]) -> list[Tombstone] | None:
+def resolve_slot(leaves: list[Document], living: Collection[str]) -> list[Tombstone] | None:
     """Return the deletions of those leaves of a slot whose consumers are not `living`; None to look again later.
 
     A living consumer deletes its leaves itself: one of them may be proven.

@@ -20,10 +20,10 @@ nodes have replicated to each other:
   waits. It does not wait for other claims of its own, unless it holds the message.
 * Otherwise it releases its leaf, and deletes the other leaves with `void`.
 
-Sweepers resolve the other conflicts (`resolve`), which are left by consumers whose lease has expired and by a network
-that was cut in two. A sweeper never touches a leaf that another living consumer has claimed. Its own claims that it
-does not know of count as nobody's: their responses were lost, and the leaf of another consumer hides them. So of two
-living consumers that wait for each other the one with the lower leaf gives way.
+Sweepers resolve the other conflicts (`resolve_item`), which are left by consumers whose lease has expired and by a
+network that was cut in two. A sweeper never touches a leaf that another living consumer has claimed. Its own claims
+that it does not know of count as nobody's: their responses were lost, and the leaf of another consumer hides them. So
+of two living consumers that wait for each other the one with the lower leaf gives way.
 
 * If one leaf is done, sweepers acknowledge the leaves that no living consumer has claimed, in the same way.
 * Otherwise the leaf that ranks highest stays: a dead letter, or else the winner. The others that no living consumer has
@@ -73,7 +73,7 @@ def decide(
     return _keep_one(ours, _released(_merged(ours, rivals, leaves), delivered=False), rivals)
 
 
-def resolve(leaves: list[Document], living: Collection[str], now: float) -> list[Mapping[str, Any]] | None:
+def resolve_item(leaves: list[Document], living: Collection[str], now: float) -> list[Mapping[str, Any]] | None:
     """Return the documents to write about an item with several leaves, in this order, or None to look again later.
 
     `living` contains the ids of the consumers whose lease is valid.

@@ -138,7 +138,7 @@ def document(doc: Mapping[str, Any] | None, key: str, next_: float, by: str, now
     return {**made, '_rev': rev} if rev else made
 
 
-def resolve(leaves: list[Document]) -> list[Tombstone]:
+def resolve_rate(leaves: list[Document]) -> list[Tombstone]:
     """Return the deletions of all leaves but that with the latest start."""
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
 

@@ -62,7 +62,7 @@ Message = TypedDict(
 )
 
 
-class Claim(TypedDict):
+class ClaimedBy(TypedDict):
     """The consumer that has claimed a WorkItem, and the date of the claim."""
 
     by: str
@@ -147,7 +147,7 @@ class WorkItem(DatedMessage, _WorkItemOptions, Stored):
     queue: str
     #: How often it was delivered. Deliveries to consumers that were shut down normally do not count.
     attempts: Attempts
-    claimed: Claim | None
+    claimed: ClaimedBy | None
 
 
 class _DoneItemOptions(TypedDict, total=False):

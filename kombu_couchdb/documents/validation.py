@@ -80,7 +80,8 @@ def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> Any:
     for name, member in value.items():
         if not isinstance(name, str):
             raise Unstorable(f'{what} cannot be stored: the names of members must be text')
-        copied[name] = member if isinstance(member, str) else check_value(what, member, levels - 1)
+        is_plain = member is None or isinstance(member, str)
+        copied[name] = member if is_plain else check_value(what, member, levels - 1)
     return copied
 
 

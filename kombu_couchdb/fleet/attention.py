@@ -146,7 +146,7 @@ class Peers:
         """Tell whether other consumers than `own` serve this queue."""
         return any(queue in queues for name, queues in self._queues.items() if name != own)
 
-    def of(self, queue: str, own: str) -> list[str]:
+    def consumers_of(self, queue: str, own: str) -> list[str]:
         """Return the sorted ids of a queue's consumers, with `own`: all consumers sort them in the same way."""
         return sorted({own} | {name for name, queues in self._queues.items() if queue in queues})
 
@@ -207,7 +207,8 @@ class BellRinger:
 
     def keep(self, queues: Collection[str]) -> None:
         """Forget all other queues: this consumer does not serve them any more."""
-        self._waiting = {queue: waiting for queue, waiting in self._waiting.items() if queue in queues}
+        for queue in self._waiting.keys() - queues:
+            del self._waiting[queue]
 
     def check(self, queue: str, ids: Collection[str]) -> bool:
         """Take in the ids of the messages at the head of a queue; tell whether the bell must ring.
@@ -266,7 +267,7 @@ class Attention:
         must listen in any case.
         """
         now, quiet = time.monotonic(), frozenset(quiet)
-        self._consumers = max((len(self._peers.of(queue, own)) for queue in queues), default=1)
+        self._consumers = max([len(self._peers.consumers_of(queue, own)) for queue in queues], default=1)
         if with_credit - quiet:
             if not self._with_credit - quiet:
                 # The longer tasks take, the longer this consumer listens: so a few of those that are free do.

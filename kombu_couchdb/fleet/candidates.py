@@ -154,7 +154,7 @@ class Candidate:
         """The key by which candidates are sorted."""
         return self.rank, self.turn, self.date, self.id
 
-    def note(self, doc: Document | None) -> None:
+    def set_document(self, doc: Document | None) -> None:
         """Set the document, which was read just now."""
         self.doc, self.seen = doc, time.monotonic()
 
@@ -260,7 +260,7 @@ class QueueCandidates:
 
     def _update_turns(self) -> None:
         for candidate in self._candidates.values():
-            candidate.turn, wait = self._order.of(candidate.key)
+            candidate.turn, wait = self._order.turn_of(candidate.key)
             candidate.at = candidate.since + wait
         self._sorted = None
 
@@ -345,7 +345,7 @@ class QueueCandidates:
         if due is not None:
             since = max(since, now + (due - self._clock.now()))
         key = key or doc_id
-        turn, wait = (0, 0.0) if own else self._order.of(key)
+        turn, wait = (0, 0.0) if own else self._order.turn_of(key)
         self._candidates[doc_id] = Candidate(
             doc_id, rank, date, key, turn, since, since + wait, now, None if wait else doc
         )
@@ -402,7 +402,7 @@ class QueueCandidates:
     @property
     def has_claimable(self) -> bool:
         """Whether a candidate could be claimed now."""
-        return next(self._eligible(), None) is not None
+        return bool(self._candidates) and next(self._eligible(), None) is not None
 
     def _eligible(self) -> Iterator[Candidate]:
         """Yield the candidates that could be claimed now, sorted by `Candidate.order`."""

@@ -72,7 +72,7 @@ class ClaimOrder:
         return len(self._consumers)
 
     def read(self, rows: Sequence[WaitingRow]) -> list[str]:
-        """Take in the rows of a page, in the order of delivery; return the key of the turn of each (see `of`).
+        """Take in the rows of a page, in the order of delivery; return the key of the turn of each (see `turn_of`).
 
         In a long queue, messages side by side have the same key.
         """
@@ -91,7 +91,7 @@ class ClaimOrder:
         """Forget how many messages there are."""
         self.is_shared = self._is_long = False
 
-    def of(self, key: str) -> tuple[int, float]:
+    def turn_of(self, key: str) -> tuple[int, float]:
         """Return how many consumers may claim a message before this one, and the seconds until this one may, too.
 
         `key` is the id of the message, or, if it was read with others, what `read` returned for it.

@@ -262,7 +262,8 @@ class Notifier:
             self.broadcasts.noticed = False
         elif self.broadcasts.noticed or now >= self._coordination_due_at():
             docs += self._read_coordination(candidates, everything=self.broadcasts.noticed)
-        self.broadcasts.saw_elsewhere(docs)
+        if docs:
+            self.broadcasts.saw_elsewhere(docs)
         broadcasts += self.broadcasts.follow()  # last: in an outage the requests above end the cycle
         for doc in broadcasts:
             self._topology.known.note_reply(doc.get('reply'))

@@ -77,7 +77,7 @@ class UnprovenClaims:
     @property
     def due(self) -> float:
         """The monotonic time at which the first claim can be decided; infinite if there is none."""
-        return min((since + SYNC for _, since in self._claims.values()), default=inf)
+        return min([since + SYNC for _, since in self._claims.values()], default=inf)
 
     def decide(self, decide: Callable[[str, str], bool]) -> None:
         """Call `decide(doc_id, rev)` for each claim that is due; forget the claims for which it returns True."""
@@ -112,10 +112,10 @@ class Sweeper:
                 **dict.fromkeys(
                     ('WorkItem', 'DoneItem', *chain(*(room.item_types for room in rooms()))), self._resolve_item
                 ),
-                'Slot': lambda leaves, living: concurrency.resolve(
+                'Slot': lambda leaves, living: concurrency.resolve_slot(
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),
-                'Rate': lambda leaves, living: rates.resolve(leaves),
+                'Rate': lambda leaves, living: rates.resolve_rate(leaves),
                 **dict.fromkeys(
                     ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader', 'Pause', 'Schedule', 'ScheduleState'),
                     lambda leaves, living: conflict_rules.keep_winner(leaves),

@@ -26,7 +26,7 @@ _CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(co
 def claims(client: Client) -> list[ClaimCount]:
     """Return how many messages each consumer has claimed, by queue; one request."""
     where = {'group_level': 3, 'startkey': ['claim'], 'endkey': ['claim', LAST]}
-    return [ClaimCount.of(row) for row in client.view(design.NAME, 'leases', _CLAIMED, **where)]
+    return [ClaimCount.from_row(row) for row in client.view(design.NAME, 'leases', _CLAIMED, **where)]
 
 
 class WorkerLoad:

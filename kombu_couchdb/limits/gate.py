@@ -211,8 +211,8 @@ class Gate:
             return taken
         self.is_used = True
         late = self._starts.surplus(rated)  # a slot is not taken in vain
-        full = self._slots.take({name: each for name, each in limited.items() if name not in late})
-        late |= self._starts.take({name: each for name, each in rated.items() if name not in late | full})
+        full = self._slots.acquire({name: each for name, each in limited.items() if name not in late})
+        late |= self._starts.acquire({name: each for name, each in rated.items() if name not in late | full})
         self._slots.withdraw(late)
         for name, limit in limited.items():
             if name in full:
@@ -242,14 +242,14 @@ class Gate:
         self._freed.clear()
         for key, number, doc in found:
             if doc:
-                writes.append(self._wake(key, doc, number))
+                writes.append(Wake(self, doc, key, number))
             elif number is not None:
                 # Another consumer was faster, for a slot that it has freed: look for the next message.
                 self._look(key, number + 1, time.monotonic() + self._slots.pause)
 
     def free(self, writes: list[PendingWrite]) -> None:
         """Add to `writes` what frees the slots that no message uses."""
-        writes += [self._free(slot) for slot in self._slots.spare]
+        writes += [FreeSlot(self, slot) for slot in self._slots.spare]
 
     def holds_slots(self) -> bool:
         """Tell whether messages of this consumer use slots: they end with its lease."""
@@ -294,40 +294,78 @@ class Gate:
 
     def _park(self, doc: Document, key: str, what: str) -> list[PendingWrite]:
         """Return the write that parks a message, which waits for `what`; none if it is parked already."""
-
-        def on_result(result: WriteResult) -> None:
-            if result.is_stored:
-                logger.debug('message %s waits for %s', doc['_id'], what)
-
         if concurrency.parked_key(doc) == key:
             return []
-        return [(concurrency.park(doc, key, self._clock.now()), on_result)]
+        return [Park(concurrency.park(doc, key, self._clock.now()), what)]
 
-    def _wake(self, key: str, doc: Document, number: int | None) -> PendingWrite:
-        """Return the write that wakes a message for a slot, or without one."""
-        woken = concurrency.unpark(doc)
+    # -- results of writes
 
-        def on_result(result: WriteResult) -> None:
-            if result.is_stored:
-                logger.debug('message %s can be claimed again', doc['_id'])
-                self._woken.append({**woken, '_rev': result.rev})
-                again = str(doc.get('queue')) in self._topology.paused  # nobody claims it now: wake the next one, too
-            else:
-                again = not result.is_refused  # another consumer was faster: look for the next one
-            if again and number is not None:
-                self._freed[key].add(number)
+    def on_woken(self, doc: Document) -> bool:
+        """Note that a message can be claimed again; tell whether somebody claims it now."""
+        self._woken.append(doc)
+        return str(doc.get('queue')) not in self._topology.paused
 
-        return woken, on_result
+    def on_free(self, key: str, number: int) -> None:
+        """Note that a slot is free: the next cycle looks for a message for it."""
+        self._freed[key].add(number)
 
-    def _free(self, slot: HeldSlot) -> PendingWrite:
-        def on_result(result: WriteResult) -> None:
-            self._slots.freed(slot)
-            if result.is_unproven:  # other nodes may show the slot as taken until then
-                self._look(slot.key, slot.number + 1, time.monotonic() + SYNC)
-            else:
-                self._freed[slot.key].add(slot.number)
+    def on_freed(self, slot: HeldSlot, *, proven: bool) -> None:
+        """Note that this consumer holds a slot no more. Unproven: other nodes may show it as taken for a while."""
+        self._slots.freed(slot)
+        if proven:
+            self.on_free(slot.key, slot.number)
+        else:
+            self._look(slot.key, slot.number + 1, time.monotonic() + SYNC)
 
-        return deletion({'_id': slot.id, '_rev': slot.rev}), on_result
+
+class Park(PendingWrite):
+    """Parks a message. If that is not stored, a later cycle tries to claim or park it again."""
+
+    def __init__(self, doc: Mapping[str, Any], what: str) -> None:
+        super().__init__(doc)
+        self._what = what
+
+    def stored(self, result: WriteResult) -> None:
+        """Log what the message waits for."""
+        logger.debug('message %s waits for %s', result.id, self._what)
+
+
+class Wake(PendingWrite):
+    """Wakes a parked message for a slot that has become free; `number` is None if it needs none."""
+
+    def __init__(self, gate: Gate, doc: Document, key: str, number: int | None) -> None:
+        super().__init__(concurrency.unpark(doc))
+        self._gate, self._key, self._number = gate, key, number
+
+    def stored(self, result: WriteResult) -> None:
+        """Offer the message to this consumer. If nobody claims it now, the slot wakes the next one, too."""
+        logger.debug('message %s can be claimed again', result.id)
+        if not self._gate.on_woken({**self.doc, '_rev': result.rev}):
+            self._wake_next()
+
+    def conflict(self, result: WriteResult) -> None:
+        """Look for the next message: another consumer was faster."""
+        self._wake_next()
+
+    def unknown(self, result: WriteResult) -> None:
+        """Look again."""
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        if self._number is not None:
+            self._gate.on_free(self._key, self._number)
+
+
+class FreeSlot(PendingWrite):
+    """Deletes a slot that no message uses. Whatever the result is, this consumer does not use the slot any more."""
+
+    def __init__(self, gate: Gate, slot: HeldSlot) -> None:
+        super().__init__(deletion({'_id': slot.id, '_rev': slot.rev}))
+        self._gate, self._slot = gate, slot
+
+    def settle(self, result: WriteResult) -> None:
+        """Forget the slot."""
+        self._gate.on_freed(self._slot, proven=not result.is_unproven)
 
 
 def _is_served(key: str, credit: Mapping[str, int]) -> bool:

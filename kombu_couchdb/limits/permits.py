@@ -140,7 +140,7 @@ class Slots:
         others = set(range(most)) - {each.number for each in self._slots.values() if each.key == key}
         return others - self._taken(key) if others else others
 
-    def take(self, wanted: Mapping[str, Concurrency]) -> set[str]:
+    def acquire(self, wanted: Mapping[str, Concurrency]) -> set[str]:
         """Take slots for the messages with these ids and limits; return the ids of those for which there is none."""
         left = {
             doc_id: limit
@@ -282,7 +282,7 @@ class Starts:
         known = self._known.get(key)
         wait = max(0.0, known.next - BURST_SECONDS / 2 - self._client.clock.now()) if known else 0.0
         if not (known and known.doc and known.doc.get('by') == self._lease.id):
-            consumers = len(self._peers.of(queue, self._lease.id))
+            consumers = len(self._peers.consumers_of(queue, self._lease.id))
             intervals = _MAX_LATER_INTERVALS * consumers * rate.interval if rate else inf
             wait += random.uniform(0.0, min(_MAX_LATER_SECONDS, intervals))
         return time.monotonic() + wait
@@ -295,7 +295,7 @@ class Starts:
             if doc and self._client.replicas > 1:
                 # All consumers continue with the same leaf. The sweep deletes the others.
                 leaves = [leaf for leaf in self._client.leaves(doc['_id']) if not leaf.get('_deleted')]
-                others = {leaf['_rev'] for leaf in rates.resolve(leaves)}
+                others = {leaf['_rev'] for leaf in rates.resolve_rate(leaves)}
                 doc = next((leaf for leaf in leaves if leaf['_rev'] not in others), None)
             self._known[key] = _Known(doc, rates.next_of(doc, now))
 
@@ -314,7 +314,7 @@ class Starts:
         """Return the ids of the messages for which there is no start, as far as this consumer knows: no request."""
         return wanted.keys() - self._share(wanted)[0]
 
-    def take(self, wanted: Mapping[str, RateLimit]) -> set[str]:
+    def acquire(self, wanted: Mapping[str, RateLimit]) -> set[str]:
         """Take starts for the messages with these ids and rates; return the ids of those for which there is none."""
         if len(self._known) > _MAX_KNOWN:
             self._known.clear()

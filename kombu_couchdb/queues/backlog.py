@@ -41,7 +41,7 @@ def backlog(client: Client) -> dict[str, Backlog]:
     """Return the messages that no consumer has claimed, by queue, for queues that have any; at most two requests."""
     found, parked = Counter[str](), Counter[str]()
     ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks of its messages that are not parked
-    for row in map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
+    for row in map(QueueCount.from_row, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
         if row.queue is not None and row.rank == design.PARKED:
             parked[row.queue] = row.total
         elif row.queue is not None:

@@ -214,7 +214,8 @@ class Listener:
         ordered = [numbered[_source(doc)[0]].pop(0) for doc in sorted(new, key=lambda doc: doc['date'])]
         with self._lock:
             pairs = [pair for doc in ordered for pair in self._take(doc)]
-            self._drop_lost()
+            if self._missing:
+                self._drop_lost()
         return pairs
 
     def _take(self, doc: Document) -> list[tuple[str, dict[str, Any]]]:

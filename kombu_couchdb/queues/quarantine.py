@@ -53,7 +53,7 @@ _TOO_DEEP = 'it is nested too deeply for the views of CouchDB; its content was r
 _TOO_MANY = f'it has more than {_MAX_CONTAINERS:,} lists and objects, too many for the views; its content was removed'
 
 
-def stub(text: bytes, reason: str, now: float) -> Document | None:
+def dead_letter_members(text: bytes, reason: str, now: float) -> Document | None:
     """Return a dead letter without a message for a WorkItem whose JSON is `text`; None for another document."""
     if _ITEM not in text:
         return None
@@ -90,9 +90,9 @@ def set_aside(client: Client) -> None:
 class Harmful:
     """Replaces the harmful documents of one database. Use it in one thread."""
 
-    def __init__(self, client: Client, stub: Callable[[bytes, str, float], Document | None]) -> None:
-        """`stub(text, reason, now)` returns the new members of a document, whose JSON is `text`; None deletes it."""
-        self._client, self._stub = client, stub
+    def __init__(self, client: Client, members_of: Callable[[bytes, str, float], Document | None]) -> None:
+        """`members_of(text, reason, now)` returns the new members of a document with this JSON; None deletes it."""
+        self._client, self._members_of = client, members_of
         self._seen, self._not_before = client.failed_views, -inf
         self._batches: Iterator[Sequence[str]] | None = None
         self._heaviest = (_MAX_CONTAINERS, '')
@@ -152,7 +152,7 @@ class Harmful:
         now = self._client.clock.now()
         try:
             text = self._client.raw(doc_id)
-            members = None if doc_id.startswith(BROKER) else self._stub(text, reason, now)
+            members = None if doc_id.startswith(BROKER) else self._members_of(text, reason, now)
             rev = self._client.decode(text, shape=DOCUMENT)['_rev']
             self._client.put({'_id': doc_id, '_rev': rev, **({'_deleted': True} if members is None else members)})
         except (Conflict, NotFound):

@@ -167,7 +167,7 @@ class Store:
         """
         leases: LeaseStats = defaultdict(dict)
         for row in self.client.view(design.NAME, 'leases', _LEASES, group_level=2):
-            lease = LeaseRow.of(row)
+            lease = LeaseRow.from_row(row)
             leases[lease.kind][lease.name] = lease.stats
         return leases
 
@@ -224,10 +224,10 @@ class Store:
     ) -> list[Mapping[str, Any]] | None:
         """Return the documents to write about a message with these leaves, or None to try again later.
 
-        The claims of the consumers `ended` do not count, even if these live. See `conflict_rules.resolve`.
+        The claims of the consumers `ended` do not count, even if these live. See `conflict_rules.resolve_item`.
         """
         claimants = self._claimants(leaves, living).difference(ended)
-        return conflict_rules.resolve(leaves, claimants, self.client.clock.now())
+        return conflict_rules.resolve_item(leaves, claimants, self.client.clock.now())
 
     def _claimants(self, leaves: list[Document], living: Collection[str]) -> set[str]:
         """Return the living claimants of a message; the index behind `living` may be older than their heartbeats."""
@@ -260,7 +260,7 @@ class Store:
         rows = self.client.view(
             design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3
         )
-        return queue not in {ClaimCount.of(row).queue for row in rows}
+        return queue not in {ClaimCount.from_row(row).queue for row in rows}
 
     def purge(self, queue: str, until: float = inf) -> int:
         """Delete the ready and the planned messages of a deleted queue, and return their number; keep claimed ones."""
@@ -312,12 +312,12 @@ class Store:
                 startkey=[name, row.rank, MALFORMED_DATE + 1],
                 endkey=[name, row.rank, last],
             )
-            for row in map(QueueCount.of, rows)
+            for row in map(QueueCount.from_row, rows)
         )
 
     def queues_in_use(self) -> frozenset[str]:
         """Return the queues with messages that no consumer has claimed; one request."""
-        rows = map(QueueCount.of, self.client.view(design.NAME, 'waiting', _QUEUE, group_level=1))
+        rows = map(QueueCount.from_row, self.client.view(design.NAME, 'waiting', _QUEUE, group_level=1))
         return frozenset(row.queue for row in rows if row.queue is not None)
 
     def exceeds(self, queue: str, length: int) -> bool:
@@ -372,7 +372,7 @@ class Store:
         results = self.client.bulk(docs)
         for doc, result in zip(docs, results, strict=True):
             if result.is_permanent:
-                self.client.unusable.note(doc['_id'], doc.get('_rev', ''), result.reason)
+                self.client.unusable.add(doc['_id'], doc.get('_rev', ''), result.reason)
         return sum(result.is_stored for result in results)
 
 

@@ -70,6 +70,8 @@ class Topology:
 
         Without `check` this makes no request unless a deletion is known; with it the database is always read.
         """
+        if not check and not self.known.deleted:
+            return
         deleted = {_queue_of(self._declared.get(each, {})) for each in self._declared.keys() & self.known.deleted}
         names = {name for name in (queues if check else deleted.intersection(queues)) if self.is_temporary(name)}
         if names:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.client import Client, Document
-from ..couchdb.pacing import Kind, TooManyUnits
+from ..couchdb.pacing import RequestKind, TooManyUnits
 from ..couchdb.shapes import Shape, exactly, items, members, number, revision
 from ..design.rows import WaitingRow
 from ..documents.task_message import HIGHEST
@@ -85,7 +85,7 @@ def read(client: Client, asks: Sequence[Ask], until: float, *, update: str = 'tr
     check its document. *Raises* the errors of `Client`.
     """
     params = {'update': update} if update != 'true' else {}
-    if client.pace and client.pace.is_limited(Kind.QUERY):
+    if client.pace and client.pace.is_limited(RequestKind.QUERY):
         return [_read_sparingly(client, ask, until, params) for ask in asks]
     queries = [query for ask in asks for query in _queries(ask, until)]
     results = iter(query(client, queries, is_row, params))
@@ -124,7 +124,7 @@ def first_due(client: Client, queues: Sequence[str], until: float, limit: int = 
 def planned(client: Client, queues: Sequence[str], after: float, limit: int) -> list[WaitingRow]:
     """Return rows of up to `limit` messages of these queues with due dates from `after` on, the soonest first."""
     ranges = [{**design.planned_rows(queue, after), 'limit': limit, 'reduce': False} for queue in queues]
-    rows = [WaitingRow.of(row) for rows in query(client, ranges, is_row) for row in rows]
+    rows = [WaitingRow.from_row(row) for rows in query(client, ranges, is_row) for row in rows]
     return sorted(rows, key=lambda row: (row.date, row.id))[:limit]
 
 
@@ -146,7 +146,7 @@ def query(
     """
     found, each = list[list[Document]](), [row] * len(queries) if callable(row) else row
     while (start := len(found)) < len(queries):
-        most = client.pace.most(Kind.QUERY) if client.pace else inf
+        most = client.pace.most(RequestKind.QUERY) if client.pace else inf
         end = int(min(len(queries), start + most))
         with suppress(TooManyUnits):  # the next part is smaller
             found += _query(client, queries[start:end], each[start:end], params, view)
@@ -198,10 +198,10 @@ def _page(ask: Ask, results: Iterator[list[Document]]) -> WaitingPage:
     # CouchDB returns the row of the cursor again, unless its message was claimed since.
     seen = {after['id'] for after in ask.after if isinstance(after, dict)}
     rows = sorted(
-        (WaitingRow.of(row) for row in at_once + planned if row['id'] not in seen),
+        (WaitingRow.from_row(row) for row in at_once + planned if row['id'] not in seen),
         key=lambda row: (row.rank, row.date, row.id),
     )
     ends = [found[-1] if len(found) >= ask.limit else _END for found in (at_once, planned)]
     return WaitingPage(
-        rows, None if ends == [_END, _END] else Cursor(*ends), WaitingRow.of(later[0]).date if later else None
+        rows, None if ends == [_END, _END] else Cursor(*ends), WaitingRow.from_row(later[0]).date if later else None
     )

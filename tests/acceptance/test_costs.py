@@ -15,7 +15,7 @@ from celery_couchdb import plans
 from celery_couchdb.plans import Units
 from celery_couchdb.testing import Server
 from examples.managed.service import PLANS, Service
-from kombu_couchdb.couchdb.pacing import Kind
+from kombu_couchdb.couchdb.pacing import RequestKind
 from tests.conftest import PATIENCE, wait_for
 
 from .conftest import Site
@@ -34,7 +34,7 @@ def service(server: Server, apache_couchdb: bool) -> Iterator[Service]:
     """A service that limits queries: workers send fewer of them then."""
     if not apache_couchdb:
         pytest.skip('the figures are those of Apache CouchDB')
-    with Service(server.url, {Kind.QUERY: PLANS['lite'][Kind.QUERY]}) as service:
+    with Service(server.url, {RequestKind.QUERY: PLANS['lite'][RequestKind.QUERY]}) as service:
         yield service
 
 

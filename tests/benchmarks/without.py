@@ -28,9 +28,9 @@ def _replace(target: Any, **members: Any) -> None:
 
 
 def _no_claims_ahead() -> None:
-    from kombu_couchdb.flow import Rate
+    from kombu_couchdb.flow import Throughput
 
-    _replace(Rate, ahead=lambda self, limit, stock, now: 0)
+    _replace(Throughput, ahead=lambda self, limit, stock, now: 0)
 
 
 def _no_read_ahead() -> None:
@@ -79,7 +79,7 @@ def _no_active_listeners() -> None:
 def _no_claim_order() -> None:
     from kombu_couchdb.fleet.claim_order import ClaimOrder
 
-    _replace(ClaimOrder, of=lambda self, key: (0, 0.0))
+    _replace(ClaimOrder, turn_of=lambda self, key: (0, 0.0))
 
 
 def _no_busy_listeners() -> None:

@@ -109,7 +109,7 @@ def taken(client: Client) -> Any:
     window = QueueCandidates(client.clock, 'q', 100)
     candidates = CandidateReader(client)
     candidates.refill([window])
-    return candidates.take({'q': window}, {'q': 5})
+    return candidates.take_docs({'q': window}, {'q': 5})
 
 
 def chords(client: Client) -> tuple[Results, Chords]:

@@ -17,7 +17,7 @@ from kombu_couchdb.couchdb.call import Call
 from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
-from kombu_couchdb.couchdb.http import Connections, Headers
+from kombu_couchdb.couchdb.http import Connections, LoginHeaders
 from tests.conftest import PATIENCE, Users, wait_for
 from tests.support import Inbox, publish
 
@@ -28,7 +28,7 @@ def logins(monkeypatch: pytest.MonkeyPatch, database: str) -> list[str]:
     seen: list[str] = []
     exchange = Connections.exchange
 
-    def noted(self: Connections, call: Call, headers: Headers) -> Any:
+    def noted(self: Connections, call: Call, headers: LoginHeaders) -> Any:
         if database in self.url or call.path == '/_session':
             fields: dict[str, str] = {}
             headers.add_to(fields)

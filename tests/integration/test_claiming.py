@@ -14,7 +14,7 @@ from kombu import Connection
 
 from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.flow import Rate
+from kombu_couchdb.flow import Throughput
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many, replace_in_clients
 
@@ -126,7 +126,7 @@ AHEAD = 5
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each channel count as fast until one of its messages has waited for too long."""
-    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, stock, now: 0 if rate._penalty else AHEAD)
+    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, stock, now: 0 if rate._penalty else AHEAD)
 
 
 def shelf(inbox: Inbox) -> list[Delivery]:

@@ -16,7 +16,7 @@ import requests
 from celery_couchdb.testing import Server
 from examples.managed.service import PLANS, TOKENS, Service
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.pacing import Kind
+from kombu_couchdb.couchdb.pacing import RequestKind
 from tests.conftest import PATIENCE, wait_for
 
 KEY = 'the-api-key'
@@ -103,7 +103,7 @@ def test_requests_over_the_limit_are_refused(services: Services, retry_after: in
     assert refused.headers.get('Retry-After') == (None if retry_after is None else str(retry_after))
     assert services.send(service, 'GET', '/doc1').status_code == 200  # another kind
     assert services.send(service, 'GET', '/one').status_code == 404  # what is refused is not executed
-    assert service.counts.refused == {Kind.WRITE: 1}
+    assert service.counts.refused == {RequestKind.WRITE: 1}
     assert services.send(service, 'PUT', '/one', json={}).status_code == 429
     assert len(service.counts.refused_again) == 1
 

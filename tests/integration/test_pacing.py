@@ -13,7 +13,7 @@ from kombu import Connection
 from examples.managed.service import Service
 from kombu_couchdb.couchdb import pacing
 from kombu_couchdb.couchdb.client import Client
-from kombu_couchdb.couchdb.pacing import Kind, Pace, Turn
+from kombu_couchdb.couchdb.pacing import Pace, RequestKind, Turn
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents.ids import CONSUMER
 from kombu_couchdb.errors import ServerUnavailable
@@ -32,7 +32,7 @@ def slowed(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A client that knows that queries are limited, to many a second."""
     monkeypatch.setattr(pacing, '_MIN_RATE', 1000.0)
     pace = Pace(client.address.server)
-    pace.refused(Turn(Kind.QUERY), 0.0)
+    pace.refused(Turn(RequestKind.QUERY), 0.0)
     monkeypatch.setattr(client.server, 'pace', pace)
     return client
 
@@ -41,7 +41,7 @@ def slowed(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
 def service(client: Client, url: str) -> Iterator[str]:
     """The URL of the test's database in a service with limits."""
     server = url.replace('couchdb', 'http', 1).rpartition('/')[0]
-    with Service(server, {Kind.READ: 40, Kind.WRITE: 20, Kind.QUERY: 10}) as service:
+    with Service(server, {RequestKind.READ: 40, RequestKind.WRITE: 20, RequestKind.QUERY: 10}) as service:
         yield f'{service.url.replace("http", "couchdb", 1)}/{client.address.database}'
 
 

@@ -141,8 +141,8 @@ def test_ack_whose_response_was_lost(connect: Callable[..., Connection], client:
     unacked = consuming.transport.consumer.unacked
     with unacked._lock:  # the I/O thread waits, as in an outage
         inbox.messages[0].ack()
-        outbox = unacked.writes.take()
-        answers = client.bulk([doc for doc, _ in outbox])
+        outbox = unacked.writes.take_ready()
+        answers = client.bulk([write.doc for write in outbox])
         assert [answer.is_stored for answer in answers] == [True]
         assert send(connection, 'b') == Outcome(ENQUEUED, 'b')
         give_up(outbox)

@@ -35,7 +35,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.failures import from_answer
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.fleet.attention import Attention, Peers
-from kombu_couchdb.flow import Rate
+from kombu_couchdb.flow import Throughput
 from kombu_couchdb.leases import lease, sweeper
 from kombu_couchdb.options import Options
 from kombu_couchdb.queues.declarations import Declarations
@@ -182,7 +182,7 @@ class World:
             (unacked, 'Wakeup', _Wakeup),
             (cycle, 'Notifier', lambda client, topology, *others: _SilentNotifier(self, topology)),
             # Nobody works at a rate here: the consumers claim ahead as if they did.
-            (Rate, 'ahead', lambda rate, limit, stock, now: self.ahead),
+            (Throughput, 'ahead', lambda rate, limit, stock, now: self.ahead),
             *(
                 (module, 'random', SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
                 for module in (conflicts, sweeper)

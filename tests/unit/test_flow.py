@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from kombu_couchdb import flow as module
-from kombu_couchdb.flow import Flow, Rate
+from kombu_couchdb.flow import Flow, Throughput
 
 # -- the rate
 
 
-def rate(count: int, interval: float) -> Rate:
+def rate(count: int, interval: float) -> Throughput:
     """Return a rate after `count` documents, the last one at the time 0."""
-    rate = Rate()
+    rate = Throughput()
     for n in range(count):
-        rate.note((n + 1 - count) * interval)
+        rate.count((n + 1 - count) * interval)
     return rate
 
 
@@ -36,18 +36,18 @@ def test_prefetch_count_and_surplus_last_for_the_stock(interval: float, limit: i
 
 
 def test_tasks_that_end_together_are_not_fast() -> None:
-    rate = Rate()
+    rate = Throughput()
     for second in range(10):
         for n in range(8):
-            rate.note(second + n / 1000)
+            rate.count(second + n / 1000)
     assert rate.ahead(8, 0.2, 9.01) == 0
 
 
-def documents_until_ahead(rate: Rate) -> int:
+def documents_until_ahead(rate: Throughput) -> int:
     for n in range(10_000):
         if rate.ahead(1, 0.2, n / 1000):
             return n
-        rate.note(n / 1000)
+        rate.count(n / 1000)
     raise AssertionError('never')
 
 
@@ -77,7 +77,7 @@ class Requests:
             self.now += seconds
             self.flow.end()
             self.now += gap - seconds
-            self.flow.note()
+            self.flow.count()
         return self.flow.interval
 
 

@@ -8,30 +8,30 @@ import pytest
 
 from examples.managed.proxy import Request
 from examples.managed.service import PLANS, Allowance, Counts
-from kombu_couchdb.couchdb.pacing import Kind, units_of
+from kombu_couchdb.couchdb.pacing import RequestKind, units_of
 
 #: What Cloudant's documentation says of each request: its kind, and how many units it costs.
 RULES = [
-    ('GET', '/db/doc', b'', Kind.READ, 1),
-    ('HEAD', '/db/doc', b'', Kind.READ, 1),
-    ('GET', '/db/doc/attachment', b'', Kind.READ, 1),
-    ('GET', '/db/_local/doc', b'', Kind.READ, 1),
-    ('GET', '/db/_design/ddoc', b'', Kind.READ, 1),
-    ('PUT', '/db/doc', b'{}', Kind.WRITE, 1),
-    ('DELETE', '/db/doc', b'', Kind.WRITE, 1),
-    ('PUT', '/db/_local/doc', b'{}', Kind.WRITE, 1),
-    ('PUT', '/db/_design/ddoc', b'{}', Kind.WRITE, 1),
-    ('POST', '/db/_bulk_docs', b'{"docs": [{}, {}, {}]}', Kind.WRITE, 3),
-    ('POST', '/db/_bulk_get', b'{"docs": [{}, {}, {}]}', Kind.QUERY, 1),
-    ('GET', '/db/_all_docs', b'', Kind.QUERY, 1),
-    ('POST', '/db/_all_docs', b'{"keys": ["a", "b"]}', Kind.QUERY, 1),
-    ('POST', '/db/_find', b'{}', Kind.QUERY, 1),
-    ('GET', '/db/_design/ddoc/_view/view', b'', Kind.QUERY, 1),
-    ('POST', '/db/_design/ddoc/_view/view/queries', b'{"queries": [{}, {}]}', Kind.QUERY, 2),
-    ('POST', '/db/_changes', b'{}', Kind.FEED, 1),
-    ('GET', '/', b'', Kind.OTHER, 1),
-    ('GET', '/_up', b'', Kind.OTHER, 1),
-    ('PUT', '/db', b'', Kind.OTHER, 1),
+    ('GET', '/db/doc', b'', RequestKind.READ, 1),
+    ('HEAD', '/db/doc', b'', RequestKind.READ, 1),
+    ('GET', '/db/doc/attachment', b'', RequestKind.READ, 1),
+    ('GET', '/db/_local/doc', b'', RequestKind.READ, 1),
+    ('GET', '/db/_design/ddoc', b'', RequestKind.READ, 1),
+    ('PUT', '/db/doc', b'{}', RequestKind.WRITE, 1),
+    ('DELETE', '/db/doc', b'', RequestKind.WRITE, 1),
+    ('PUT', '/db/_local/doc', b'{}', RequestKind.WRITE, 1),
+    ('PUT', '/db/_design/ddoc', b'{}', RequestKind.WRITE, 1),
+    ('POST', '/db/_bulk_docs', b'{"docs": [{}, {}, {}]}', RequestKind.WRITE, 3),
+    ('POST', '/db/_bulk_get', b'{"docs": [{}, {}, {}]}', RequestKind.QUERY, 1),
+    ('GET', '/db/_all_docs', b'', RequestKind.QUERY, 1),
+    ('POST', '/db/_all_docs', b'{"keys": ["a", "b"]}', RequestKind.QUERY, 1),
+    ('POST', '/db/_find', b'{}', RequestKind.QUERY, 1),
+    ('GET', '/db/_design/ddoc/_view/view', b'', RequestKind.QUERY, 1),
+    ('POST', '/db/_design/ddoc/_view/view/queries', b'{"queries": [{}, {}]}', RequestKind.QUERY, 2),
+    ('POST', '/db/_changes', b'{}', RequestKind.FEED, 1),
+    ('GET', '/', b'', RequestKind.OTHER, 1),
+    ('GET', '/_up', b'', RequestKind.OTHER, 1),
+    ('PUT', '/db', b'', RequestKind.OTHER, 1),
 ]
 
 
@@ -40,7 +40,7 @@ def request(method: str, path: str, body: bytes = b'', port: int = 1) -> Request
 
 
 @pytest.mark.parametrize(('method', 'path', 'body', 'kind', 'units'), RULES)
-def test_units_of_a_request(method: str, path: str, body: bytes, kind: Kind, units: int) -> None:
+def test_units_of_a_request(method: str, path: str, body: bytes, kind: RequestKind, units: int) -> None:
     sent = request(method, path, body)
     assert units_of(sent.method, sent.below, sent.size) == (kind, units)
 
@@ -94,15 +94,15 @@ def test_no_more_than_the_limit_is_served_on_average() -> None:
 def test_a_request_that_is_refused_twice_in_a_row_is_named() -> None:
     counts = Counts()
     write, other = request('PUT', '/db/a', b'{}'), request('PUT', '/db/a', b'{"b": 1}')
-    counts.refuse(write, Kind.WRITE)
-    counts.refuse(other, Kind.WRITE)
-    counts.admit(write, Kind.WRITE, 1)
-    counts.refuse(write, Kind.WRITE)
+    counts.refuse(write, RequestKind.WRITE)
+    counts.refuse(other, RequestKind.WRITE)
+    counts.admit(write, RequestKind.WRITE, 1)
+    counts.refuse(write, RequestKind.WRITE)
     assert not counts.refused_again
-    counts.refuse(request('PUT', '/db/a', b'{}', port=2), Kind.WRITE)
+    counts.refuse(request('PUT', '/db/a', b'{}', port=2), RequestKind.WRITE)
     assert counts.refused_again == ['PUT /db/a']
     # Two clients may read the same document.
-    counts.refuse(request('GET', '/db/a', port=1), Kind.READ)
-    counts.refuse(request('GET', '/db/a', port=2), Kind.READ)
+    counts.refuse(request('GET', '/db/a', port=1), RequestKind.READ)
+    counts.refuse(request('GET', '/db/a', port=2), RequestKind.READ)
     assert len(counts.refused_again) == 1
-    assert counts.refused == {Kind.WRITE: 4, Kind.READ: 2}
+    assert counts.refused == {RequestKind.WRITE: 4, RequestKind.READ: 2}

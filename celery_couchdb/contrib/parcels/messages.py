@@ -10,7 +10,7 @@ from kombu.serialization import prepare_accept_content
 from kombu_couchdb.consumer import bodies
 from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.documents.body import decoded, loaded, stub
+from kombu_couchdb.documents.body import body_stub, decoded, loaded
 from kombu_couchdb.documents.types import WorkItem
 from kombu_couchdb.documents.unique_merge import once_id
 from kombu_couchdb.errors import ConfigurationError, CouchDBError, Unstorable
@@ -59,7 +59,7 @@ def in_parts(docs: Sequence[Document]) -> Iterator[list[Document]]:
     """Yield parcels in parts whose attached bodies can be in memory together."""
     part, size = list[Document](), 0
     for doc in docs:
-        length = attachment['length'] if (attachment := stub(doc)) else 0
+        length = attachment['length'] if (attachment := body_stub(doc)) else 0
         if part and size + length > _BATCH_BODY_BYTES:
             yield part
             part, size = [], 0
@@ -129,7 +129,7 @@ class ParcelMessages:
 
 def attached_body(client: Client, doc: Document) -> bytes | None:
     """Return the attached body of a document; None if it has no attachment. *Raises* `ParcelRefused`."""
-    if (attachment := stub(doc)) is None:
+    if (attachment := body_stub(doc)) is None:
         return None
     if attachment['length'] > parcel.MAX_BODY_BYTES:
         raise ParcelRefused(f'its body is larger than {parcel.MAX_BODY_BYTES:,} bytes')

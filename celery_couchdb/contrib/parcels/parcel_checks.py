@@ -127,7 +127,7 @@ class ParcelRefused(Exception):
     """A parcel is not moved; the text says why. The mover writes the text into the parcel and does not retry."""
 
 
-class Call(NamedTuple):
+class TaskCall(NamedTuple):
     """A call of a task that a program wrote without Celery."""
 
     task: str
@@ -137,7 +137,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-def call_in(doc: Mapping[str, Any], accept: Accept, default_id: str) -> Call:
+def call_in(doc: Mapping[str, Any], accept: Accept, default_id: str) -> TaskCall:
     """Return the call in a parcel without a message; *raises* `ParcelRefused` if it is malformed or not accepted.
 
     Without an id in the parcel, the task's id is `default_id`, that of its message, so that it is the same in each try.
@@ -174,7 +174,7 @@ def call_in(doc: Mapping[str, Any], accept: Accept, default_id: str) -> Call:
         options['priority'] = priority
     if reason := accept.refusal(doc['task']):
         raise ParcelRefused(reason)
-    return Call(doc['task'], args, kwargs, options)
+    return TaskCall(doc['task'], args, kwargs, options)
 
 
 def message_of(doc: Mapping[str, Any], body: bytes | None) -> Document:

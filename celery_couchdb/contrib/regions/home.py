@@ -184,7 +184,7 @@ class Home:
         [result] = self._own.create_once([made])
         return '' if result.is_stored else result.reason
 
-    def _end(self, doc: Document, decision: region.Decision) -> bool:
+    def _end(self, doc: Document, decision: region.HomeDecision) -> bool:
         """Store the result of a task that does not run; return False if it is refused for now.
 
         The record of a task that the other region has refused stays. If this process is killed before it has noted that

@@ -37,7 +37,7 @@ from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.couchdb.shapes import members, number
 from kombu_couchdb.design.rows import ClaimCount, QueueCount
 from kombu_couchdb.documents import validation, workitem
-from kombu_couchdb.documents.body import stub
+from kombu_couchdb.documents.body import body_stub
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
 from kombu_couchdb.documents.task_message import HIGHEST, headers_of
 from kombu_couchdb.documents.types import Document
@@ -235,11 +235,11 @@ def loads_of(client: Client, concurrency: int) -> dict[str, Load]:
         if isinstance(doc.get('worker'), str) and ends_at(doc) > now:
             workers.update(queue for queue in queues_of(doc) if not queue.endswith(_MAILBOX))
     waiting, claimed = Counter[str](), Counter[str]()
-    for count in map(QueueCount.of, client.view(design.NAME, 'waiting', _COUNT, group_level=2)):
+    for count in map(QueueCount.from_row, client.view(design.NAME, 'waiting', _COUNT, group_level=2)):
         if 0 <= count.rank <= HIGHEST:  # the others are not due
             waiting[str(count.queue)] += count.total
     claims = client.view(design.NAME, 'leases', _CLAIMS, startkey=['claim'], endkey=['claim', {}], group_level=3)
-    for claim in map(ClaimCount.of, claims):
+    for claim in map(ClaimCount.from_row, claims):
         claimed[str(claim.queue)] += claim.total
     paused = {row['id'].removeprefix(PAUSE) for row in rows if row['id'].startswith(PAUSE)}
     return {
@@ -380,7 +380,7 @@ def _is_lent(doc: Mapping[str, Any]) -> bool:
 
 
 def _size(doc: Document) -> int:
-    attachment = stub(doc)
+    attachment = body_stub(doc)
     return int(attachment['length']) if attachment else workitem.size(doc)
 
 

@@ -133,7 +133,7 @@ class ResultsAtHome:
         items = list[QueueItem]()
         for doc in results:
             try:
-                items.append(QueueItem.of(stamp(doc, now, backend.lifetime_of(doc['status']))))
+                items.append(QueueItem.encode(stamp(doc, now, backend.lifetime_of(doc['status']))))
             except Unstorable as exc:
                 logger.warning('the result %s of another region is not stored: %s', doc['_id'], exc)
         try:

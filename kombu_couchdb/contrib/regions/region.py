@@ -49,7 +49,7 @@ from ...couchdb.address import Address, parse_list
 from ...couchdb.client import Client
 from ...design import load
 from ...documents import concurrency, rates, validation, workitem
-from ...documents.body import stub
+from ...documents.body import body_stub
 from ...documents.ids import JOB_KEY
 from ...documents.types import DatedMessage, Document, Stored
 from ...errors import ConfigurationError
@@ -320,7 +320,7 @@ def withdrawn(doc: Mapping[str, Any], run_in: str) -> Document:
     return {**kept, 'state': 'withdrawn', 'run_in': run_in}
 
 
-class Decision(NamedTuple):
+class HomeDecision(NamedTuple):
     """What home does about a record."""
 
     #: `run` the task in the region `where`; it has `failed`, with the reason; it is `cancelled`, and never runs.
@@ -329,23 +329,23 @@ class Decision(NamedTuple):
     reason: str = ''
 
 
-def decide(doc: Mapping[str, Any], own: str, now: float) -> Decision | None:
+def decide(doc: Mapping[str, Any], own: str, now: float) -> HomeDecision | None:
     """Return what the region `own` does about its record; None if it waits. `now` is the time of its own server."""
     state, fallback, run_in = state_of(doc), doc.get('fallback'), doc.get('run_in')
     if state == 'withdrawn':
-        return Decision('run', str(run_in)) if run_in else Decision('cancelled')
+        return HomeDecision('run', str(run_in)) if run_in else HomeDecision('cancelled')
     if state == 'refused':
         if isinstance(fallback, str) and run_in is None:
-            return Decision('run', fallback)
+            return HomeDecision('run', fallback)
         if 'lent' in doc and run_in is None:
-            return Decision('run', own)
+            return HomeDecision('run', own)
         where = region_of(doc['_id']) if run_in is None else run_in
-        return Decision('failed', reason=f'region {where} has refused the task: {doc.get("reason")}')
+        return HomeDecision('failed', reason=f'region {where} has refused the task: {doc.get("reason")}')
     if state == 'there' or (due := due_at(doc)) is None or now < due:
         return None
     if 'cancelled' in doc:
-        return Decision('cancelled')
-    return Decision('run', str(fallback or own))
+        return HomeDecision('cancelled')
+    return HomeDecision('run', str(fallback or own))
 
 
 def due_at(doc: Mapping[str, Any]) -> float | None:
@@ -420,7 +420,7 @@ def lent_parcel(doc: Mapping[str, Any], own: str, to: str, body: bytes | None, n
     message['headers'].setdefault(FROM_REGION, own)
     if isinstance(expires := doc.get('expires'), (int, float)):
         message['properties']['expiration'] = str(max(0, int((expires - now) * 1000)))
-    found = parcel.with_body(message, body) if stub(doc) else message
+    found = parcel.with_body(message, body) if body_stub(doc) else message
     return {
         **parcel.new(found, '', doc['queue'], doc['published']),
         '_id': record_id(to, message['headers']['id'], doc['_id']),

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_couchdb import plans
-from celery_couchdb.plans import LITE, STANDARD, Load, Units, capacity, suffices
+from celery_couchdb.plans import LITE, STANDARD, Units, Workload, capacity, suffices
 from examples.managed.service import PLANS
 from tests.support import command_of
 
@@ -94,7 +94,7 @@ def test_part_of_the_limits_is_left() -> None:
     assert Units(0, 1, 3).scarce() == 'queries'
     assert Units(15, 1, 3).scarce() == 'reads'
     assert Units(15, 9, 3).scarce() == 'queries'  # of Standard, because Lite has too few writes
-    assert Load(0, 1).total().writes < 1
+    assert Workload(0, 1).total().writes < 1
 
 
 def test_limits_are_those_of_the_fake() -> None:

@@ -79,6 +79,12 @@ def test_end_of_a_task_that_was_acknowledged_early_is_noticed(world: World) -> N
     assert world.heartbeats(30) == [(4, set())]
 
 
+def test_program_that_is_no_worker_looks_for_no_tasks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_hooks, '_hooks', {})
+    world.report.expect()
+    assert world.report.due_at(world.sent) == math.inf
+
+
 def test_short_tasks_cause_no_heartbeat(world: World) -> None:
     for number in range(100):
         world.begin(str(number))

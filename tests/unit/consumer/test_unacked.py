@@ -21,7 +21,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.clock import ServerClock
 from kombu_couchdb.couchdb.write_result import WriteResult
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.flow import Rate
+from kombu_couchdb.flow import Throughput
 from kombu_couchdb.leases.lease import Lease
 
 NOW = 1_763_709_000.0
@@ -81,17 +81,20 @@ class Desk:
 
     def written(self, **answer: Any) -> list[Mapping[str, Any]]:
         """Store the pending writes, as the I/O thread does, and return the documents."""
-        pending = self.unacked.writes.take()
-        for doc, react in pending:
-            react(WriteResult.of({'id': doc['_id'], **(answer or {'rev': '3-c'})}))
-        return [doc for doc, _ in pending]
+        pending = self.unacked.writes.take_ready()
+        docs = [write.doc for write in pending]
+        for write in pending:
+            write.settle(WriteResult.from_element({'id': write.doc['_id'], **(answer or {'rev': '3-c'})}))
+        return docs
 
     def begun(self, *answers: WriteResult) -> list[str]:
         """Write the acks of tasks that have begun, and return the ids; without `answers` CouchDB stores them."""
         pending = self.unacked.writes.take_begun()
-        for number, (doc, react) in enumerate(pending):
-            react(answers[number] if answers else WriteResult.of({'id': doc['_id'], 'rev': '3-c'}))
-        return [doc['_id'] for doc, _ in pending]
+        for number, write in enumerate(pending):
+            write.settle(
+                answers[number] if answers else WriteResult.from_element({'id': write.doc['_id'], 'rev': '3-c'})
+            )
+        return [write.doc['_id'] for write in pending]
 
     def attempts(self) -> list[tuple[str, Any, int]]:
         """Store the pending writes; return the id, the claim and the attempts of each document."""
@@ -131,18 +134,17 @@ def test_write_without_a_response_is_repeated_without_a_warning(desk: Desk, capl
     desk.subscribe()
     first, second = desk.claim('a'), desk.claim('b')
     desk.unacked.ack(first.tag)
-    pending = desk.unacked.writes.take()
+    pending = desk.unacked.writes.take_ready()
     desk.unacked.release(second.tag)
-    give_up([*pending, *desk.unacked.writes.take()])
+    give_up([*pending, *desk.unacked.writes.take_ready()])
     assert desk.unacked.ids() == {'a', 'b'}
     with caplog.at_level(logging.WARNING):
-        again = {doc['_id']: (doc, react) for doc, react in desk.unacked.writes.take()}
-        again['a'][1](WriteResult.conflict('a'))  # it is stored already, but the response was lost
+        again = {write.doc['_id']: write for write in desk.unacked.writes.take_ready()}
+        again['a'].settle(WriteResult.conflict('a'))  # it is stored already, but the response was lost
     assert caplog.records == []
     assert desk.unacked.ids() == {'b'}
-    released, react = again['b']
-    react(WriteResult.of({'id': 'b', 'rev': '3-c'}))
-    assert desk.unacked.writes.take_released() == [{**released, '_rev': '3-c'}]
+    again['b'].settle(WriteResult.from_element({'id': 'b', 'rev': '3-c'}))
+    assert desk.unacked.writes.take_released() == [{**again['b'].doc, '_rev': '3-c'}]
 
 
 def test_nothing_is_delivered_without_a_valid_lease(desk: Desk) -> None:
@@ -222,13 +224,29 @@ def test_each_change_wakes_the_thread(desk: Desk, change: Callable[[Desk, Delive
     assert time.monotonic() - began < 50.0
 
 
+def test_credit_wakes_the_thread_at_once_only_if_there_is_more_to_claim(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that waits for the next message causes no cycle of its own: its ack shares the next one."""
+    desk.subscribe(limit=0)
+    desk.unacked.flow.cost = 0.2
+    woken: list[float] = []
+    monkeypatch.setattr(desk.unacked.wakeup, 'set', lambda within=0.0: woken.append(within))
+    for more_to_claim in (True, False):
+        desk.claim(str(more_to_claim))
+        desk.take()
+        desk.unacked.more_to_claim = more_to_claim
+        desk.unacked.request_more()
+    assert woken == [0.0, 0.2]
+
+
 # -- the shelf
 
 
 @pytest.fixture
 def fast(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """A desk whose channels may claim two messages ahead."""
-    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, stock, now: 2)
+    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, stock, now: 2)
     return desk
 
 
@@ -263,7 +281,7 @@ def test_messages_of_a_queue_are_given_back_for_other_consumers(fast: Desk) -> N
 
 
 def test_queues_take_turns_on_the_shelf(fast: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rate, 'ahead', lambda rate, limit, stock, now: 3)
+    monkeypatch.setattr(Throughput, 'ahead', lambda rate, limit, stock, now: 3)
     credit = Credit(1)
     for queue in 'qr':
         fast.subscribe(queue, credit=credit)
@@ -520,10 +538,10 @@ def test_failure_without_a_response_is_written_again(desk: Desk) -> None:
     desk.unacked.ack(delivery.tag)
     desk.written()
     desk.unacked.keep_failure(delivery, ERROR)
-    pending = desk.unacked.writes.take()
+    pending = desk.unacked.writes.take_ready()
     give_up(pending)
     assert desk.unacked.busy
-    assert desk.written(error='conflict') == [doc for doc, _ in pending]
+    assert desk.written(error='conflict') == [write.doc for write in pending]
     assert desk.unacked.ids() == set(), 'it was stored, and only the response was lost'
 
 
@@ -536,7 +554,7 @@ def test_failure_waits_for_the_ack_of_its_task_and_goes_with_it(desk: Desk, stor
     desk.unacked.ack(delivery.tag)
     desk.unacked.keep_failure(delivery, ERROR)
     assert desk.written() == []
-    refused = WriteResult.of({'id': 'a', 'error': 'forbidden', 'reason': 'no'})
+    refused = WriteResult.from_element({'id': 'a', 'error': 'forbidden', 'reason': 'no'})
     desk.begun(*([] if stored else [refused]))
     assert [doc['error'] for doc in desk.written()] == [ERROR] * stored
     desk.unacked.keep_failure(delivery, ERROR)

@@ -20,7 +20,7 @@ from kombu_couchdb.couchdb import auth as module
 from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.auth import Auth
 from kombu_couchdb.couchdb.credentials import Credentials, environment
-from kombu_couchdb.couchdb.http import Headers
+from kombu_couchdb.couchdb.http import LoginHeaders
 from kombu_couchdb.couchdb.server import Server
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, NotCouchDB, ServerUnavailable
 from tests.conftest import PATIENCE, wait_for
@@ -69,14 +69,14 @@ def session() -> Auth:
     return Auth(Address(user='me', password=SECRET, auth='cookie'))
 
 
-def shown(headers: Headers) -> dict[str, str]:
+def shown(headers: LoginHeaders) -> dict[str, str]:
     """Return the headers of a request."""
     fields: dict[str, str] = {}
     headers.add_to(fields)
     return fields
 
 
-def decoded(headers: Headers) -> str:
+def decoded(headers: LoginHeaders) -> str:
     return b64decode(shown(headers)['Authorization'].removeprefix('Basic ')).decode()
 
 

@@ -410,7 +410,7 @@ def test_urgent_request_waits_for_a_limited_time(peer: Peer, paced: Client, monk
 def test_other_kinds_do_not_wait(peer: Peer, paced: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, '_PAUSE_SECONDS', 600.0)
     paced.server.pace = pacing.Pace(paced.address.server)
-    paced.server.pace.refused(pacing.Turn(pacing.Kind.WRITE), 0.0)
+    paced.server.pace.refused(pacing.Turn(pacing.RequestKind.WRITE), 0.0)
     peer.responses = [respond(DOC)]
     assert paced.get('x')
 

@@ -13,37 +13,37 @@ from random import Random
 import pytest
 
 from kombu_couchdb.couchdb import pacing
-from kombu_couchdb.couchdb.pacing import Kind, Lane, Pace, TooManyUnits, Turn, units_of
+from kombu_couchdb.couchdb.pacing import Lane, Pace, RequestKind, TooManyUnits, Turn, units_of
 from tests.conftest import PATIENCE, wait_for
 
 
 @pytest.mark.parametrize(
     ('method', 'path', 'size', 'kind', 'units'),
     [
-        ('GET', '/a%2Fb', 1, Kind.READ, 1),
-        ('GET', '/doc?rev=1-a', 1, Kind.READ, 1),
-        ('HEAD', '/doc', 1, Kind.READ, 1),
-        ('GET', '/doc/body', 1, Kind.READ, 1),
-        ('GET', '/_local/checkpoint', 1, Kind.READ, 1),
-        ('GET', '/_design/queues', 1, Kind.READ, 1),
-        ('PUT', '/_design/queues', 1, Kind.WRITE, 1),
-        ('PUT', '/doc', 1, Kind.WRITE, 1),
-        ('DELETE', '/doc', 1, Kind.WRITE, 1),
-        ('POST', '/_bulk_docs', 40, Kind.WRITE, 40),
-        ('POST', '/_bulk_get', 1, Kind.QUERY, 1),
-        ('POST', '/_all_docs?include_docs=true', 1, Kind.QUERY, 1),
-        ('GET', '/_design_docs', 1, Kind.QUERY, 1),
-        ('GET', '/_design/queues/_view/ready', 1, Kind.QUERY, 1),
-        ('POST', '/_design/queues/_view/ready/queries', 3, Kind.QUERY, 3),
-        ('POST', '/_find', 1, Kind.QUERY, 1),
-        ('POST', '/_changes?feed=longpoll', 1, Kind.FEED, 1),
-        ('GET', '/_design/queues/_info', 1, Kind.OTHER, 1),
-        ('GET', '/_security', 1, Kind.OTHER, 1),
-        ('PUT', '', 1, Kind.OTHER, 1),
-        ('HEAD', None, 1, Kind.OTHER, 1),
+        ('GET', '/a%2Fb', 1, RequestKind.READ, 1),
+        ('GET', '/doc?rev=1-a', 1, RequestKind.READ, 1),
+        ('HEAD', '/doc', 1, RequestKind.READ, 1),
+        ('GET', '/doc/body', 1, RequestKind.READ, 1),
+        ('GET', '/_local/checkpoint', 1, RequestKind.READ, 1),
+        ('GET', '/_design/queues', 1, RequestKind.READ, 1),
+        ('PUT', '/_design/queues', 1, RequestKind.WRITE, 1),
+        ('PUT', '/doc', 1, RequestKind.WRITE, 1),
+        ('DELETE', '/doc', 1, RequestKind.WRITE, 1),
+        ('POST', '/_bulk_docs', 40, RequestKind.WRITE, 40),
+        ('POST', '/_bulk_get', 1, RequestKind.QUERY, 1),
+        ('POST', '/_all_docs?include_docs=true', 1, RequestKind.QUERY, 1),
+        ('GET', '/_design_docs', 1, RequestKind.QUERY, 1),
+        ('GET', '/_design/queues/_view/ready', 1, RequestKind.QUERY, 1),
+        ('POST', '/_design/queues/_view/ready/queries', 3, RequestKind.QUERY, 3),
+        ('POST', '/_find', 1, RequestKind.QUERY, 1),
+        ('POST', '/_changes?feed=longpoll', 1, RequestKind.FEED, 1),
+        ('GET', '/_design/queues/_info', 1, RequestKind.OTHER, 1),
+        ('GET', '/_security', 1, RequestKind.OTHER, 1),
+        ('PUT', '', 1, RequestKind.OTHER, 1),
+        ('HEAD', None, 1, RequestKind.OTHER, 1),
     ],
 )
-def test_units_of_a_request(method: str, path: str | None, size: int, kind: Kind, units: int) -> None:
+def test_units_of_a_request(method: str, path: str | None, size: int, kind: RequestKind, units: int) -> None:
     assert units_of(method, path, size) == (kind, units)
 
 
@@ -74,14 +74,14 @@ def simulate(lanes: int, limit: int, seconds: float, units: Callable[[Lane], int
     random, numbers, service = Random(seed), count(), Service(limit)
     refusals = again = 0
     processes = [Lane() for _ in range(lanes)]
-    events = [(random.random(), next(numbers), lane, Turn(Kind.WRITE)) for lane in processes]
+    events = [(random.random(), next(numbers), lane, Turn(RequestKind.WRITE)) for lane in processes]
     while (event := heapq.heappop(events))[0] < seconds:
         now, _, lane, turn = event
         if (pause := lane.take(turn, now)) == 0.0:
             pause = 0.01 * random.random()
             if service.accepts(turn.units, now):
                 lane.accepted(turn)
-                turn = Turn(Kind.WRITE, units(lane))
+                turn = Turn(RequestKind.WRITE, units(lane))
             else:
                 refusals, again = refusals + 1, again + turn.was_refused
                 lane.refused(turn, now)
@@ -110,7 +110,7 @@ def slowed(used: int = 10, at: float = 100.0) -> Lane:
     """Return a lane whose service has refused the request after so many in a second."""
     lane = Lane()
     for number in range(used + 1):
-        turn = Turn(Kind.WRITE)
+        turn = Turn(RequestKind.WRITE)
         assert lane.take(turn, at - 0.01 * (used - number)) == 0.0
     lane.refused(turn, at)
     assert lane.take(turn, at + pacing._MAX_PAUSE_SECONDS) == 0.0  # the refused one goes first
@@ -119,39 +119,39 @@ def slowed(used: int = 10, at: float = 100.0) -> Lane:
 
 def test_nothing_waits_before_the_first_refusal() -> None:
     lane = Lane()
-    assert all(lane.take(Turn(Kind.WRITE, 100), 1.0) == 0.0 for _ in range(100))
+    assert all(lane.take(Turn(RequestKind.WRITE, 100), 1.0) == 0.0 for _ in range(100))
     assert lane.rate == lane.most == lane.spare(1.0) == inf
 
 
 def test_requests_wait_after_a_refusal() -> None:
-    lane, turn = Lane(), Turn(Kind.WRITE)
+    lane, turn = Lane(), Turn(RequestKind.WRITE)
     for _ in range(10):
-        lane.take(Turn(Kind.WRITE), 1.0)
+        lane.take(Turn(RequestKind.WRITE), 1.0)
     lane.take(turn, 1.0)
     lane.refused(turn, 1.1)
     assert 6 < lane.rate < 8
     assert lane.spare(1.2) == 0
     assert 1.0 <= lane.take(turn, 1.1) <= 1.5
     assert lane.take(turn, 3.0) == 0.0
-    following = Turn(Kind.WRITE)
+    following = Turn(RequestKind.WRITE)
     assert 0.1 < lane.take(following, 3.0) < 0.2
 
 
 def test_first_refusal_by_a_service_whose_limits_were_unknown() -> None:
     lane = Lane()
-    lane.refused(Turn(Kind.WRITE), 1.0)  # what was sent before is not known
+    lane.refused(Turn(RequestKind.WRITE), 1.0)  # what was sent before is not known
     assert 10 < lane.rate < 20
 
 
 def test_service_that_asks_for_a_pause_gets_it() -> None:
-    lane, turn = Lane(), Turn(Kind.READ)
+    lane, turn = Lane(), Turn(RequestKind.READ)
     lane.take(turn, 1.0)
     lane.refused(turn, 1.0, 30.0)
     assert 30.0 <= lane.take(turn, 1.0) <= 31.0
 
 
 def test_pause_doubles_while_all_is_refused() -> None:
-    lane, turn, now, pauses = Lane(), Turn(Kind.READ), 1.0, list[float]()
+    lane, turn, now, pauses = Lane(), Turn(RequestKind.READ), 1.0, list[float]()
     for _ in range(6):
         assert lane.take(turn, now) == 0.0
         lane.refused(turn, now)
@@ -161,7 +161,7 @@ def test_pause_doubles_while_all_is_refused() -> None:
 
 
 def test_refusals_of_requests_that_were_sent_together_count_once() -> None:
-    lane, turns = Lane(), [Turn(Kind.WRITE) for _ in range(30)]
+    lane, turns = Lane(), [Turn(RequestKind.WRITE) for _ in range(30)]
     for turn in turns:
         lane.take(turn, 1.0)
     lane.refused(turns[-1], 1.1)
@@ -174,9 +174,9 @@ def test_refusals_of_requests_that_were_sent_together_count_once() -> None:
 
 def test_urgent_requests_go_first_then_refused_ones_then_the_oldest() -> None:
     lane = slowed()
-    first, second, refused = (Turn(Kind.WRITE) for _ in range(3))
+    first, second, refused = (Turn(RequestKind.WRITE) for _ in range(3))
     refused.was_refused = True
-    heartbeat = Turn(Kind.WRITE, patience=60.0)
+    heartbeat = Turn(RequestKind.WRITE, patience=60.0)
     waiting = [second, first, refused, heartbeat]
     for turn in waiting:
         lane.take(turn, 108.0)
@@ -194,17 +194,17 @@ def test_rate_grows_while_requests_wait_only() -> None:
     before, now = lane.rate, 200.0
     for _ in range(100):
         now += 60.0 / 100
-        assert lane.take(Turn(Kind.WRITE), now) == 0.0
+        assert lane.take(Turn(RequestKind.WRITE), now) == 0.0
     assert lane.rate == before
     for _ in range(400):
-        turn = Turn(Kind.WRITE)
+        turn = Turn(RequestKind.WRITE)
         while (pause := lane.take(turn, now)) > 0.0:
             now += pause
     assert lane.rate > before + 5
 
 
 def test_rate_is_forgotten() -> None:
-    lane, turn, now = slowed(), Turn(Kind.WRITE), 101.0 + pacing._FORGET_SECONDS
+    lane, turn, now = slowed(), Turn(RequestKind.WRITE), 101.0 + pacing._FORGET_SECONDS
     for _ in range(2):  # the second time, the last request was refused
         assert lane.take(turn, now) == 0.0
         assert lane.rate == inf
@@ -217,7 +217,7 @@ def test_rate_is_forgotten() -> None:
 def test_complaint_is_made_once_a_minute_and_not_for_a_few_refusals() -> None:
     lane, now, complaints = Lane(), 1000.0, list[float]()
     for number in range(200):
-        turn = Turn(Kind.WRITE)
+        turn = Turn(RequestKind.WRITE)
         while (pause := lane.take(turn, now)) > 0:
             now += pause
         if number % 20 == 0:
@@ -227,7 +227,7 @@ def test_complaint_is_made_once_a_minute_and_not_for_a_few_refusals() -> None:
                 assert complaint[0] >= 3
                 assert complaint[1] > 0
     assert 1 <= len(complaints) <= (now - 1000.0) / 60.0
-    turn = Turn(Kind.WRITE)
+    turn = Turn(RequestKind.WRITE)
     assert lane.take(turn, now + 1000.0) == 0.0
     lane.refused(turn, now + 1000.0)
     assert lane.complaint(now + 1001.0) is None
@@ -244,25 +244,25 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pace_says_what_is_spare(quick: None) -> None:
-    pace, turn = Pace('http://127.0.0.1:1'), Turn(Kind.QUERY, 8)
-    assert pace.spare(Kind.QUERY) == pace.most(Kind.QUERY) == inf
+    pace, turn = Pace('http://127.0.0.1:1'), Turn(RequestKind.QUERY, 8)
+    assert pace.spare(RequestKind.QUERY) == pace.most(RequestKind.QUERY) == inf
     assert pace.wait(turn, 1.0)
     with pytest.raises(TooManyUnits):
-        pace.refused(Turn(Kind.QUERY, 200), 0.0)
-    assert pace.most(Kind.QUERY) < 200
-    assert 1 < pace.most(Kind.WRITE) < 10  # it is probably limited, too
+        pace.refused(Turn(RequestKind.QUERY, 200), 0.0)
+    assert pace.most(RequestKind.QUERY) < 200
+    assert 1 < pace.most(RequestKind.WRITE) < 10  # it is probably limited, too
 
 
 def test_waiting_threads_all_get_their_turn(quick: None) -> None:
     pace = Pace('http://127.0.0.1:1')
-    pace.refused(Turn(Kind.WRITE), 0.0)
-    threads = [threading.Thread(target=pace.wait, args=(Turn(Kind.WRITE), 60.0)) for _ in range(20)]
+    pace.refused(Turn(RequestKind.WRITE), 0.0)
+    threads = [threading.Thread(target=pace.wait, args=(Turn(RequestKind.WRITE), 60.0)) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60.0)
     assert not any(thread.is_alive() for thread in threads)
-    assert pace.spare(Kind.WRITE) >= 0
+    assert pace.spare(RequestKind.WRITE) >= 0
 
 
 def test_warning_names_the_remedy(
@@ -272,7 +272,7 @@ def test_warning_names_the_remedy(
     pace = Pace('https://db.example')
 
     def warned() -> bool:
-        turn = Turn(Kind.WRITE)
+        turn = Turn(RequestKind.WRITE)
         assert pace.wait(turn, PATIENCE)
         pace.refused(turn, 0.0)
         return bool(caplog.records)

@@ -47,9 +47,9 @@ def test_keys_share_no_slot(one: str, other: str) -> None:
 def test_conflicting_slots() -> None:
     """Only leaves of consumers that are gone are deleted."""
     leaves = [leaf('1-a', 'alive'), leaf('1-b', 'gone'), leaf('2-c', 'gone', _deleted=True)]
-    assert concurrency.resolve(leaves, {'alive'}) == [{'_id': 'slot:k:0', '_rev': '1-b', '_deleted': True}]
-    assert concurrency.resolve([leaf('1-a', 'x'), leaf('1-b', 'y')], {'x', 'y'}) is None
-    assert concurrency.resolve([leaf('1-a', 'x')], {'x'}) == []
+    assert concurrency.resolve_slot(leaves, {'alive'}) == [{'_id': 'slot:k:0', '_rev': '1-b', '_deleted': True}]
+    assert concurrency.resolve_slot([leaf('1-a', 'x'), leaf('1-b', 'y')], {'x', 'y'}) is None
+    assert concurrency.resolve_slot([leaf('1-a', 'x')], {'x'}) == []
 
 
 def waiting(**limits: int) -> list[dict[str, Any]]:

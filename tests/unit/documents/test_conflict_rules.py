@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.documents.conflict_rules import decide, keep_winner, resolve
+from kombu_couchdb.documents.conflict_rules import decide, keep_winner, resolve_item
 
 
 def leaf(rev: str, by: str | None, **more: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def test_leaf_that_names_nothing_as_done_completes_no_unique_job() -> None:
     other = leaf('3-a', None, _deleted=True)
     [doc] = decide([job, other], '2-b', '2-b', {'us'}, NOW) or []
     assert not doc.get('_deleted')
-    assert resolve([{**job, 'claimed': None}, other], set(), NOW) == []
+    assert resolve_item([{**job, 'claimed': None}, other], set(), NOW) == []
 
 
 def test_message_is_released_once_in_any_order_of_decisions() -> None:
@@ -69,7 +69,7 @@ def test_message_of_living_claimants_is_released_once_whoever_knows_of_its_claim
                     for doc in (
                         decide(leaves.values(), seen, claims[name], living, NOW)
                         if name in knowing
-                        else resolve(list(leaves.values()), living - {name}, NOW)
+                        else resolve_item(list(leaves.values()), living - {name}, NOW)
                     ) or []:
                         released += not doc.get('_deleted')
                         del leaves[doc['_rev']]
@@ -105,7 +105,7 @@ def test_conflict_with_a_done_message_keeps_it() -> None:
     for rev, by in itertools.product(('2-b', '9-b'), (None, 'gone')):
         leaves = [leaf(rev, by), DONE, leaf('4-e', None, status='fail')]
         for order in itertools.permutations(leaves):
-            changes = resolve(list(order), set(), NOW) or []
+            changes = resolve_item(list(order), set(), NOW) or []
             assert {change['_rev'] for change in changes} == {rev, '4-e'}
             assert all(change.get('_deleted') and not change.get('void') for change in changes)
 
@@ -143,27 +143,27 @@ def test_end_of_an_earlier_run_does_not_complete_this_one() -> None:
     earlier = {'_id': 'x', '_rev': '3-a', '_deleted': True, 'done': 'tag-z'}
     [released] = decide([job('5-b', 'us', 'a'), earlier], '5-b', '5-b', {'us'}, NOW) or []
     assert (tasks(released), released['claimed']) == (['a'], None)
-    assert resolve([job('5-b', None, 'a'), earlier], set(), NOW) == []
+    assert resolve_item([job('5-b', None, 'a'), earlier], set(), NOW) == []
 
 
 def test_job_sent_during_an_unproven_claim_still_runs() -> None:
     done = {'_id': 'x', '_rev': '3-a', '_deleted': True, 'done': 'tag-a'}
     for changes in (
         decide([job('4-b', 'us', 'a', 'c'), done], '4-b', '4-b', {'us'}, NOW),
-        resolve([job('4-b', 'dead', 'a', 'c'), done], set(), NOW),
+        resolve_item([job('4-b', 'dead', 'a', 'c'), done], set(), NOW),
     ):
         [doc] = changes or []
         assert (tasks(doc), doc['claimed'], doc.get('_deleted')) == (['c'], None, None)
 
 
 def test_jobs_sent_on_both_sides_of_a_partition_run_in_turn() -> None:
-    kept, gone = resolve([job('1-b', None, 'b'), job('1-a', None, 'a', 'c')], set(), NOW) or []
+    kept, gone = resolve_item([job('1-b', None, 'b'), job('1-a', None, 'a', 'c')], set(), NOW) or []
     assert (kept['_rev'], tasks(kept)) == ('1-b', ['b', 'a', 'c'])
     assert (gone['_rev'], gone['_deleted'], gone['void']) == ('1-a', True, True)
 
 
 def test_messages_behind_a_hidden_claim_run_after_the_job_that_another_consumer_holds() -> None:
-    kept, gone = resolve([job('2-a', 'us', 'a', 'c'), job('2-b', 'them', 'a')], {'them'}, NOW) or []
+    kept, gone = resolve_item([job('2-a', 'us', 'a', 'c'), job('2-b', 'them', 'a')], {'them'}, NOW) or []
     assert (kept['_rev'], tasks(kept), kept['claimed']['by']) == ('2-b', ['a', 'c'], 'them')
     assert (gone['_rev'], gone['_deleted'], gone['void']) == ('2-a', True, True)
 
@@ -174,16 +174,16 @@ def test_messages_behind_a_hidden_claim_run_after_the_job_that_another_consumer_
 def test_completion_wins_over_all_other_leaves() -> None:
     done = {'_id': 'x', '_rev': '3-a', '_deleted': True}
     left = [leaf('2-c', 'dead'), leaf('4-b', None), leaf('2-d', None, status='fail')]
-    assert resolve([done, *left], set(), NOW) == [
+    assert resolve_item([done, *left], set(), NOW) == [
         {'_id': 'x', '_rev': rev, '_deleted': True} for rev in ('2-c', '4-b', '2-d')
     ]
-    assert resolve([leaf('2-c', 'them'), done], {'them'}, NOW) is None  # the holder's own ack deletes this leaf
+    assert resolve_item([leaf('2-c', 'them'), done], {'them'}, NOW) is None  # the holder's own ack deletes this leaf
 
 
 def test_claims_of_running_consumers_are_not_changed() -> None:
-    assert resolve([leaf('2-c', 'dead'), leaf('2-b', 'them')], {'them'}, NOW) is None
-    assert resolve([leaf('2-c', 'us'), leaf('2-b', 'them')], {'us', 'them'}, NOW) is None
-    [gone] = resolve([leaf('2-c', 'them'), leaf('2-b', 'dead')], {'them'}, NOW) or []
+    assert resolve_item([leaf('2-c', 'dead'), leaf('2-b', 'them')], {'them'}, NOW) is None
+    assert resolve_item([leaf('2-c', 'us'), leaf('2-b', 'them')], {'us', 'them'}, NOW) is None
+    [gone] = resolve_item([leaf('2-c', 'them'), leaf('2-b', 'dead')], {'them'}, NOW) or []
     assert (gone['_rev'], gone['void']) == ('2-b', True)
 
 
@@ -192,7 +192,7 @@ def test_concurrent_resolvers_with_different_leaves_lose_no_message() -> None:
     all_leaves = [leaf('2-a', 'dead'), leaf('2-b', None), leaf('3-c', 'dead'), leaf('2-d', None, status='fail')]
     for first, second in itertools.permutations(itertools.combinations(all_leaves, 2), 2):
         stored = {doc['_rev']: doc for doc in all_leaves}
-        plans = [resolve(list(seen), set(), NOW) or [] for seen in (first, second)]
+        plans = [resolve_item(list(seen), set(), NOW) or [] for seen in (first, second)]
         for plan in plans:
             for doc in plan:
                 if doc['_rev'] not in stored:
@@ -200,7 +200,7 @@ def test_concurrent_resolvers_with_different_leaves_lose_no_message() -> None:
                 del stored[doc['_rev']]
                 generation, _, text = doc['_rev'].partition('-')
                 stored[f'{int(generation) + 1}-{text}'] = {**doc, '_rev': f'{int(generation) + 1}-{text}'}
-        while changes := resolve(list(stored.values()), set(), NOW):
+        while changes := resolve_item(list(stored.values()), set(), NOW):
             for doc in changes:
                 del stored[doc['_rev']]
                 generation, _, text = doc['_rev'].partition('-')

@@ -28,18 +28,18 @@ def peers() -> Peers:
 
 
 def test_all_consumers_agree_on_the_order(peers: Peers) -> None:
-    assert [peers.of('q', name) for name in 'abcd'] == [['a', 'b', 'c', 'd']] * 4
-    assert [peers.of('r', name) for name in 'bx'] == [['b', 'x']] * 2
+    assert [peers.consumers_of('q', name) for name in 'abcd'] == [['a', 'b', 'c', 'd']] * 4
+    assert [peers.consumers_of('r', name) for name in 'bx'] == [['b', 'x']] * 2
 
 
 def test_last_seen_document_counts(peers: Peers) -> None:
     peers.seen({'_id': 'a', 'queues': ['r']})
     peers.seen({'_id': 'c', '_deleted': True})
     peers.seen({'_id': 'unknown', '_deleted': True})
-    assert peers.of('q', 'me') == ['b', 'd', 'me']
-    assert peers.of('r', 'b') == ['a', 'b', 'x']
+    assert peers.consumers_of('q', 'me') == ['b', 'd', 'me']
+    assert peers.consumers_of('r', 'b') == ['a', 'b', 'x']
     peers.keep({'b', 'unknown'})
-    assert peers.of('q', 'me') == ['b', 'me']
+    assert peers.consumers_of('q', 'me') == ['b', 'me']
 
 
 def test_all_consumers_choose_the_same_listeners(peers: Peers) -> None:
@@ -134,7 +134,7 @@ def test_who_has_a_queue_alone_or_no_broadcasts_database_listens(world: World) -
 def test_looks_are_rarer_the_more_consumers_there_are(world: World, consumers: int, seconds: float) -> None:
     for number in range(10, consumers):
         world.peers.seen({'_id': f'm{number}', 'queues': ['q']})
-    world.other = next(name for name in world.peers.of('q', world.other) if name not in world.peers.listeners)
+    world.other = next(name for name in world.peers.consumers_of('q', world.other) if name not in world.peers.listeners)
     attention = world.rest()
     assert attention.look_at == pytest.approx(world.now + seconds)
     world.now += seconds + 0.001

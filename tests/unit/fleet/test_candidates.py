@@ -148,7 +148,7 @@ def rounds(store: FakeStore, queue_candidates: Consumer, seconds: float) -> list
     while store.passed < until:
         if queue_candidates.needs_page:
             queue_candidates.refill()
-        docs = queue_candidates.reader.take({'q': queue_candidates.queue_candidates}, {'q': 1000})['q']
+        docs = queue_candidates.reader.take_docs({'q': queue_candidates.queue_candidates}, {'q': 1000})['q']
         claimed(store, docs)
         taken += names(docs)
         store.passed += 0.02

@@ -29,7 +29,7 @@ class World:
         client = SimpleNamespace(bulk=self._bulk, find=self._find, id_range=self._id_range, clock=clock, replicas=1)
         client.view, client.fetch = self._view, self._find
         store: Any = SimpleNamespace(client=client, alive=self.living.intersection)
-        peers: Any = SimpleNamespace(of=lambda queue, own: ['me'])
+        peers: Any = SimpleNamespace(consumers_of=lambda queue, own: ['me'])
         topology: Any = SimpleNamespace(paused=frozenset())
         lease: Any = self.lease
         self.gate = Gate(store, lease, topology, peers)
@@ -69,8 +69,8 @@ class World:
         self.gate.free(writes)
         self.held = {*self.held, *admitted}
         self.gate.settle(lambda: self.held)
-        assert all('parked' in doc or doc.get('_deleted') for doc, _ in writes)
-        return admitted, [doc['_id'] for doc, _ in writes]
+        assert all('parked' in write.doc or write.doc.get('_deleted') for write in writes)
+        return admitted, [write.doc['_id'] for write in writes]
 
     def limited(self, *names: str, limit: int = 1) -> tuple[list[str], list[str]]:
         return self.cycle(*names, concurrency_key='k', concurrency_limit=limit)

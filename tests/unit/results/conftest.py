@@ -78,4 +78,4 @@ def item(doc_id: str, value: Any = 1, part: str = '', **members: Any) -> QueueIt
     chord_part: ChordPart | None = None
     if part:
         chord_part = {'_id': part, 'type': 'Part', 'task_id': doc_id, 'index': 0, 'state': 'SUCCESS'}
-    return QueueItem.of(doc, chord_part, 'group' if part else '')
+    return QueueItem.encode(doc, chord_part, 'group' if part else '')

@@ -155,6 +155,6 @@ def test_acknowledgement_of_a_unique_job_with_a_successor_waits(queue: ResultQue
     job: Any = {'_id': f'{JOB}report', 'type': 'WorkItem', 'claimed': None}
     for doc in (released, job):
         writes.add(doc, lambda doc: doc)
-    assert [doc for doc, _ in writes.take()] == [released]
+    assert [write.doc for write in writes.take_ready()] == [released]
     recorder.gate.set()
-    wait_for(lambda: [doc for doc, _ in writes.take()] == [job], 'the acknowledgement to be writable')
+    wait_for(lambda: [write.doc for write in writes.take_ready()] == [job], 'the acknowledgement to be writable')

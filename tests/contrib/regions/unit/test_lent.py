@@ -64,7 +64,7 @@ def test_record_names_region_and_task_and_keeps_the_rest_of_the_lifetime() -> No
 def test_proven_claim_is_not_touched_while_an_unproven_lent_item_exists() -> None:
     claim = {**workitem.claim(item(), 'x', NOW), '_rev': '2-f'}  # type: ignore[arg-type]
     marked = {**region.lent(item(), 'eu', NOW), '_rev': '2-a'}
-    assert conflict_rules.resolve([claim, marked], {'x'}, NOW) is None
+    assert conflict_rules.resolve_item([claim, marked], {'x'}, NOW) is None
 
 
 def test_record_of_a_message_with_a_fixed_id_names_its_task() -> None:

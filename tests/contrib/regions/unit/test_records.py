@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.contrib.regions import region
-from kombu_couchdb.contrib.regions.region import Decision, Giver
+from kombu_couchdb.contrib.regions.region import Giver, HomeDecision
 
 RECORD: dict[str, Any] = {'_id': region.record_id('eu', 'task:1', 'tag'), 'published': 100.0}
 
@@ -15,7 +15,7 @@ FALLBACK = {'fallback': 'asia', 'fallback_at': 130.0}
 
 THERE, CANCELLED, REFUSED = {'state': 'there'}, {'cancelled': 101.0}, {'status': 'fail', 'reason': 'no queue'}
 
-HOME, ASIA, NEVER = Decision('run', 'us'), Decision('run', 'asia'), Decision('cancelled')
+HOME, ASIA, NEVER = HomeDecision('run', 'us'), HomeDecision('run', 'asia'), HomeDecision('cancelled')
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,15 @@ HOME, ASIA, NEVER = Decision('run', 'us'), Decision('run', 'asia'), Decision('ca
         ({'state': 'withdrawn', 'run_in': ''}, 0.0, NEVER),
         ({**FALLBACK, **REFUSED}, 102.0, ASIA),
         ({'lent': 100.0, **REFUSED}, 102.0, HOME),
-        (REFUSED, 102.0, Decision('failed', reason='region eu has refused the task: no queue')),
+        (REFUSED, 102.0, HomeDecision('failed', reason='region eu has refused the task: no queue')),
         (
             {**FALLBACK, **REFUSED, 'state': 'withdrawn', 'run_in': 'asia'},
             1e9,
-            Decision('failed', reason='region asia has refused the task: no queue'),
+            HomeDecision('failed', reason='region asia has refused the task: no queue'),
         ),
     ],
 )
-def test_what_home_decides(members: dict[str, Any], now: float, decision: Decision | None) -> None:
+def test_what_home_decides(members: dict[str, Any], now: float, decision: HomeDecision | None) -> None:
     assert region.decide({**RECORD, **members}, 'us', now) == decision
 
 
