@@ -1,6 +1,7 @@
 """The record of what operators did: who, what, to which targets, when, why, and how it ended.
 
-Each action leaves one document in the broker's database. It is deleted after 90 days, by whoever writes the next one.
+Each action leaves one document in the broker's database. One that takes longer is recorded when it begins, so that a
+kill of its process does not hide it. It is deleted after 90 days, by whoever writes the next one.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from kombu_couchdb.couchdb.bulk import deletion
@@ -20,6 +21,9 @@ from kombu_couchdb.values import storable
 
 #: How long the documents are kept, in seconds.
 KEPT_SECONDS = 90 * 86400.0
+
+#: The outcome of an action that has begun.
+UNDER_WAY = 'It goes on, or ended with its process: nobody has recorded its end.'
 
 #: The maximum number of targets in a document, and the maximum length of each text in it.
 _MAX_TARGETS, _MAX_CHARACTERS = 20, 500
@@ -46,6 +50,7 @@ Changes = dict[str, list[str | None]]
 
 
 class _AuditOptions(TypedDict, total=False):
+    _rev: str
     #: What was changed in each target; of the first of them if there are many.
     changes: dict[str, Changes]
 
@@ -105,8 +110,8 @@ def record(
     outcome: str,
     reason: str | None,
     changes: Mapping[str, Changes] | None = None,
-) -> None:
-    """Store what a user did, and delete what is older than 90 days; two requests, or three."""
+) -> Audit:
+    """Store what a user did, delete what is older than 90 days, and return the document; two requests, or three."""
     now = client.clock.now()
     doc: Audit = {
         '_id': AUDIT + new_id(now),
@@ -121,11 +126,20 @@ def record(
     }
     if changes:
         doc['changes'] = {target[:_MAX_CHARACTERS]: changes[target] for target in [*changes][:_MAX_TARGETS]}
-    client.put(doc)
+    doc['_rev'] = client.put(doc)
     last = AUDIT + new_id(now - KEPT_SECONDS)
     old = [row for row in client.id_range(AUDIT, limit=_MAX_DELETED) if row['id'] < last]
     if old:
         client.bulk([deletion({'_id': row['id'], '_rev': row['value']['rev']}) for row in old])
+    return doc
+
+
+def begin(
+    client: Client, user: str, action: str, targets: Sequence[str], reason: str | None
+) -> Callable[[str], object]:
+    """Store that a user begins to do something, and return the function that stores how it ended; one request more."""
+    begun = record(client, user, action, targets, UNDER_WAY, reason)
+    return lambda outcome: client.put({**begun, 'outcome': outcome[:_MAX_CHARACTERS]})
 
 
 def newest(client: Client, limit: int) -> list[Audit]:

@@ -165,15 +165,19 @@ class Failures:
         )
         return sorted(found, key=lambda group: (-group.count, -group.last))
 
-    def count(self, wanted: FailureFilter = EVERY, most: int | None = None) -> int:
-        """Return the number of failures that `listing` yields; with other conditions than groups have, at most `most`.
+    def count(self, wanted: FailureFilter = EVERY, most: int | None = None) -> int | None:
+        """Return the number of failures that `listing` yields.
 
-        It is taken from the groups if they tell it, in one request. Otherwise the failures are read.
+        The index has it for a queue, a task, a type of error or both, and dates: one request or two. For other filters,
+        the failures are read; None if they are more than `most`.
         """
-        conditions = (wanted.queue, wanted.since, wanted.until, wanted.args)
-        if all(given is None for given in conditions) and wanted.error == wanted.error_type:
-            return sum(group.count for group in self.groups(wanted))
-        return sum(1 for _ in islice(self.listing(wanted), most))
+        if wanted.args is None and wanted.error == wanted.error_type:
+            where = {'queue': wanted.queue, 'task': wanted.task, 'error': wanted.error}
+            found = dead.count_matching(self.jobs.client, **where, since=wanted.since, until=wanted.until)
+            if found is not None:
+                return found
+        read = sum(1 for _ in islice(self.listing(wanted), None if most is None else most + 1))
+        return read if most is None or read <= most else None
 
     def named(self, names: Sequence[str]) -> dict[str, list[Failure]]:
         """Return the failures with exactly these ids: of tasks, or of documents; three requests for each 100 ids."""

@@ -235,11 +235,21 @@ class Jobs:
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        rev: str | None = None,
     ) -> tuple[dict[str, Document], dict[str, CouchDBError]]:
-        """Edit jobs as `edit` does. Return their documents, and the errors of jobs that were not edited, by id."""
+        """Edit jobs as `edit` does, with `rev` only what has this revision.
+
+        Return their documents, and the errors of jobs that were not edited, by id.
+        """
         if args is None and kwargs is None:
             raise ConfigurationError('nothing to change: give args or kwargs')
-        return change(self.client, task_ids, lambda doc: _with_arguments(self.app, doc, self.decode(doc), args, kwargs))
+
+        def edited(doc: Document) -> Document:
+            if rev not in (None, doc['_rev']):
+                raise NotChangeable(f'somebody else has changed job {task_id_of(doc) or doc["_id"]} since you read it')
+            return _with_arguments(self.app, doc, self.decode(doc), args, kwargs)
+
+        return change(self.client, task_ids, edited)
 
     def held(self, task: Any) -> bool:
         """Tell a task that runs whether its worker still holds the message: call it before writes of your own.

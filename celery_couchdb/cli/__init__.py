@@ -88,4 +88,4 @@ class _Commands(click.Group):
 
 @click.group('couchdb', cls=_Commands, context_settings={'help_option_names': ['-h', '--help']})
 def couchdb() -> None:
-    """Inspect and maintain queues, jobs, failures and databases in CouchDB."""
+    """Queues, jobs, failures and databases: see and change them."""

@@ -56,9 +56,9 @@ def list_(ctx: click.Context, /, grouped: bool, limit: int, as_json: bool, **opt
 @json_option
 @click.pass_context
 def show_(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show all that is known of a failed task: message, error, traceback and dates.
+    """Show all that is known of a failed task.
 
-    ID is the id of the task or of a document, or its first characters.
+    That is its message, error, traceback and dates. ID is the id of the task or of a document, or its first characters.
     """
     names = [failure.id for failure in failures_of(ctx).find([name])]
     _show(task_sources_of(ctx), names, as_json)
@@ -69,9 +69,10 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def show_command(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show all that is known of a task: where it is, its message, tries, result, traceback and dates.
+    """Show all that is known of a task.
 
-    ID is the id of the task or of a document, or its first characters. With --json, the documents are printed, too.
+    That is where it is, its message, tries, result, traceback and dates. ID is the id of the task or of a document, or
+    its first characters. With --json, the documents are printed, too.
     """
     _show(task_sources_of(ctx), [name], as_json)
 

@@ -36,10 +36,10 @@ _MOST = 10**9
 def command(
     ctx: click.Context, tasks: float, workers: int, results: bool | None, events: bool | None, as_json: bool
 ) -> None:
-    """Tell which plan of IBM Cloudant, or of a service with such limits, suffices for a load.
+    """Tell which plan of IBM Cloudant suffices for a load.
 
-    The command sends no request. What the options leave open is as in the app's settings: task_ignore_result,
-    task_track_started, worker_send_task_events and the transport option keep_done.
+    Other services have such limits, too. The command sends no request. What the options leave open is as in the app's
+    settings: task_ignore_result, task_track_started, worker_send_task_events and the transport option keep_done.
     """
     if not 0 <= tasks <= _MOST:  # click's ranges accept nan
         raise click.BadParameter(f'it must be a number from 0 to {_MOST:,}.', param_hint='--tasks-per-second')

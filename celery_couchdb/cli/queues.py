@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.values import enumerated
 
-from ..audit import who_runs_this
+from .. import audit
 from ..resources.columns import Row
 from ..resources.queue_actions import DELETE, PAUSE, PURGE, QUEUES, RESUME
 from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
@@ -34,9 +35,9 @@ def command() -> None:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
-    """List queues with their messages, and since when, by whom and why they are paused.
+    """List queues with their messages and pauses.
 
-    The columns are those of "couchdb status".
+    The columns are those of "couchdb status"; a pause has a date, who began it, and why.
     """
     client = broker_of(app_of(ctx))
     rows = queue_rows(status(client, temporary=temporary))
@@ -54,7 +55,7 @@ def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
 def pause(
     ctx: click.Context, patterns: tuple[str, ...], every: bool, reason: str | None, refuse: bool, new: bool
 ) -> None:
-    """Let no worker claim messages from these queues, until they are resumed.
+    """Let no worker claim messages of these queues.
 
     QUEUE is a name, or a pattern such as "mail.*", which does not match queues for replies, events and remote control.
 
@@ -67,7 +68,7 @@ def pause(
     if not selected:
         echo('There are no queues.')
         return
-    _change(ctx, client, PAUSE, selected, yes=True, by=who_runs_this(), reason=reason, refuse=refuse)
+    _change(ctx, client, PAUSE, selected, yes=True, by=audit.who_runs_this(), reason=reason, refuse=refuse)
 
 
 @command.command('resume')
@@ -128,6 +129,7 @@ def _change(
         '' if yes else action.question.format(what),
         action.title,
         QUEUES.change(action, client, names, total, values),
+        partial(audit.begin, client, audit.who_runs_this(), f'{action.name} queue', names, values.get('reason')),
     )
 
 

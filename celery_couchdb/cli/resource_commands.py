@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 import click
 
+from kombu_couchdb.couchdb.bulk import BATCH_DOCS
+from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import printable
 
-from ..resources.change import BATCH, Change, Part
+from .. import audit
+from ..resources.change import Change, Part
 from ..resources.columns import Lines, Row, json_line
 from ..resources.fields import Field
 from ..resources.resource import Resource, Selection, counted
@@ -33,6 +37,7 @@ json_option = click.option('--json', 'as_json', is_flag=True, help='Print JSON, 
 limit_option = click.option(
     '--limit', '-n', default=50, show_default=True, type=click.IntRange(1), help='The maximum to list.'
 )
+reason_option = click.option('--reason', metavar='TEXT', help='Why; the page Activity shows it.')
 yes_option = click.option('--yes', '-y', is_flag=True, help='Do not ask for confirmation.')
 
 
@@ -58,7 +63,7 @@ def print_list(
     """
     items, rows = iter(found), list[Row]()
     left = limit
-    while part := list(islice(items, min(left, BATCH))):
+    while part := list(islice(items, min(left, BATCH_DOCS))):
         left -= len(part)
         if not as_json:
             rows += resource.summary(part)
@@ -122,14 +127,22 @@ def change(
     run_change(ctx, f'{verb} {selection.name}?' if selection.total and not yes else '', verb, change)
 
 
-def run_change(ctx: click.Context, question: str, verb: str, change: Change) -> None:
+def run_change(
+    ctx: click.Context,
+    question: str,
+    verb: str,
+    change: Change,
+    begin: Callable[[], Callable[[str], object]] = lambda: lambda outcome: None,
+) -> None:
     """Ask a question, unless it is '', do a change with a progress bar, and print what came of it.
 
-    The command ends with status 1 unless all were changed. Ctrl-C ends it after it has said what was done.
+    `begin` records that it begins, and returns the function that records how it ended. The command ends with status 1
+    unless all were changed. Ctrl-C ends it after it has said what was done.
     """
     if question:
         confirm(question)
-    has_bar = change.total is not None and change.total > BATCH
+    end = begin()
+    has_bar = change.total is not None and change.total > BATCH_DOCS
     try:
         bar: Any
         with click.progressbar(length=change.total, label=verb, file=sys.stderr) if has_bar else nullcontext() as bar:
@@ -139,8 +152,12 @@ def run_change(ctx: click.Context, question: str, verb: str, change: Change) -> 
                 if bar:
                     bar.update(part.size)
     except KeyboardInterrupt:
+        change.stop()
         echo(f'Interrupted: {change.outcome}. The rest is as it was.', err=True)
         ctx.exit(1)
+    finally:
+        with suppress(CouchDBError):
+            end(f'{"; ".join(change.summary)}.')
     if change.done or not change.refusals:
         echo(f'{change.outcome}.')
     if change.lost:
@@ -194,9 +211,12 @@ def action_command(
     @field_options(action.fields)
     @field_options(filters)
     @click.option('--all', 'every', is_flag=True, help=f'All {noun}s, of which the other options may select some.')
+    @reason_option
     @yes_option
     @click.pass_context
-    def command(ctx: click.Context, /, names: tuple[str, ...], every: bool, yes: bool, **options: Any) -> None:
+    def command(
+        ctx: click.Context, /, names: tuple[str, ...], every: bool, reason: str | None, yes: bool, **options: Any
+    ) -> None:
         wanted, values = given(filters, options), given(action.fields, options)
         if bool(names) == bool(wanted or every):
             raise click.UsageError(f'Name {noun}s by id, or select them with {others} …, or give --all.')
@@ -212,6 +232,8 @@ def action_command(
             items, what = selectable.matching(source, wanted), counted(total, noun)
         asks = total and not yes and (not names or (action.asks and not action.needs))
         question = action.question.format(what) if asks else ''
-        run_change(ctx, question, action.title, selectable.change(action, source, items, total, values))
+        title, targets = f'{action.title.lower()} {noun}', names or [f'all {what}{selectable.in_words(wanted)}']
+        begin = partial(audit.begin, selectable.client(source), audit.who_runs_this(), title, targets, reason)
+        run_change(ctx, question, action.title, selectable.change(action, source, items, total, values), begin)
 
     return command

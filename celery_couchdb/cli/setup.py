@@ -61,12 +61,13 @@ def command(
     dry_run: bool,
     admin: Admin,
 ) -> None:
-    """Create or update the databases for the broker, for broadcasts, for results and for parcels.
+    """Create or update the databases.
 
-    The database of parcels is set up if the transport option "parcels" names one. The command creates missing
-    databases, updates design documents and sets the rights. With --admin, the app's user, from the URL or from the
-    option "credentials", becomes a member of the databases. A member needs no other right. If the app has a user,
-    databases that were open to everybody are closed. You can run the command again, and while workers run.
+    They are those of the broker, of broadcasts, of results and of parcels. The database of parcels is set up if the
+    transport option "parcels" names one. The command creates missing databases, updates design documents and sets the
+    rights. With --admin, the app's user, from the URL or from the option "credentials", becomes a member of the
+    databases. A member needs no other right. If the app has a user, databases that were open to everybody are closed.
+    You can run the command again, and while workers run.
     """
     app = app_of(ctx)
     results = wanted_results(app, members, admin)

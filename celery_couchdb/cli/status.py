@@ -153,7 +153,7 @@ def check_command(
     queues: tuple[str, ...],
     timeout: float,
 ) -> None:
-    """Check the databases, a worker or queues, for probes and service managers.
+    """Check the databases, a worker or queues, for probes.
 
     The exit status is 0 if all checks pass, otherwise 1, with one sentence on stderr. Always checked: CouchDB responds,
     and the databases of broker and results exist with their design documents. This takes one request for each database,

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from kombu_couchdb.couchdb.bulk import BATCH_DOCS
+
 from .resource import counted
 
 T = TypeVar('T')
-
-#: How many items are changed together.
-BATCH = 200
 
 #: The maximum number of reasons why items were not changed that are kept.
 _MAX_REASONS = 5
@@ -49,7 +48,7 @@ class Change:
     ) -> Change:
         """Return the change of items by `act`, a batch after the other. They may be read while others are changed."""
         found = iter(items)
-        batches = iter(lambda: list(islice(found, BATCH)), [])
+        batches = iter(lambda: list(islice(found, BATCH_DOCS)), [])
         return cls(noun, total, (part for batch in batches for part in act(batch)))
 
     def run(self) -> Iterator[Part]:
@@ -78,6 +77,12 @@ class Change:
         shown = {words: count for words, count in self.done.items() if count} or dict([*self.done.items()][:1])
         texts = [f'{_number(count, self.noun)} {_phrase(words, count)}' for words, count in shown.items()]
         return '; '.join(texts or [f'no {self.noun} was changed'])
+
+    @property
+    def summary(self) -> list[str]:
+        """What was done so far and what was not, in sentences without a full stop."""
+        texts = [*([self.outcome] if self.done.total() or not self.refusals else []), *self.problems]
+        return [*texts, 'it was stopped, and the rest is as it was'] if self.is_stopped else texts
 
     @property
     def problems(self) -> list[str]:

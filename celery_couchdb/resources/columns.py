@@ -101,6 +101,13 @@ def format_duration(seconds: float | None) -> str:
     return f'{total} s'
 
 
+def format_mean(seconds: float | None) -> str:
+    """Return a mean of short durations: `12 ms`, `1.2 s`, `3 m 12 s`."""
+    if seconds is None or seconds >= 60:
+        return format_duration(seconds)
+    return f'{seconds:.1f} s' if seconds >= 1 else f'{1000 * seconds:.0f} ms'
+
+
 def format_ago(date: Any, now: float) -> str:
     """Return how long ago a date is; that of a document may be anything."""
     return format_duration(now - date) if isinstance(date, (int, float)) else NO_VALUE

@@ -9,15 +9,9 @@ from ..failures import Failure, FailureFilter, Failures
 from .change import Part
 from .columns import json_line
 from .failures import failure_resource
-from .fields import ARGS, QUEUE, TASK, Field, Values, before, dates_in, new_arguments
+from .fields import ARGS, QUEUE, SEEN, TASK, Field, Values, before, dates_in, new_arguments
 from .fields import since as since_field
-from .selectable import ItemAction, Selectable
-
-#: Up to this number, failures are read to count them.
-_MAX_COUNTED = 1000
-
-#: The maximum length of the name of a failure with its arguments, in characters.
-_MAX_NAME = 80
+from .selectable import MAX_COUNTED, MAX_NAME, ItemAction, Selectable
 
 
 def wanted_failures(failures: Failures, values: Values) -> FailureFilter:
@@ -28,13 +22,7 @@ def wanted_failures(failures: Failures, values: Values) -> FailureFilter:
 
 
 def _count(failures: Failures, values: Values, fully: bool) -> int | None:
-    wanted = wanted_failures(failures, values)
-    found = failures.count(wanted, None if fully else _MAX_COUNTED + 1)
-    if fully or found <= _MAX_COUNTED:
-        return found
-    whole = wanted._replace(until=None)
-    is_group = whole == whole._replace(queue=None, since=None, args=None, error=whole.error_type)
-    return failures.count(whole) if is_group else None
+    return failures.count(wanted_failures(failures, values), None if fully else MAX_COUNTED)
 
 
 def _find(failures: Failures, names: Sequence[str], exact: bool) -> Sequence[Failure | str]:
@@ -47,7 +35,7 @@ def _find(failures: Failures, names: Sequence[str], exact: bool) -> Sequence[Fai
 def _name_of(failures: Failures, failure: Failure | str, arguments: bool) -> str:
     if isinstance(failure, str):
         return failure
-    return f'{failure.task}{failure.arguments if arguments else ""}'[:_MAX_NAME] if failure.task else failure.id
+    return f'{failure.task}{failure.arguments if arguments else ""}'[:MAX_NAME] if failure.task else failure.id
 
 
 def _changed(what: str, part: Sequence[Failure | str], done: int, refused: Mapping[str, str]) -> Part:
@@ -67,9 +55,14 @@ def _retry(
     to: str | None = None,
     new_args: Any = None,
     new_kwargs: Any = None,
+    seen: str | None = None,
 ) -> Iterator[Part]:
-    done, refused = failures.retry(_there(part), queue=to, args=new_args, kwargs=new_kwargs)
-    yield _changed('retried', part, len(done), refused)
+    there = _there(part)
+    again = [failure for failure in there if seen not in (None, failure.letter['_rev'])]
+    changed = {failure.id: 'it has failed again since you read it' for failure in again}
+    same = [failure for failure in there if failure.id not in changed]
+    done, refused = failures.retry(same, queue=to, args=new_args, kwargs=new_kwargs)
+    yield _changed('retried', part, len(done), {**changed, **refused})
 
 
 def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:
@@ -78,17 +71,19 @@ def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:
 
 
 def _arguments(failures: Failures, failure: Failure | str) -> Mapping[str, str]:
-    """Return the arguments of a failure as JSON, as far as they are known."""
+    """Return the arguments of a failure as JSON, as far as they are known, and its revision."""
     if isinstance(failure, str):
         return {}
     [row, *_] = failure_resource(failures, failures.now()).describe([failure])
-    return {f'new_{name}': json_line(row[name]) for name in ('args', 'kwargs') if row[name] is not None}
+    texts = {f'new_{name}': json_line(row[name]) for name in ('args', 'kwargs') if row[name] is not None}
+    return {**texts, SEEN.name: failure.letter['_rev']}
 
 
 FAILURES: Selectable[Failures, Failure | str] = Selectable(
     'failure',
     find=_find,
     name_of=_name_of,
+    client=lambda failures: failures.jobs.client,
     filters=(
         TASK,
         Field(

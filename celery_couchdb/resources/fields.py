@@ -22,8 +22,9 @@ class Field:
     value: str = ''
     #: One sentence for people: the help of the option, and what the form says below the field.
     hint: str = ''
-    #: `area` has several lines, `check` is yes or no, and of `chips` any number can be chosen.
-    kind: Literal['text', 'area', 'select', 'check', 'chips'] = 'text'
+    #: `area` has several lines, `check` is yes or no, of `chips` any number can be chosen, and only forms have
+    #: `hidden`.
+    kind: Literal['text', 'area', 'select', 'check', 'chips', 'hidden'] = 'text'
     #: The values of `select` and `chips`, and suggestions for a text.
     options: Sequence[str] = ()
     #: Returns the value of a text; *raises* `ValueError` with a sentence.
@@ -33,6 +34,8 @@ class Field:
     metavar: str = 'TEXT'
     #: Whether it shows arguments of tasks.
     is_argument: bool = False
+    #: In a form: for which choices in the field `kind` it is there; () for all.
+    kinds: Sequence[str] = ()
 
     def filled(self, texts: Mapping[str, Sequence[str]]) -> Field:
         """Return the field with what the user has typed."""
@@ -57,6 +60,9 @@ def values_in(fields: Iterable[Field], texts: Mapping[str, Sequence[str]]) -> di
             raise ValueError(f'{field.label}: {exc}') from None
     return found
 
+
+#: In a form: the revision of what it shows. Nobody overwrites what somebody else has changed since.
+SEEN = Field('seen', 'Revision', kind='hidden')
 
 QUEUE = Field('queue', 'Queue', hint='Only those of this queue.', short='-Q', metavar='NAME')
 TASK = Field('task', 'Task', hint='Only those of the task with this name.', metavar='NAME')

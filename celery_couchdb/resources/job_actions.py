@@ -21,17 +21,11 @@ from kombu_couchdb.errors import CouchDBError, NotChangeable
 from ..jobs import Jobs
 from .change import Part
 from .columns import json_line
-from .fields import ARGS, QUEUE, TASK, Field, Values, before, dates_in, new_arguments
+from .fields import ARGS, QUEUE, SEEN, TASK, Field, Values, before, dates_in, new_arguments
 from .fields import since as since_field
 from .inputs import due_date, duration
 from .jobs import arguments_of
-from .selectable import ItemAction, Selectable
-
-#: Up to this number, jobs are read to count them.
-_MAX_COUNTED = 1000
-
-#: The maximum length of the name of a job with its arguments, in characters.
-_MAX_NAME = 80
+from .selectable import MAX_COUNTED, MAX_NAME, ItemAction, Selectable
 
 
 def wanted_jobs(jobs: Jobs, values: Values) -> JobFilter:
@@ -53,8 +47,8 @@ def _matching(jobs: Jobs, values: Values) -> Iterator[str]:
 
 def _count(jobs: Jobs, values: Values, fully: bool) -> int | None:
     wanted = wanted_jobs(jobs, values)
-    found = sum(1 for _ in listing(jobs.client, wanted, sys.maxsize if fully else _MAX_COUNTED + 1))
-    return found if found <= _MAX_COUNTED or fully else None if wanted.needs_history else _of_queues(jobs, wanted)
+    found = sum(1 for _ in listing(jobs.client, wanted, sys.maxsize if fully else MAX_COUNTED + 1))
+    return found if found <= MAX_COUNTED or fully else None if wanted.needs_history else _of_queues(jobs, wanted)
 
 
 def _of_queues(jobs: Jobs, wanted: JobFilter) -> int:
@@ -73,7 +67,7 @@ def _find(jobs: Jobs, names: Sequence[str], exact: bool) -> Sequence[str]:
 def _name_of(jobs: Jobs, name: str, arguments: bool) -> str:
     doc: Document = next(iter(find(jobs.client, name)), {})
     task, shown = workitem.task_name(doc), arguments_of(headers_of(doc)) if arguments else ''
-    return f'{task}{shown}'[:_MAX_NAME] if task else name
+    return f'{task}{shown}'[:MAX_NAME] if task else name
 
 
 # -- actions
@@ -94,8 +88,10 @@ def _move(
     yield _changed('moved', part, jobs.move_all(part, queue=to, priority=priority, **(due or {})))
 
 
-def _edit(jobs: Jobs, part: Sequence[str], *, new_args: Any = None, new_kwargs: Any = None) -> Iterator[Part]:
-    yield _changed('edited', part, jobs.edit_all(part, args=new_args, kwargs=new_kwargs))
+def _edit(
+    jobs: Jobs, part: Sequence[str], *, new_args: Any = None, new_kwargs: Any = None, seen: str | None = None
+) -> Iterator[Part]:
+    yield _changed('edited', part, jobs.edit_all(part, args=new_args, kwargs=new_kwargs, rev=seen))
 
 
 def _remove(jobs: Jobs, part: Sequence[str], *, terminate: bool = False, signal: str = 'SIGTERM') -> Iterator[Part]:
@@ -145,7 +141,7 @@ def _priority(text: str) -> int:
 
 
 def _arguments(jobs: Jobs, name: str) -> Mapping[str, str]:
-    """Return the arguments of a waiting job as JSON; *raises* `NotChangeable`."""
+    """Return the arguments of a waiting job as JSON, and its revision; *raises* `NotChangeable`."""
     docs = [doc for doc in find(jobs.client, name) if workitem.is_waiting(doc)]
     if not docs:
         raise NotChangeable(f'the job {name} does not wait any more')
@@ -154,7 +150,7 @@ def _arguments(jobs: Jobs, name: str) -> Mapping[str, str]:
         dumps([args, kwargs])
     except (TypeError, ValueError) as exc:
         raise NotChangeable(f'the arguments of the job {name} cannot be edited here: {exc}') from None
-    return {'new_args': json_line(args), 'new_kwargs': json_line(kwargs)}
+    return {'new_args': json_line(args), 'new_kwargs': json_line(kwargs), SEEN.name: docs[0]['_rev']}
 
 
 _ONLY_WAITING = 'Only a job that waits can be changed.'
@@ -163,6 +159,7 @@ JOBS: Selectable[Jobs, str] = Selectable(
     'job',
     find=_find,
     name_of=_name_of,
+    client=lambda jobs: jobs.client,
     filters=(
         Field(
             'state',

@@ -168,12 +168,16 @@ def _state(job: Row) -> Cell:
     return Cell(state if result is None else f'{state} ({result})', tone)
 
 
-def _when(job: Row, now: float) -> str:
-    if job['state'] == 'scheduled':
-        return f'in {format_duration(job["due"] - now)}'
+def date_of(job: Row) -> Any:
+    """Return the date that counts in the state of a job; that of a malformed document may be anything."""
     names = {'running': 'claimed', 'prefetched': 'claimed', 'dead': 'failed', 'done': 'finished'}
     ready = job['published'] if job['due'] is None else job['due']
-    return format_ago(job[names[job['state']]] if job['state'] in names else ready, now)
+    return job[names[job['state']]] if job['state'] in names else ready
+
+
+def _when(job: Row, now: float) -> str:
+    date = date_of(job)
+    return f'in {format_duration(date - now)}' if job['state'] == 'scheduled' else format_ago(date, now)
 
 
 def _note(job: Row) -> str:

@@ -96,4 +96,5 @@ QUEUES: Selectable[Client, str] = Selectable(
     (PAUSE, RESUME, PURGE, DELETE),
     find=lambda client, names, exact: names,
     name_of=lambda client, name, arguments: name,
+    client=lambda client: client,
 )

@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from kombu_couchdb.couchdb.client import Client
+
 from .change import Change, Part
 from .columns import Tone
 from .fields import Field, Values
 from .resource import counted
+
+#: Up to this number, items that match filters are read to count them before a page asks whether to change them.
+MAX_COUNTED = 1000
+
+#: The maximum length of the name of an item with its arguments, in characters.
+MAX_NAME = 80
 
 T = TypeVar('T')
 S = TypeVar('S')
@@ -31,8 +39,8 @@ class ItemAction(Generic[S, T]):
     fields: Sequence[Field] = ()
     #: What is said if no field has a value; '' if none needs one.
     needs: str = ''
-    #: Returns the texts of the fields of one item as it is now: what stays so is not given to `act`. *Raises*
-    #: `CouchDBError`.
+    #: Returns the texts of the fields of one item as it is now, and of `SEEN`; but for that, what stays so is not given
+    #: to `act`. *Raises* `CouchDBError`.
     filled: Callable[[S, T], Mapping[str, str]] | None = None
     #: What it changes of the items, and how many of them; '' if it changes the items.
     unit: str = ''
@@ -56,6 +64,8 @@ class Selectable(Generic[S, T]):
     find: Callable[[S, Sequence[str], bool], Sequence[T]]
     #: Returns an item as people know it, such as `shop.divide(54, 0)`; without arguments unless the last one is true.
     name_of: Callable[[S, T, bool], str]
+    #: Returns the client of the broker's database, which has the record of what operators do.
+    client: Callable[[S], Client]
     filters: Sequence[Field] = ()
     #: Yields the items that match the values of the filters.
     matching: Callable[[S, Values], Iterator[T]] = lambda source, values: iter(())
@@ -67,6 +77,16 @@ class Selectable(Generic[S, T]):
     ) -> Change:
         """Return the change of some items by an action."""
         return Change.of(action.unit or self.noun, total, items, lambda part: action.act(source, part, **values))
+
+    def in_words(self, values: Values) -> str:
+        """Return the values of filters as words behind a number: ` (task: pay, error: ValueError)`; '' without any."""
+        words = (
+            f'{field.label.lower()}: {", ".join(value) if isinstance(value, list) else value:.80}'
+            for field in self.filters
+            if isinstance(value := values.get(field.name), (str, list))
+        )
+        shown = ', '.join(words)
+        return f' ({shown})' if shown else ''
 
     def named(self, action: ItemAction[S, T], source: S, items: Sequence[T], *, arguments: bool) -> tuple[str, int]:
         """Return what some items are called in a question, and how many things the action changes."""

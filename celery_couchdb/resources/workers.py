@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kombu_couchdb.admin.status import Status
+from kombu_couchdb.values import is_number
 
 from .columns import NO_VALUE, Cell, Column, Row, count_cell, format_ago, format_duration
 
@@ -27,6 +28,15 @@ def pool_cell(row: Row) -> Cell:
     return Cell(
         f'{pool["name"]}, {busy:,} of {pool["processes"]:,} busy', 'warning' if busy >= pool['processes'] else ''
     )
+
+
+def failed_cell(tasks: Row) -> Cell:
+    """Return the cell for what a worker counts of its tasks: how many have failed since it began to count."""
+    counts = tasks.get('counts')
+    if not isinstance(counts, dict):
+        return Cell(NO_VALUE, 'dim')
+    numbers = [found.get('failed') for found in counts.values() if isinstance(found, dict)]
+    return count_cell(sum(int(number) for number in numbers if is_number(number)), 'bad')
 
 
 #: The columns of consumers.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
@@ -13,9 +14,7 @@ from starlette.responses import Response
 from kombu_couchdb.errors import ConfigurationError, CouchDBError
 
 from .. import audit
-from ..audit import Changes
 from ..resources.change import Change
-from ..resources.columns import Tone
 from ..resources.resource import counted
 from .operations import Operation
 from .view import Action, ActionOutcome, InputRefused, Page, View, own_path
@@ -87,6 +86,9 @@ def _ask(
     again = problem or dates is not None
     try:
         fields = action.fields_for(view, targets)
+        hidden = {field.name: field.value for field in fields if field.kind == 'hidden'}
+        if is_changed := any(view.form.get(name, value) != value for name, value in hidden.items()):
+            problem = problem and f'{problem} This is how it is now.'
         what = action.describe(view, targets) if action.describe else described(page, targets)
         named = action.names(view, targets[:_MAX_NAMED]) if len(targets) > 1 and action.rows != 'match' else ()
     except (InputRefused, ConfigurationError) as exc:
@@ -99,7 +101,7 @@ def _ask(
         question=action.question.format(what),
         named=named,
         query=view.form.get('query', ''),
-        fields=[field.filled(view.texts) for field in fields] if again else fields,
+        fields=[field.filled(view.texts) for field in fields] if again and not is_changed else fields,
         dates=dates,
         problem=problem,
         reason=view.reason or '',
@@ -130,22 +132,27 @@ def _done(view: View, page: Page, action: Action, targets: Sequence[str]) -> Act
     what = action.describe(view, targets) if action.describe else described(page, targets)
     subjects = [what] if action.rows == 'match' else targets
 
-    def recorded(text: str, tone: Tone, changes: Mapping[str, Changes] | None = None) -> str:
-        title = action.title.lower()
-        verb = f'let {page.noun} {title}' if ' a ' in title else f'{title} {page.noun}'
-        try:
-            audit.record(view.account.broker, view.session.name, verb, subjects, text, view.reason, changes)
-        except CouchDBError as exc:
-            return f'{text} The record of it could not be stored: {exc}'
-        return text
-
+    title, broker = action.title.lower(), view.account.broker
+    verb = f'let {page.noun} {title}' if ' a ' in title else f'{title} {page.noun}'
+    known = (broker, view.session.name, verb, subjects)
     try:
         found = action.act(view, targets)
+        if isinstance(found, Change):
+            end = partial(_recorded, audit.begin(*known, view.reason))
+            return _in_background(view, action, Operation(view.session.name, f'{action.title} {what}', found, end))
     except CouchDBError as exc:
         found = ActionOutcome(f'{action.title}: {exc}', 'bad')
-    if isinstance(found, Change):
-        return _in_background(view, action, Operation(view.session.name, f'{action.title} {what}', found, recorded))
-    return found._replace(text=recorded(found.text, found.tone, found.changes))
+    changes = found.changes
+    return found._replace(text=_recorded(lambda text: audit.record(*known, text, view.reason, changes), found.text))
+
+
+def _recorded(record: Callable[[str], object], text: str) -> str:
+    """Record what came of an action, and return what to say of it."""
+    try:
+        record(text)
+    except CouchDBError as exc:
+        return f'{text} The record of it could not be stored: {exc}'
+    return text
 
 
 def _in_background(view: View, action: Action, operation: Operation) -> ActionOutcome:

@@ -57,10 +57,11 @@ def command(
     no_login: bool,
     reader_role: str,
 ) -> None:
-    """Serve a page that shows queues, jobs, failures, workers and schedules, and lets operators change them.
+    """Serve a page for operators.
 
-    This needs some packages: pip install 'celery-couchdb[web]'. You log in as a CouchDB user, and the page reads and
-    changes what this user may. The page is live, and reads nothing while no browser shows it.
+    It shows queues, jobs, failures, workers and schedules, and lets operators change them. This needs some packages:
+    pip install 'celery-couchdb[web]'. You log in as a CouchDB user, and the page reads and changes what this user may.
+    The page is live, and reads nothing while no browser shows it.
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise click.ClickException(f"this command needs the package {missing[0]}: pip install 'celery-couchdb[web]'")

@@ -156,7 +156,7 @@ class Live:
         with self._lock:
             self._snapshot = None
         with suppress(CouchDBError):
-            self._read()
+            self._read(again=True)  # what another thread reads just now may have begun before the change
         self._tell()
 
     def watch(self, watch: BrowserWatch) -> None:

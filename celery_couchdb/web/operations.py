@@ -1,7 +1,7 @@
 """Actions that go on in the background: every page shows how far they are, and Activity how they ended.
 
 An action has a thread of its own, which writes as the user who began it. It ends with the process of the page: what it
-has not done by then is as it was.
+has not done by then is as it was, and Activity has what was recorded when it began.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN_SECONDS = 60.0
 class Operation:
     """One action under way."""
 
-    def __init__(self, user: str, title: str, change: Change, recorded: Callable[[str, Tone], str]) -> None:
+    def __init__(self, user: str, title: str, change: Change, recorded: Callable[[str], str]) -> None:
         """`title` says in words what is done, and `recorded` stores how it ended and returns what to say of that."""
         self.id, self.user, self.title, self.change = secrets.token_hex(8), user, title, change
         #: The error that ended it.
@@ -55,7 +55,7 @@ class Operation:
         try:
             for _ in self.change.run():
                 pass
-            texts, tone = self._texts()
+            texts, tone = self.change.summary, self._tone()
         except CouchDBError as exc:
             self.error = exc
             texts = [*([self.change.outcome] if self.change.seen else []), str(exc)]
@@ -64,18 +64,14 @@ class Operation:
             texts = [self.change.outcome, f'then it failed: {exc!r}']
         text = '; '.join(texts).rstrip('.')
         try:
-            self.outcome = self._recorded(f'{text[:1].upper()}{text[1:]}.', tone)
+            self.outcome = self._recorded(f'{text[:1].upper()}{text[1:]}.')
         finally:
             self.tone, self.ended_at = tone, time.monotonic()
             self._ended.set()
 
-    def _texts(self) -> tuple[list[str], Tone]:
+    def _tone(self) -> Tone:
         change = self.change
-        texts = [*([change.outcome] if sum(change.done.values()) or not change.refusals else []), *change.problems]
-        if change.is_stopped:
-            texts.append('it was stopped, and the rest is as it was')
-        count = sum(change.done.values())
-        return texts, 'bad' if change.refusals else 'warning' if change.is_stopped or not count else 'good'
+        return 'bad' if change.refusals else 'warning' if change.is_stopped or not change.done.total() else 'good'
 
 
 class Operations:

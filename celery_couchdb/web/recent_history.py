@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,6 +38,15 @@ class RecentHours(NamedTuple):
         """Return in which of the last `count` steps of so many seconds a minute is; None if it was before them."""
         found = count - 1 - int((self.end - MINUTE - minute['date']) // seconds)
         return found if 0 <= found < count else None
+
+    def mean_seconds(self) -> dict[str, float]:
+        """Return how long a run of each task took on average."""
+        sums = defaultdict[str, Counter[str]](Counter)
+        for minute in self.minutes:
+            for task, numbers in minute['tasks'].items():
+                sums[task].update(numbers)
+        runs = {task: found.total() - found['seconds'] for task, found in sums.items()}
+        return {task: sums[task]['seconds'] / count for task, count in runs.items() if count}
 
     def ready(self) -> dict[str, list[float]]:
         """Return the ready messages of each queue at the end of each minute of the last hour."""

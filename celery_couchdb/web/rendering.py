@@ -7,6 +7,7 @@ change the direction of text. The filter `lines` keeps the line breaks of a long
 from __future__ import annotations
 
 import re
+import time
 from datetime import datetime, timezone
 from typing import Any
 
@@ -35,8 +36,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    found.filters |= {'lines': _lines, 'moment': _moment, 'points': points, 'exact': _exact, 'frames': _frames}
-    found.filters |= {'title_of': title, 'duration': format_duration}
+    found.filters |= {'lines': _lines, 'points': points, 'exact': _exact, 'frames': _frames}
+    found.filters |= {'moment': _moment, 'age': _age, 'title_of': title, 'duration': format_duration}
     found.tests |= {'no_value': no_value}
     return found
 
@@ -71,12 +72,23 @@ def _frames(traceback: str) -> list[tuple[bool, list[str]]]:
     return parts
 
 
+def _age(seconds: float) -> Markup:
+    """Return how long ago a date is, or in how long; the date itself is its title."""
+    distance = time.time() - seconds
+    return _date(seconds, f'{format_duration(distance)} ago' if distance >= 0 else f'in {format_duration(-distance)}')
+
+
 def _moment(seconds: float) -> Markup:
-    """Return a date, which the script of the page shows in the time zone of the browser."""
+    """Return a date itself, where people compare it with a calendar or a log."""
+    return _date(seconds, None)
+
+
+def _date(seconds: float, text: str | None) -> Markup:
+    """Return a date, which the script of the page gives in the time zone of the browser."""
     try:
         date = datetime.fromtimestamp(seconds, timezone.utc)
     except (ValueError, OverflowError, OSError):
         return escape(f'{seconds:g}')
-    is_today = date.date() == datetime.now(timezone.utc).date()
-    exact, short = date.isoformat(timespec='seconds'), date.strftime('%H:%M' if is_today else '%Y-%m-%d %H:%M')
-    return Markup('<time datetime="{}">{} UTC</time>').format(exact, short)
+    exact, shown = date.isoformat(timespec='seconds'), f'{date:%Y-%m-%d %H:%M:%S} UTC'
+    kind = Markup('') if text else Markup(' class="exact"')
+    return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(exact, shown, kind, text or shown)

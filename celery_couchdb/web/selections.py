@@ -14,9 +14,9 @@ from urllib.parse import parse_qs, urlencode
 from kombu_couchdb.errors import CouchDBError
 
 from ..resources.change import Change
-from ..resources.fields import Field, Values, values_in
+from ..resources.fields import SEEN, Field, Values, values_in
 from ..resources.resource import counted
-from ..resources.selectable import ItemAction, Selectable
+from ..resources.selectable import MAX_COUNTED, ItemAction, Selectable
 from .view import Action, InputRefused, View
 
 S = TypeVar('S')
@@ -103,11 +103,12 @@ class _ForSelected(Generic[S, T]):
         except ValueError as exc:
             raise InputRefused(str(exc)) from None
         shown = self.shown(view, targets)
+        seen = {SEEN.name: values.pop(SEEN.name)} if SEEN.name in values else {}
         values = {name: value for name, value in values.items() if view.form[name].strip() != shown.get(name)}
         if self.item_action.needs and not values:
             raise InputRefused(self.item_action.needs)
         signature = {'by': view.session.name, 'reason': view.reason} if self.item_action.is_signed else {}
-        return {**values, **signature}
+        return {**values, **seen, **signature}
 
     def shown(self, view: View, targets: Sequence[str]) -> Mapping[str, str]:
         """Return the texts of the fields of the only item as it is now; *raises* `InputRefused`."""
@@ -124,7 +125,7 @@ class _ForSelected(Generic[S, T]):
         shown, known = self.shown(view, targets), view.known
         return [
             replace(field, value=shown.get(field.name, field.value), options=known.get(field.metavar.lower(), ()))
-            for field in self.item_action.fields
+            for field in (*self.item_action.fields, *([SEEN] if SEEN.name in shown else []))
             if not (field.is_argument and view.site.mask_args)
         ]
 
@@ -179,16 +180,10 @@ class _ForAll(_ForSelected[S, T]):
     def described(self, view: View, targets: Sequence[str]) -> str:
         filters, noun = self.filters(view, targets), self.selectable.noun
         total = self.total(self.opened(view), filters)
-        number = f'more than 1,000 {noun}s' if total is None else counted(total, noun)
+        number = f'more than {MAX_COUNTED:,} {noun}s' if total is None else counted(total, noun)
         if len(filters) > 1:
             return f'{counted(len(filters), "group")} with {number}'
-        words = (
-            f'{field.label.lower()}: {", ".join(value) if isinstance(value, list) else value:.80}'
-            for field in self.selectable.filters
-            if isinstance(value := filters[0].get(field.name), (str, list))
-        )
-        shown = ', '.join(words)
-        return f'all {number}' + (f' ({shown})' if shown else '')
+        return f'all {number}{self.selectable.in_words(filters[0])}'
 
     def names(self, view: View, targets: Sequence[str]) -> Sequence[str]:
         return ()

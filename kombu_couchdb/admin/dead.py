@@ -12,7 +12,7 @@ from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.shapes import both, items, members, number, text
 from ..documents import dead_letter, validation, workitem
 from ..documents.dead_letter import NO_QUEUE
-from ..documents.ids import job_id
+from ..documents.ids import ONCE, job_id
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue
@@ -20,6 +20,11 @@ from .jobs import FIRST_ROWS, needs_jobs_view, paged
 
 #: The shapes of the rows of the view `dead`, and of its reduction.
 _LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
+
+#: The shape of the responses to several queries of the views `failures` and `dead`, reduced to numbers.
+_COUNTED = members(
+    results=items(members(rows=items(members(value=lambda value: number(value) or members(count=number)(value)))))
+)
 
 #: The shape of the rows of the view `failures`, reduced to groups.
 _GROUP = members(
@@ -52,6 +57,50 @@ def count(client: Client, queue: str | None = None) -> int:
     return int(rows[0]['value']) if rows else 0
 
 
+def count_matching(
+    client: Client,
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+    error: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+) -> int | None:
+    """Return the number of dead letters that `latest` yields; None if it has to read them, as with queue and task.
+
+    One request, or two with an error of any task, however many letters there are.
+    """
+    if queue is not None and (task is not None or error is not None):
+        return None
+    tasks = [task]
+    if task is None and error is not None:
+        tasks = [group.task for group in groups(client) if group.error == error]
+        if None in tasks:
+            return None  # no range of keys has them
+    ranges = [_range(queue, name, error, since, until) for name in tasks]
+    queries = [{'startkey': first, 'endkey': last} for _, _, first, last in ranges]
+    if not queries:
+        return 0
+    name, view, *_ = ranges[0]
+    with needs_jobs_view(client):
+        found = client.query(name, 'POST', f'{view}/queries', None, {'queries': queries}, shape=_COUNTED)
+    values = [row['value'] for result in found['results'] for row in result['rows']]
+    return sum(int(value['count'] if isinstance(value, dict) else value) for value in values)
+
+
+def _range(
+    queue: str | None, task: str | None, error: str | None, since: float | None, until: float | None
+) -> tuple[str, str, list[Any], list[Any]]:
+    """Return the design document, the view, and its first and last key with the latest letters."""
+    after, last = [] if since is None else [since], LAST if until is None else until
+    if queue is not None:
+        name, view, start = design.NAME, 'dead', [design.key_of(queue)]
+    else:
+        name, view = design.JOBS, 'failures'
+        start = ['date'] if task is None else ['task', task] if error is None else ['group', task, error]
+    return name, view, [*start, *after], [*start, last]
+
+
 def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
     """Yield the dead letters of a queue, or of all queues, ordered by queue and time.
 
@@ -76,13 +125,8 @@ def latest(
     Two requests for the first 50, then for 200 each. None stands for all; `error` is as in groups, `since` and `until`
     are in seconds since the epoch. You may delete or replay the letters while you iterate.
     """
-    after, last = [] if since is None else [since], LAST if until is None else until
-    if queue is not None:
-        name, view, start = design.NAME, 'dead', [design.key_of(queue)]
-    else:
-        name, view = design.JOBS, 'failures'
-        start = ['date'] if task is None else ['task', task] if error is None else ['group', task, error]
-    where = {'startkey': [*start, last], 'endkey': [*start, *after], 'descending': True, 'include_docs': True}
+    name, view, first, last = _range(queue, task, error, since, until)
+    where = {'startkey': last, 'endkey': first, 'descending': True, 'include_docs': True}
     with needs_jobs_view(client):
         for row in paged(client, name, view, _LETTER, first=FIRST_ROWS, **where, reduce=False):
             if (doc := row.get('doc')) and is_letter(doc):
@@ -169,8 +213,9 @@ def _replay_unique(client: Client, letter: Document, before: Before | None) -> b
     again = dead_letter.replayed(validation.checked(letter), client.clock.now())
     again['_id'] = job
     del again['_rev']
-    # A message of its own: the job's document may say that the one with the former delivery tag is done.
-    tag = workitem.new_id(client.clock.now())
+    # A message of its own: the job's document may say that the one with the former delivery tag is done. The tag is
+    # made of the letter: whoever replays it at the same moment, or after a kill, publishes the same message.
+    tag = ONCE + letter['_id']
     again['message'] = {**again['message'], 'properties': {**again['message']['properties'], 'delivery_tag': tag}}
     [found] = client.fetch([job])
     if merge(found, again, client.clock.now())[1].what == MOVED:

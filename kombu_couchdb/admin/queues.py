@@ -132,11 +132,10 @@ def resume(client: Client, queue: str) -> bool:
 def purging(client: Client, queue: str) -> Iterator[int]:
     """Delete the ready and scheduled messages of a queue part by part, and yield the number of each; keep claimed ones.
 
-    Who stops iterating leaves the other messages as they are.
+    What is published meanwhile is kept. Who stops iterating leaves the other messages as they are.
     """
     check_names(queue=queue)
-    while count := Store(client).purge(queue, until=0.0):
-        yield count
+    yield from Store(client).purging(queue)
 
 
 def deleting(client: Client, queue: str, *, force: bool = False) -> Iterator[int]:

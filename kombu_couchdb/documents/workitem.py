@@ -69,6 +69,11 @@ def new_id(now: float) -> str:
     return f'{int(now * 1e6):014x}{next(_serial) & 0xFFFF:04x}{os.urandom(6).hex()}'
 
 
+def has_later_id(doc_id: str, date: float) -> bool:
+    """Tell whether the id of a document is one of `new_id`, made after a date."""
+    return ':' not in doc_id and doc_id > f'{int(date * 1e6):014x}g'
+
+
 def new(doc_id: str, queue: str, message: Mapping[str, Any], now: float) -> WorkItem:
     """Return the WorkItem for a message as kombu's virtual transports represent it.
 

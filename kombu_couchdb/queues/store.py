@@ -15,7 +15,7 @@ from .. import design
 from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
-from ..couchdb.shapes import anything, exactly, maybe, members, number, revision, text
+from ..couchdb.shapes import anything, both, exactly, maybe, members, number, revision, text
 from ..couchdb.write_result import DOCUMENT_TOO_LARGE, REFUSED, UNSTORABLE, WriteResult
 from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
@@ -39,6 +39,7 @@ _IDS = members(id=text)
 _REVS = members(
     id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
 )
+_WAITING = both(_REVS, members(key=exactly(text, number, number)))
 _QUEUE = members(key=exactly(lambda queue: True), value=number)  # the key of a malformed item can be anything
 _RANK = members(key=exactly(text, number), value=number)
 _CLAIMED = members(key=exactly(text, text, anything), value=members(count=number))
@@ -262,8 +263,25 @@ class Store:
         return queue not in {ClaimCount.from_row(row).queue for row in rows}
 
     def purge(self, queue: str, until: float = inf) -> int:
-        """Delete the ready and the planned messages of a queue, and return their number; claimed ones are kept."""
+        """Delete the ready and the planned messages of a deleted queue, and return their number; keep claimed ones."""
         return self._delete_rows('waiting', lambda doc: True, until, **design.rows_of(queue))
+
+    def purging(self, queue: str) -> Iterator[int]:
+        """Delete the ready and the planned messages of a queue, part by part, and yield the number of each.
+
+        Claimed ones are kept, and so is what is published meanwhile: it ends while publishers go on.
+        """
+        now, where, last = self.client.clock.now(), design.rows_of(queue), ''
+        while rows := self.client.view(design.NAME, 'waiting', _WAITING, limit=MAX_BATCH_DOCS, reduce=False, **where):
+            old = [(row['id'], revision_in(row)) for row in rows if not workitem.has_later_id(row['id'], now)]
+            # A unique job that was published again meanwhile stays, whatever its due date is.
+            yield self._delete(old, lambda doc: workitem.ready_since({**doc, 'date': None}) <= now)
+            if len(rows) < MAX_BATCH_DOCS or rows[-1]['id'] == last:
+                return
+            last, (name, rank, date) = rows[-1]['id'], rows[-1]['key']
+            # Messages that are due at once are in the order of publishing: those after a new one are new.
+            is_over = rank < design.PLANNED and date > now
+            where |= {'startkey': [name, rank, {} if is_over else date], 'startkey_docid': last}
 
     # -- limits
 

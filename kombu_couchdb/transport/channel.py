@@ -442,7 +442,7 @@ class Channel(virtual.Channel):
     def _purge(self, queue: str) -> int:
         """Delete the ready and scheduled messages of a queue and return their number; claimed messages are kept."""
         check_names(queue=queue)
-        return int(self.connection.store.purge(queue))
+        return sum(self.connection.store.purging(queue))
 
 
 class Declared(queue_declare_ok_t):

@@ -173,6 +173,8 @@ def test_looks(site: Site, page: Page, dark: bool) -> None:
             assert page.run('document.documentElement.scrollWidth <= innerWidth'), (path, width)
             ratio, where = page.run(CONTRAST)
             assert ratio >= 4.5, (path, ratio, where)
+            if (path, width) == ('/failures', 390):
+                assert page.run("document.querySelector('#list tbody tr').offsetHeight") < 100
     assert page.run('window.attacked') is None
 
 
@@ -186,6 +188,13 @@ def test_without_scripts(site: Site, page: Page) -> None:
     page.submit('button.primary')
     assert '2 messages deleted' in page.text('main')
     assert ready(page, 'elsewhere') == '0'
+    page.visit(page.run('location.origin') + '/schedules')
+    page.submit('button[value=add]')
+    labels = "Array.from(document.querySelectorAll('.of-kind label'))"
+    shown = f'{labels}.filter(one => one.offsetParent).map(one => one.innerText)'
+    assert page.run(shown) == ['Every']
+    page.run("document.querySelector('[name=kind]').value = 'crontab'")
+    assert page.run(shown) == ['Crontab', 'Time zone']
 
 
 def test_session_ends_while_the_page_is_open(site: Site, page: Page) -> None:

@@ -91,10 +91,15 @@ def test_failures_are_listed_newest_first_and_selected(failures: Failures, lette
         ({'args': 'dead'}, ['dead3', 'dead2', 'dead1']),
         ({'until': 300.0, 'since': 200.0}, ['dead2', 'failed1']),
         ({'until': 400.0, 'task': 'mail', 'error': 'KeyError'}, ['failed2']),
+        ({'until': 250.0, 'queue': 'q'}, ['failed1', 'dead1']),
+        ({'since': 250.0, 'error': 'rejected'}, ['dead3']),
+        ({'until': 250.0, 'error': 'rejected'}, ['dead1']),
     ]
     for wanted, expected in selections:
         assert ids(failures, **wanted) == expected, wanted
         assert failures.count(FailureFilter(**wanted)) == len(expected), wanted
+        is_read = 'args' in wanted or ':' in wanted.get('error', '')
+        assert failures.count(FailureFilter(**wanted), 0) == (None if is_read and expected else len(expected)), wanted
 
 
 def test_groups_count_failures_by_task_and_error_in_one_request(
@@ -258,7 +263,7 @@ def test_what_fails_again_meanwhile_is_not_retried_again(
     for number in range(5):
         letter(f'd{number}', 100.0 + number)
         letter(f'f{number}', 100.0 + number, 'ValueError: no')
-    monkeypatch.setattr('celery_couchdb.resources.change.BATCH', 2)
+    monkeypatch.setattr('celery_couchdb.resources.change.BATCH_DOCS', 2)
     retried: list[str] = []
 
     def retry(failures: Failures, part: Any, **options: Any) -> Any:

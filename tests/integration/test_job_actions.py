@@ -48,8 +48,11 @@ def test_jobs_that_match_are_moved_and_removed(app: Celery, connect: Connect, cl
     assert run('jobs', 'remove', '--queue', 'mail', '--before', '1h', '-y').stdout == 'no job was changed.\n'
     assert run('jobs', 'remove', '--queue', 'mail', '--args', '(1', '-y').stdout == '1 job removed.\n'
     assert run('jobs', 'run', '--state', 'ready', '--queue', 'slow', '-y').stdout == '3 jobs are due now.\n'
-    assert run('jobs', 'remove', '--all', '--yes').stdout == '5 jobs removed.\n'
+    assert run('jobs', 'remove', '--all', '--yes', '--reason', 'sent twice').stdout == '5 jobs removed.\n'
     assert items(client) == []
+    last, *_, first = audit.newest(client, 9)
+    assert (last['action'], last['targets'], last['reason']) == ('remove job', ['all 5 jobs'], 'sent twice')
+    assert (first['targets'], first['outcome']) == (['all 3 jobs (task: shop.pay)'], '3 jobs moved.')
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_wrong_selection_changes_nothing(
 def test_command_that_is_interrupted_says_what_was_done(
     app: Celery, client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change, 'BATCH', 2)
+    monkeypatch.setattr(change, 'BATCH_DOCS', 2)
     for number in range(5):
         app.send_task('shop.mail', (number,), queue='mail')
     remove_all = Jobs.remove_all
@@ -89,6 +92,7 @@ def test_command_that_is_interrupted_says_what_was_done(
     done = run('jobs', 'remove', '--all', '-y')
     assert (done.exit_code, len(items(client))) == (1, 1)
     assert 'Interrupted: 4 jobs removed. The rest is as it was.' in done.stderr
+    assert audit.newest(client, 1)[0]['outcome'] == '4 jobs removed; it was stopped, and the rest is as it was.'
 
 
 def test_many_jobs_are_read_and_written_together(app: Celery, client: Client, sent: list[Request]) -> None:
@@ -138,10 +142,34 @@ def test_all_that_match_on_the_page(app: Celery, admin: Browser, client: Client)
         assert 'This form is not from this page' in admin.text
 
 
+def _form(browser: Browser) -> dict[str, str]:
+    """Return what the form of a question has in its hidden fields and its areas."""
+    hidden = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', browser.page.text)
+    areas = re.findall(r'<textarea [^>]*name="(\w+)"[^>]*>\n?([^<]*)</textarea>', browser.page.text)
+    return {name: html.unescape(text) for name, text in [*hidden, *areas]}
+
+
+def test_two_who_edit_one_job_at_once(app: Celery, admin: Browser, client: Client) -> None:
+    name = app.send_task('shop.mail', (1,), {'to': 'ann'}, queue='mail').id
+    admin.get('/jobs')
+    admin.post('/jobs', action='edit', select=name)
+    second = _form(admin)
+    assert (second['new_args'], second['new_kwargs']) == ('[1]', '{"to": "ann"}')
+    Jobs(app).edit(name, args=[2])
+    admin.post('/jobs', **{**second, 'new_kwargs': '{"to": "joe"}'})
+    assert f'Somebody else has changed job {name} since you read it. This is how it is now.' in admin.text
+    assert Jobs(app).decode(find(client, name)[0])[:2] == [[2], {'to': 'ann'}]
+    second = _form(admin)
+    assert (second['new_args'], second['new_kwargs']) == ('[2]', '{"to": "ann"}')
+    admin.post('/jobs', **{**second, 'new_kwargs': '{"to": "joe"}'})
+    assert '1 job edited.' in admin.text
+    assert Jobs(app).decode(find(client, name)[0])[:2] == [[2], {'to': 'joe'}]
+
+
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let each action go to the background, one job at a time; return a function that lets one part go on."""
-    monkeypatch.setattr(change, 'BATCH', 1)
+    monkeypatch.setattr(change, 'BATCH_DOCS', 1)
     monkeypatch.setattr(actions, '_FOREGROUND_SECONDS', 0.0)
     allowed, remove_all = threading.Semaphore(0), Jobs.remove_all
 
@@ -162,11 +190,12 @@ def test_long_action_goes_on_in_the_background(
     assert 'Remove these 4 jobs: this goes on in the background' in admin.text
     slow()
     wait_for(lambda: '1 of 4 jobs' in _text(admin), 'the progress')
-    assert audit.newest(client, 9) == []
+    [begun] = audit.newest(client, 9)  # it is there, whatever happens to the process of the page
+    assert (begun['targets'], begun['outcome']) == (ids, audit.UNDER_WAY)
     [name] = re.findall(r'name="select" value="([0-9a-f]{16})"', admin.page.text)
     admin.post('/activity', action='stop', select=name)
     slow()
-    wait_for(lambda: len(audit.newest(client, 9)) == 2, 'the end')
+    wait_for(lambda: audit.newest(client, 9)[-1]['outcome'] != audit.UNDER_WAY, 'the end')
     [done] = [one for one in audit.newest(client, 9) if one['action'] == 'remove job']
     assert done['outcome'] == '2 jobs removed; it was stopped, and the rest is as it was.'
     assert (done['reason'], done['targets'], len(items(client))) == ('sent twice', ids, 2)

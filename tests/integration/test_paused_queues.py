@@ -14,6 +14,7 @@ from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError, QueuePaused
 from kombu_couchdb.leases import lease
+from kombu_couchdb.queues import store
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, eta, items, leave_leaf, publish, publish_many, record_requests
 
@@ -305,6 +306,24 @@ def test_purge_and_delete(connect: Connect, client: Client) -> None:
     assert len(claimed(client)) == 1
     inbox.connection.release()
     assert sum(queues.deleting(client, 'q')) == 1
+
+
+def test_purge_ends_while_publishers_go_on(connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, 'MAX_BATCH_DOCS', 3)
+    publisher = connect()
+    publish_many(publisher, range(7))
+    publish(publisher, 'planned', headers=eta(60))
+    publish(publisher, 'unique', headers={'id': 'x', 'task': 'report', 'job_key': 'old'})
+    purging = queues.purging(client, 'q')
+    deleted = next(purging)
+    for number, count in enumerate(purging):
+        deleted += count
+        publish_many(publisher, range(4))
+        publish(publisher, 'urgent', priority=9)
+        publish(publisher, 'unique', headers={'id': f'x{number}', 'task': 'report', 'job_key': f'new {number}'})
+        assert number < 40
+    assert deleted == 9
+    assert len(items(client)) == 6 * (number + 1)
 
 
 def test_invalid_names_are_refused(client: Client) -> None:

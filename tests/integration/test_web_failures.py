@@ -174,7 +174,7 @@ def test_all_that_match_are_retried(
     app: Celery, client: Client, fail: Fail, letter: str, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The form asks with the number, and what fails after the page was shown is left as it is."""
-    monkeypatch.setattr(change, 'BATCH', 2)
+    monkeypatch.setattr(change, 'BATCH_DOCS', 2)
     with app.connection_for_write() as connection:
         connection.default_channel.queue_declare('again')
     pays, key = [fail(f'pay-{number}') for number in range(5)], fail('key', 'k', 'KeyError')
@@ -203,7 +203,10 @@ def test_selected_are_edited_and_dropped(app: Celery, client: Client, fail: Fail
     admin.post('/failures', action='retry', select=pay, new_args='{', new_kwargs='{}', to='', confirmed='1')
     assert admin.page.status_code == 422
     assert "it must be a list in JSON, not '{'" in admin.text
-    admin.post('/failures', action='retry', select=pay, new_args='["4242"]', new_kwargs='{}', to='', confirmed='1')
+    edited = {'new_args': '["4242"]', 'new_kwargs': '{}', 'to': ''}
+    admin.post('/failures', action='retry', select=pay, **edited, seen='1-abc', confirmed='1')
+    assert 'it has failed again since you read it. This is how it is now.' in admin.text
+    admin.post('/failures', action='retry', select=pay, **edited, confirmed='1')
     assert json.loads(admin.get(f'/tasks/{pay}?format=json').text)['args'] == ['4242']
     admin.get('/failures')
     admin.post('/failures', action='drop', select=[letter, 'pay-'], confirmed='1')

@@ -110,7 +110,7 @@ def _fill(stack: ExitStack, broker: Client, results: Client, folder: Path) -> No
         ('beat', '-S', 'couchdb'),
     ):
         _start(stack, folder, *arguments)
-    _wait(lambda: _counts(broker)['dead'] == 2 and _counts(broker)['running'] == 4, 'the tasks to run')
+    _wait(lambda: _counts(broker)['dead'] == 22 and _counts(broker)['running'] == 4, 'the tasks to run')
     _wait(lambda: results.info()['doc_count'] >= 45, 'the results')
     queues.pause(broker, 'mail', by='ann', reason='The provider moves until 14:00')
     for number in range(230):
@@ -204,10 +204,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f'Waited 120 s for {what}.')
+            sys.exit(f'Waited 300 s for {what}.')
         time.sleep(0.2)
 
 

@@ -23,10 +23,10 @@ F = TypeVar('F', bound=Callable[..., Any])
 
 @click.group('schedule')
 def command() -> None:
-    """Show and change what beat sends periodically ("celery beat -S couchdb").
+    """Show and change what beat sends periodically.
 
-    Changes act within a second. Entries in the code of the app (beat_schedule) are listed, too. An operator's change
-    of such an entry stays until the entry is changed in the code.
+    Beat is "celery beat -S couchdb". Changes act within a second. Entries in the code of the app
+    (beat_schedule) are listed, too. An operator's change of such an entry stays until the entry is changed in the code.
     """
 
 
@@ -78,9 +78,12 @@ def _schedules(ctx: click.Context) -> Schedules:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """List the entries with their rules in words and their next due dates, and tell if no beat runs."""
+    """List the entries with their rules and next due dates.
+
+    The last line tells if no beat runs.
+    """
     schedules = _schedules(ctx)
-    empty = 'There are none: add one, or start "celery beat -S couchdb" to store those in the code of the app.'
+    empty = 'There is no schedule: add one, or start "celery beat -S couchdb" to store those in the code of the app.'
     items = schedules.list()
     print_list(_resource(ctx, schedules), items, as_json, empty=empty)
     if items:
@@ -103,7 +106,7 @@ def show_(ctx: click.Context, name: str, as_json: bool) -> None:
 @click.option('--disabled', is_flag=True, help='Do not send anything until the entry is enabled.')
 @click.pass_context
 def add_(ctx: click.Context, /, name: str, task: str, disabled: bool, **options: Any) -> None:
-    """Add an entry that sends TASK by --every, --crontab, --at or --solar."""
+    """Add an entry: --every, --crontab, --at or --solar."""
     members = _given(options)
     if 'schedule' not in members:
         raise click.UsageError('give one of --every, --crontab, --at and --solar')
@@ -154,7 +157,10 @@ def disable_(ctx: click.Context, names: tuple[str, ...]) -> None:
 @click.argument('names', metavar='NAME…', nargs=-1, required=True)
 @click.pass_context
 def reset_(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Return entries to what the code of the app (beat_schedule) says, after somebody has edited them."""
+    """Return entries to what the code of the app says.
+
+    That is its beat_schedule; what somebody has edited since is gone.
+    """
     _for_each(names, _schedules(ctx).reset, 'as in the code')
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from kombu_couchdb.errors import CouchDBError
 
 from ...jobs import Jobs
 from ...resources.columns import Row, json_line
-from ...resources.fields import Field
+from ...resources.fields import SEEN, Field
 from ...resources.inputs import choice, duration, json_value, whole
 from ...resources.jobs import stored_states
 from ...web.actions import each
@@ -24,7 +25,16 @@ from .inputs import KINDS, members_of, typed_rule
 from .resource import no_beat, schedule_resource
 from .stored_schedules import Schedules
 
-_EMPTY = 'There are none: add one, or start "celery -A your_app beat -S couchdb" to store those in the code of the app.'
+_EMPTY = 'There is no schedule: add one, or start "celery -A your_app beat -S couchdb" to store those of the code.'
+
+#: The fields of the form for each kind of rule, and the kinds that have a time zone.
+_RULES = (
+    ('every', 'Every', 'A duration: 30 (seconds), 15m, 1h or 1d.'),
+    ('crontab', 'Crontab', 'Minute, hour, day, month and weekday, such as "30 3 * * mon-fri".'),
+    ('at', 'At', 'A date such as 2027-01-01T09:00: it is sent once.'),
+    ('solar', 'Event and place', 'Such as "sunset 48.1 11.6", with latitude and longitude.'),
+)
+_WITH_ZONE = ('crontab', 'at')
 
 #: How the texts of the form are read, and what a field that was emptied means.
 _READERS: dict[str, tuple[Callable[[str], Any], Any]] = {
@@ -82,17 +92,11 @@ def _fields(view: View, targets: Sequence[str]) -> list[Field]:
     tasks = sorted(name for name in view.site.app.tasks if not name.startswith('celery.'))
     masked = view.site.mask_args
     return [
-        *([] if targets else [Field('name', 'Name')]),
+        replace(SEEN, value=doc['_rev']) if targets else Field('name', 'Name'),
         Field('task', 'Task', str(doc.get('task', '')), options=tasks),
         Field('kind', 'Kind of rule', kind or KINDS[0], kind='select', options=KINDS),
-        Field(
-            'rule',
-            'Rule',
-            rule,
-            'every: 30, 15m, 1h or 1d. crontab: minute, hour, day, month and weekday, such as "30 3 * * mon-fri". '
-            'at: a date such as 2027-01-01T09:00. solar: an event and a place, such as "sunset 48.1 11.6".',
-        ),
-        Field('timezone', 'Time zone', zone, "Of a crontab or a date; empty: the app's, such as Europe/Berlin."),
+        *(Field(name, label, rule if name == kind else '', hint, kinds=(name,)) for name, label, hint in _RULES),
+        Field('timezone', 'Time zone', zone, "Such as Europe/Berlin; empty: the app's.", kinds=_WITH_ZONE),
         *([] if masked else [Field('args', 'Arguments', _typed(doc, 'args'), 'A list in JSON.', 'area')]),
         *([] if masked else [Field('kwargs', 'Named arguments', _typed(doc, 'kwargs'), 'An object in JSON.', 'area')]),
         Field('options', 'Options', _typed(doc, 'options'), 'Options of apply_async, an object in JSON.', 'area'),
@@ -127,10 +131,10 @@ def _given(view: View, targets: Sequence[str]) -> dict[str, Any]:
     changed = {name for name, field in fields.items() if texts[name] != (field.value if targets else '')}
     given = dict[str, Any]()
     try:
-        if changed & {'rule', 'timezone'} or (targets and 'kind' in changed):
+        if changed & {*KINDS, 'timezone'} or (targets and 'kind' in changed):
             kind = choice(texts['kind'], KINDS)
-            given |= {kind: duration(texts['rule']) if kind == 'every' else texts['rule']}
-            given['timezone'] = texts['timezone'] or None
+            given |= {kind: duration(texts[kind]) if kind == 'every' else texts[kind]}
+            given['timezone'] = (texts['timezone'] or None) if kind in _WITH_ZONE else None
         for name in changed & _READERS.keys() - {'timezone'}:
             read, default = _READERS[name]
             given[name] = read(texts[name]) if texts[name] else default
@@ -167,7 +171,7 @@ def _edit(view: View, targets: Sequence[str]) -> ActionOutcome:
         return ActionOutcome(f'{targets[0]}: nothing was changed.', 'info')
     schedules = _schedules(view)
     try:
-        schedules.edit(targets[0], **given)
+        schedules.edit(targets[0], rev=view.form.get(SEEN.name), **given)
     except CouchDBError as exc:
         raise InputRefused(str(exc)) from None
     return ActionOutcome(f'{targets[0]}: changed.', changes=schedules.changes)

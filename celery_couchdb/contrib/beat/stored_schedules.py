@@ -165,10 +165,10 @@ class Schedules:
             raise ConfigurationError(entry.error)
         return Item(entry, None)
 
-    def edit(self, name: str, **members: Any) -> Item:
+    def edit(self, name: str, *, rev: str | None = None, **members: Any) -> Item:
         """Change members of an entry, see `add`, and return it. A new schedule begins now, unless `start` is given.
 
-        *Raises* `NotFound`, `ConfigurationError`.
+        *Raises* `NotFound`, `ConfigurationError`; `Conflict` if the entry has another revision than `rev`.
         """
         if 'schedule' in members:
             members['schedule'] = _schedule(members['schedule'])
@@ -176,6 +176,8 @@ class Schedules:
         members = _plain(members, self.app.timezone)
 
         def change(doc: Document) -> Document:
+            if rev not in (None, doc['_rev']):
+                raise Conflict(f'somebody else has changed the schedule entry {name!r:.220} since you read it')
             in_code = [member for member in doc.get('code') or [] if member not in members]
             return {**doc, **members, **({'code': in_code} if 'code' in doc else {})}
 

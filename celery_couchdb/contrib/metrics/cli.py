@@ -40,11 +40,12 @@ __all__ = ['command', 'exposition', 'read_history']
 def command(
     ctx: click.Context, address: tuple[str, int] | None, queues: tuple[str, ...], timeout: float, keep: float
 ) -> None:
-    """Print metrics of queues, consumers and databases in Prometheus' text format.
+    """Print metrics in Prometheus' text format.
 
-    This needs the package prometheus_client: pip install 'celery-couchdb[metrics]'. One reading takes about ten
-    requests for any number of queues. With --listen, readings are made only for scrapes, one at a time. While CouchDB
-    does not respond, the only metric is celery_couchdb_up, with the value 0.
+    They are those of queues, consumers and databases. This needs the package prometheus_client: pip install
+    'celery-couchdb[metrics]'. One reading takes about ten requests for any number of queues. With --listen, readings
+    are made only for scrapes, one at a time. While CouchDB does not respond, the only metric is celery_couchdb_up, with
+    the value 0.
     """
     if find_spec('prometheus_client') is None:
         raise click.ClickException(

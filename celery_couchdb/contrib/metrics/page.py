@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_duration
+from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_mean
 from ...web.recent_history import DAY, MINUTE, RecentHours
 from ...web.tables import Table
 from ...web.view import Page, View
@@ -55,12 +55,13 @@ def show(view: View) -> Response:
         return view.json(rows)
     period = view.param('period') if view.param('period') in _PERIODS else 'hour'
     ten_minutes = _ten_minutes(recent, now)
+    top = _top(max(row['succeeded'] + row['failed'] for row in ten_minutes))
     return view.render(
         'tasks.html',
         numbers=_totals([row[period] for row in rows]) if rows else (),
-        bars=_bars(ten_minutes),
-        dates=[row['date'] for row in ten_minutes[:: _BARS // 3]] + [ten_minutes[-1]['date'] + _BAR_SECONDS],
-        most=max(row['succeeded'] + row['failed'] for row in ten_minutes),
+        bars=_bars(ten_minutes, top),
+        dates=[row['date'] for row in ten_minutes[:: _BARS // 3]] + [now],
+        axis=(top, top // 2, 0) if top > 1 else (top, 0),
         periods=[(title, view.link(page.path, period=name), name == period) for name, (title, *_) in _PERIODS.items()],
         table=_table(view, recent, rows[:_LIMIT], period, len(rows) - _LIMIT),
         ten_minutes=Table.of(
@@ -115,7 +116,7 @@ def _columns(period: str) -> list[Column]:
         column('FAILED', 'failed', partial(count_cell, tone='bad')),
         column('RETRIED', 'retried', partial(count_cell, tone='warning')),
         column('FAILURE RATE', 'failure_rate', share_cell),
-        column('MEAN TIME', 'mean', _seconds),
+        column('MEAN TIME', 'mean', format_mean),
         column('TREND', 'runs', _in_words('runs'), 'chart'),
         column('FAILURE TREND', 'failed', _in_words('failures'), 'chart'),
     ]
@@ -131,12 +132,6 @@ def share_cell(share: float | None) -> Cell:
         return Cell(NO_VALUE if share is None else '0 %', 'dim')
     tone: Tone = 'bad' if share >= _BAD_SHARE else 'warning'
     return Cell('<0.1 %' if share < 0.001 else f'{100 * share:.1f} %', tone)
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None or seconds >= MINUTE:
-        return format_duration(seconds)
-    return f'{seconds:.1f} s' if seconds >= 1 else f'{1000 * seconds:.0f} ms'
 
 
 def _table(view: View, recent: RecentHours, rows: Sequence[Row], period: str, left_out: int) -> Table:
@@ -200,9 +195,15 @@ def _ten_minutes(recent: RecentHours, now: float) -> list[Row]:
     return [{'date': date, **{name: int(found[name]) for name in TASK_NUMBERS[:3]}} for date, found in counts.items()]
 
 
-def _bars(rows: Sequence[Row]) -> list[Bar]:
+def _top(most: int) -> int:
+    """Return the number at the top of the axis: the next one of 1, 2, 4, 6, 8 and 10 times a power of ten."""
+    unit = int('1' + '0' * (len(str(most)) - 1))
+    return next(step * unit for step in (1, 2, 4, 6, 8, 10) if step * unit >= most)
+
+
+def _bars(rows: Sequence[Row], top: int) -> list[Bar]:
     """Return the bars: the failed tasks at the bottom, where they can be compared, and the others on top of them."""
-    scale = _HEIGHT / (max(row['succeeded'] + row['failed'] for row in rows) or 1)
+    scale = _HEIGHT / top
 
     def height(count: int, most: float) -> float:
         return round(min(most, max(_MIN_HEIGHT, count * scale)), 1) if count else 0.0

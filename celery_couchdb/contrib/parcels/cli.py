@@ -83,7 +83,7 @@ def add_commands(
     states = click.Choice([*kind.states])
     id_text = 'ID is an id, or its first characters.'
 
-    @group.command(listing, help=f'List {kind.plural} by state: since when, why, and what came of them.')
+    @group.command(listing, help=f'List {kind.plural} by state. It says since when, why, and what came of them.')
     @click.option('--state', '-s', 'states', multiple=True, type=states, help='Only these. Can be given several times.')
     @part_option
     @limit_option
@@ -93,7 +93,7 @@ def add_commands(
         stored, empty = opened(ctx, part), f'There are no {kind.noun}s.'
         print_list(parcel_resource(stored), stored.listing(*states), as_json, limit=limit, empty=empty)
 
-    @group.command('show', help=f'Show all that is stored of {kind.plural}. {id_text}')
+    @group.command('show', help=f'Show all about {kind.plural}. {id_text}')
     @click.argument('name', metavar='ID')
     @part_option
     @json_option
@@ -154,9 +154,10 @@ add_commands(command, Parcels, _opened, 'device')
 @json_option
 @click.pass_context
 def devices(ctx: click.Context, as_json: bool) -> None:
-    """List the devices, each with the number of its parcels that wait, were refused, or were moved and are not done.
+    """List the devices with the numbers of their parcels.
 
-    If a device is well, no parcel waits for longer than a moment, and none was refused.
+    Counted are those that wait, were refused, or were moved and are not done. If a device is well, no parcel waits for
+    longer than a moment, and none was refused.
     """
     broker, databases = _databases(ctx)
     found = (_device(broker, name, database) for name, database in databases.items() if name)

@@ -46,7 +46,7 @@ _WAIT_SECONDS = 30.0
 
 @click.group('regions')
 def command() -> None:
-    """Set up and watch regions, and list, cancel, replay or drop tasks that this region gave to others."""
+    """Set up and watch regions, and tasks given to others."""
 
 
 def database_of(app: Any) -> str | None:
@@ -161,13 +161,13 @@ def _other_use(app: Any, own: OwnRegion) -> str | None:
 @click.option('--check', is_flag=True, help='End with exit status 1 if something is wrong, see below.')
 @click.pass_context
 def status(ctx: click.Context, as_json: bool, check: bool) -> None:
-    """Show the tasks and results between this region and each other one, and what is wrong.
+    """Show the tasks and results between regions.
 
-    Each line is about one direction. SENT is the number of tasks that were given away and have not ended yet. After
-    15 seconds, a task that was taken and has not ended is counted in THERE. DELAYED tasks cannot be moved now, and
-    REFUSED ones stay, see "regions tasks". RESULTS is the number of results that return. Each number has the age of the
-    oldest. RESPONDS is how long a request takes to the region in the column FROM. At most 10,000 documents are counted
-    for each number.
+    Each line is about one direction, and says what is wrong with it. SENT is the number of tasks that were given away
+    and have not ended yet. After 15 seconds, a task that was taken and has not ended is counted in THERE. DELAYED tasks
+    cannot be moved now, and REFUSED ones stay, see "regions tasks". RESULTS is the number of results that return. Each
+    number has the age of the oldest. RESPONDS is how long a request takes to the region in the column FROM. At most
+    10,000 documents are counted for each number.
 
     The command waits at most 7 seconds for a region that does not respond.
 
@@ -264,9 +264,10 @@ add_commands(command, Records, _opened, 'region', listing='tasks')
 @yes_option
 @click.pass_context
 def cancel(ctx: click.Context, names: tuple[str, ...], region: str | None, terminate: bool, yes: bool) -> None:
-    """Cancel tasks in other regions: the workers there remove or revoke them, and their results become REVOKED.
+    """Cancel tasks in other regions.
 
-    ID is the id of a task, or its first characters.
+    The workers there remove or revoke them, and their results become REVOKED. ID is the id of a task, or its first
+    characters.
     """
     own = _set_up(app_of(ctx))
     records = Records(own.client)

@@ -123,6 +123,7 @@ def show(view: View) -> Response:
             'ID': lambda row: view.link(f'/tasks/{row["id"]}'),
             'QUEUE': lambda row: view.link('/failures', queue=row['queue']) if row['queue'] else None,
         },
+        dates={'WHEN': lambda row: [row['date']] if row['date'] else []},
         selectable=view.may_act,
         keeps=bool(rows) or asked.at is not None,
         empty='' if problem else no_match(FAILURES, view) or 'There are no failures.',

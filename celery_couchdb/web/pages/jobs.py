@@ -25,7 +25,7 @@ from ...jobs import Jobs
 from ...resources.columns import Row
 from ...resources.fields import values_in
 from ...resources.job_actions import JOBS, wanted_jobs
-from ...resources.jobs import job_resource, without_arguments
+from ...resources.jobs import date_of, job_resource, without_arguments
 from ..actions import sentence
 from ..selections import actions_of, filled, no_match, target_of
 from ..tables import Table
@@ -84,6 +84,7 @@ def show(view: View) -> Response:
             ),
             'QUEUE': lambda job: view.link('/jobs', queue=job['queue'], state=_given_states(view)),
         },
+        dates={'WHEN': lambda job: [date] if is_number(date := date_of(job)) else []},
         selectable=view.may_act,
         keeps=bool(docs) or shown is not None,
         empty='' if problem else _empty(view, asked, following),

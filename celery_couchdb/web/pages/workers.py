@@ -11,9 +11,9 @@ from starlette.responses import Response
 from kombu_couchdb.values import enumerated
 
 from ...remote_control import REPLY_SECONDS, RemoteControl, Reply
-from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_cell
+from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, format_mean, rate_cell
 from ...resources.fields import Field
-from ...resources.workers import CONSUMERS, pool_cell, running_tasks, task_columns
+from ...resources.workers import CONSUMERS, failed_cell, pool_cell, running_tasks, task_columns
 from ..actions import sentence
 from ..tables import Table
 from ..view import Action, ActionOutcome, InputRefused, Page, View
@@ -25,6 +25,7 @@ _COLUMNS = [
     *(column for column in CONSUMERS if column.title in ('WORKER', 'HEARTBEAT')),
     Column('POOL', None, pool_cell, min_width=12),
     Column('PREFETCHED', 'prefetched', count_cell, right=True),
+    Column('FAILED', 'tasks', failed_cell, right=True),
     Column('RATE/S', 'rate', rate_cell, right=True),
     *(column for column in CONSUMERS if column.title in ('RUNNING', 'QUEUES', 'LEADS')),
     Column('STARTED', 'pool', lambda pool: NO_VALUE),
@@ -52,9 +53,12 @@ def show(view: View) -> Response:
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
     running = [task for task in running_tasks(found.status) if view.param('worker') in ('', task['worker'])]
+    columns = task_columns(found.date)
+    mean = view.history().mean_seconds() if running else {}
+    usual = Column('USUALLY', 'task', lambda task: format_mean(mean.get(task)), right=True)
     tasks = Table.of(
         'Running tasks',
-        task_columns(found.date),
+        [*columns[:-1], usual, *columns[-1:]],
         running[:_LIMIT],
         lambda task: f'{task["worker"]} {task["id"]}',
         links={'ID': lambda task: view.link(f'/tasks/{task["id"]}')},

@@ -37,7 +37,7 @@ function update(old, fresh) {
     }
     return;
   }
-  if (old.nodeName === 'TIME' && old.dateTime === fresh.dateTime) return;
+  if (old.matches('time.exact') && old.dateTime === fresh.dateTime) return;
   updateAttributes(old, fresh);
   if ('selected' in old.dataset) return; // the number of selected rows
   updateChildren(old, fresh);
@@ -96,10 +96,8 @@ function localize(part) {
   for (const time of part.querySelectorAll('time[datetime]')) {
     const date = new Date(time.dateTime);
     const isToday = date.toDateString() === new Date().toDateString();
-    const style = {timeStyle: time.closest('.date') ? 'medium' : 'short'};
-    const text = isToday || time.closest('.times') ? date.toLocaleTimeString([], style) : date.toLocaleString([], {dateStyle: 'short', timeStyle: 'short'});
-    if (time.textContent !== text) time.textContent = text;
     time.title = date.toLocaleString();
+    if (time.matches('.exact')) time.textContent = isToday ? date.toLocaleTimeString() : time.title;
   }
 }
 
@@ -162,7 +160,7 @@ function offerCopies() {
     const button = document.createElement('button');
     button.type = 'button';
     button.className = 'quiet copy';
-    button.textContent = 'Copy';
+    button.textContent = `Copy ${shown.dataset.copy}`;
     button.addEventListener('click', () => navigator.clipboard.writeText(shown.textContent).then(() => { button.textContent = 'Copied'; }));
     shown.after(button);
   }

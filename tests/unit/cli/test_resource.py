@@ -48,9 +48,9 @@ def changed(count: int, refused: dict[str, str], *, yes: bool = True, total: int
 
 
 def test_change_is_done_in_batches() -> None:
-    done, batches = changed(200, {}, total=450)
-    assert (done.exit_code, batches) == (0, [200, 200, 50])
-    assert done.stdout == '450 dropped.\n'
+    done, batches = changed(250, {}, total=550)
+    assert (done.exit_code, batches) == (0, [250, 250, 50])
+    assert done.stdout == '550 dropped.\n'
 
 
 def test_change_is_confirmed() -> None:

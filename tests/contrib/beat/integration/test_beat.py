@@ -286,7 +286,7 @@ def test_commands(run: Callable[..., Result], client: Client) -> None:
         assert done.exit_code in (1, 2), done.output
         assert words in done.stderr
 
-    assert 'There are none' in run('list').stdout
+    assert 'There is no schedule' in run('list').stdout
     done = run(
         'add', 'books', 'shop.close', '--crontab', '30 3 * * *', '--timezone', 'Europe/Berlin', '--args', '["x"]'
     )

@@ -27,9 +27,10 @@ def form(browser: Browser) -> dict[str, str]:
     """Return the values of the fields of an entry in the form that is shown."""
     page = browser.page.text
     found = dict(re.findall(r'<input id="field-(\w+)"[^>]* value="([^"]*)"', page))
+    found |= dict(re.findall(r'<input type="hidden" name="(seen)" value="([^"]*)"', page))
     found |= dict(re.findall(r'<textarea [^>]*name="(\w+)"[^>]*>\n(.*?)</textarea>', page, re.DOTALL))
     for name, options in re.findall(r'<select [^>]*name="(\w+)">(.*?)</select>', page):
-        found[name] = re.findall(r'<option selected>(\w+)', options)[0]
+        found[name] = re.findall(r' selected>(\w+)', options)[0]
     return {name: html.unescape(text) for name, text in found.items()}
 
 
@@ -43,7 +44,7 @@ def add(browser: Browser, **fields: str) -> str:
 
 
 def test_list(app: Celery, admin: Browser, schedules: Schedules, client: Client, beat: Beat) -> None:
-    assert 'There are none: add one, or start' in admin.get('/schedules').text
+    assert 'There is no schedule: add one, or start' in admin.get('/schedules').text
     assert 'No beat runs' not in admin.text
     schedules.add('books', 'shop.close', {'crontab': '30 3 * * mon-fri', 'timezone': 'Europe/Berlin'})
     schedules.add(HOSTILE, HOSTILE, 60, args=[HOSTILE])
@@ -68,13 +69,13 @@ def test_list(app: Celery, admin: Browser, schedules: Schedules, client: Client,
 
 
 def test_next_dates_are_shown_before_an_entry_is_saved(admin: Browser, client: Client) -> None:
-    rule = {'name': 'x', 'task': 'shop.close', 'kind': 'crontab', 'rule': '30 3 1 1 *', 'start': '2098-02-01'}
+    rule = {'name': 'x', 'task': 'shop.close', 'kind': 'crontab', 'crontab': '30 3 1 1 *', 'start': '2098-02-01'}
     admin.get('/schedules')
     admin.post('/schedules', action='add', confirmed=1, preview=1, **rule)
     years = re.findall(r'<time datetime="([0-9]+)-01-01T03:30', admin.page.text)
     assert years == ['2099', '2100', '2101']
     assert 'value="30 3 1 1 *"' in admin.page.text
-    admin.post('/schedules', action='add', confirmed=1, preview=1, **{**rule, 'rule': 'never'})
+    admin.post('/schedules', action='add', confirmed=1, preview=1, **{**rule, 'crontab': 'never'})
     assert admin.page.status_code == 422
     assert client.find(['beat:entry:x']) == [None]
 
@@ -85,7 +86,7 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         name='books',
         task='shop.close',
         kind='crontab',
-        rule='30 3 * * *',
+        crontab='30 3 * * *',
         timezone='Europe/Berlin',
         kwargs='{"year": 2026}',
         options='{"queue": "slow"}',
@@ -112,18 +113,18 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
         ('every', '15m', {'every': 900.0}),
         ('at', '2099-01-01T09:00', {'at': '2099-01-01T09:00'}),
     ):
-        assert 'added' in add(admin, name=kind, task='t', kind=kind, rule=rule)
+        assert 'added' in add(admin, name=kind, task='t', kind=kind, **{kind: rule})
         assert client.get(f'beat:entry:{kind}')['schedule'] == stored
 
 
 #: Fields of the form of a new entry, and the sentence that says what is wrong.
 WRONG = [
-    ({'rule': 'soon'}, "give a number and a unit, such as 90s, 15m, 2h or 7d, not 'soon'."),
-    ({'kind': 'crontab', 'rule': '99 * * * *'}, 'schedule.crontab is not valid'),
-    ({'kind': 'crontab', 'rule': '* * * * *', 'timezone': 'Mars'}, "schedule.timezone 'Mars' is not the name"),
-    ({'kind': 'solar', 'rule': 'sunset'}, 'solar must be an event, a latitude and a longitude'),
-    ({'kind': 'at', 'rule': 'never'}, 'schedule.at must be a date'),
-    ({'kind': 'at', 'rule': '2020-01-01'}, 'nothing would be sent'),
+    ({'every': 'soon'}, "give a number and a unit, such as 90s, 15m, 2h or 7d, not 'soon'."),
+    ({'kind': 'crontab', 'crontab': '99 * * * *'}, 'schedule.crontab is not valid'),
+    ({'kind': 'crontab', 'crontab': '* * * * *', 'timezone': 'Mars'}, "schedule.timezone 'Mars' is not the name"),
+    ({'kind': 'solar', 'solar': 'sunset'}, 'solar must be an event, a latitude and a longitude'),
+    ({'kind': 'at', 'at': 'never'}, 'schedule.at must be a date'),
+    ({'kind': 'at', 'at': '2020-01-01'}, 'nothing would be sent'),
     ({'times': 'many'}, "give a whole number from 1, not 'many'."),
     ({'start': 'soon'}, "start must be a date such as 2027-01-01T09:00, not 'soon'"),
     ({'options': '{"queu": "q"}'}, "is it 'queue'?"),
@@ -137,7 +138,7 @@ WRONG = [
 def test_wrong_value_is_one_sentence_and_the_input_stays(admin: Browser, schedules: Schedules, client: Client) -> None:
     schedules.add('taken', 't', 60)
     for fields, sentence in WRONG:
-        given = {'name': 'new', 'task': f'shop {HOSTILE}', 'kind': 'every', 'rule': '60', **fields}
+        given = {'name': 'new', 'task': f'shop {HOSTILE}', 'kind': 'every', 'every': '60', **fields}
         text = add(admin, **given)
         assert sentence.lower() in text.lower()
         assert form(admin).items() >= given.items()
@@ -167,10 +168,23 @@ def test_entry_is_edited(admin: Browser, schedules: Schedules, client: Client) -
     [record, *_] = audit.newest(client, 9)
     assert record['changes'] == {'a': {'grace': [None, '120.0'], 'args': ['[1]', '[]']}}
     assert re.search('args: \\[1\\] → \\[\\]; grace: .{1,3} → 120.0', admin.get('/activity').text)
-    edit(kind='crontab', rule='0 0 1 1 *', timezone='Europe/Berlin')
+    edit(kind='crontab', crontab='0 0 1 1 *', timezone='Europe/Berlin')
     assert len(audit.newest(client, 9)) == 4
-    edit(rule='0 0 1 2 *')
+    edit(crontab='0 0 1 2 *')
     assert client.get('beat:entry:a')['schedule'] == {'crontab': '0 0 1 2 *', 'timezone': 'Europe/Berlin'}
+
+
+def test_two_who_edit_one_entry_at_once(admin: Browser, schedules: Schedules, client: Client) -> None:
+    schedules.add('a', 't', 3600, args=[1])
+    admin.get('/schedules')
+    admin.post('/schedules', action='edit', select='a')
+    opened = form(admin)
+    schedules.edit('a', args=[2])
+    admin.post('/schedules', action='edit', select='a', confirmed=1, **{**opened, 'grace': '2m'})
+    assert "Somebody else has changed the schedule entry 'a' since you read it. This is how it is now." in admin.text
+    assert client.get('beat:entry:a')['args'] == [2]
+    admin.post('/schedules', action='edit', select='a', confirmed=1, **{**form(admin), 'grace': '2m'})
+    assert {'args': [2], 'grace': 120.0}.items() <= client.get('beat:entry:a').items()
 
 
 def test_arguments_in_records_are_masked(open_page: Open, server: Server, schedules: Schedules, client: Client) -> None:

@@ -11,8 +11,11 @@ from celery import Celery
 pytest.importorskip('starlette')
 
 from celery_couchdb.contrib.metrics.history import read_history
+from celery_couchdb.resources.columns import format_mean
+from celery_couchdb.resources.workers import failed_cell
 from celery_couchdb.testing import Server
 from celery_couchdb.web import recent_history
+from celery_couchdb.web.recent_history import RecentHistory
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import wait_for
 from tests.integration.conftest import Open
@@ -48,6 +51,14 @@ def read(browser: Browser) -> dict[str, Any]:
     return {row.pop('task'): row for row in browser.get('/tasks?format=json').json()}
 
 
+def test_how_long_tasks_usually_take_and_how_many_failed(history: None, client: Client) -> None:
+    usual = RecentHistory(client).read().mean_seconds()
+    assert (round(usual['pay'], 3), usual['add'], format_mean(usual['pay'])) == (0.528, 0.0, '528 ms')
+    counts = {'pay': {'failed': 3, 'succeeded': 9}, 'add': {'failed': 1}, 'malformed': [], HOSTILE: {'failed': 'x'}}
+    assert failed_cell({'since': 1.0, 'counts': counts}).text == '4'
+    assert (failed_cell({}).text, failed_cell({'counts': []}).text) == ('-', '-')
+
+
 def test_tasks_of_the_last_hour_and_day(history: None, admin: Browser) -> None:
     found = read(admin)
     assert list(found) == ['pay', HOSTILE, 'add']
@@ -76,8 +87,8 @@ def test_chart_and_its_numbers(history: None, admin: Browser) -> None:
     titles = re.findall(r'<title>From (\d\d:\d0) UTC: ([\d,]+) succeeded, (\d+) failed</title>', page)
     assert len(titles) == 36
     assert [(good, bad) for _, good, bad in titles if good != '0'] == [('100', '20'), ('3', '0'), ('1,000', '1')]
-    assert 'at most 1,001 in 10 minutes' in admin.text
-    assert 'UTC 1,000 1 0' in admin.text  # the table of the same numbers
+    assert 'in each 10 minutes 2,000 1,000 0' in admin.text
+    assert 'ago 1,000 1 0' in admin.text  # the table of the same numbers
     heights = [float(height) for height in re.findall(r'class="bad"[^>]* height="([\d.]+)"', page)]
     assert heights == [3.0, 3.0]  # what is not 0 can be seen
 
