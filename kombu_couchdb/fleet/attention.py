@@ -255,7 +255,7 @@ class Attention:
         self.credit_at = time.monotonic()
         self._looks = 0
         #: The quiet queues that must be read, and the monotonic time from which they may be.
-        self._unread_quiet, self._quiet_at = set[str](), -inf
+        self.unread_quiet, self._quiet_at = set[str](), -inf
         self._rung: set[str] = set()
         self._with_credit: set[str] = set()
         self._consumers = 1
@@ -274,10 +274,10 @@ class Attention:
         if quiet.issuperset(queues):
             return unread
         # To read a queue waits for the index, which a busy consumer changes all the time.
-        self._unread_quiet = (self._unread_quiet | (unread & quiet)) & {*queues}
-        if not self._unread_quiet or now < self._quiet_at:
+        self.unread_quiet = (self.unread_quiet | (unread & quiet)) & {*queues}
+        if not self.unread_quiet or now < self._quiet_at:
             return unread - quiet
-        due, self._unread_quiet, self._quiet_at = self._unread_quiet, set(), now + _QUIET_SECONDS
+        due, self.unread_quiet, self._quiet_at = self.unread_quiet, set(), now + _QUIET_SECONDS
         return unread | due
 
     def _unread(
@@ -325,7 +325,7 @@ class Attention:
     @property
     def look_at(self) -> float:
         """The monotonic time of the next look; infinite if the consumer listens, or has no credit."""
-        quiet_at = self._quiet_at if self._unread_quiet else inf
+        quiet_at = self._quiet_at if self.unread_quiet else inf
         return quiet_at if self.listens or not self._with_credit else min(self._look_at, quiet_at)
 
     def heard(self, queue: str) -> None:

@@ -254,6 +254,12 @@ class Notifier:
                 self._checkpoint = self._client.sequence()
                 for queue_candidates in candidates.values():
                     queue_candidates.mark_stale()
+            else:
+                # Meanwhile no feed reports what happens in the other queues.
+                quiet = set(filter(self._is_quiet, followed))
+                self.attention.unread_quiet |= quiet
+                for queue in followed - quiet:
+                    candidates[queue].mark_stale()
         elif now - self._busy_at >= _LINGER_SECONDS or not any(
             queue_candidates.is_stale for queue_candidates in candidates.values()
         ):

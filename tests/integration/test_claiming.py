@@ -16,7 +16,7 @@ from kombu_couchdb.consumer.delivery import Delivery
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.flow import Throughput
 from tests.conftest import wait_for
-from tests.support import Inbox, eta, items, publish, publish_many, replace_in_clients
+from tests.support import Inbox, Request, eta, items, publish, publish_many, replace_in_clients
 
 from .conftest import Connect
 
@@ -48,6 +48,31 @@ def test_urgent_message_is_delivered_before_a_long_queue(connect: Connect, clien
     threading.Event().wait(3)
     inbox.messages[0].ack()
     assert inbox.wait(2)[1] == 'urgent'
+
+
+def test_consumer_of_a_long_queue_finds_a_message_in_another_one(connect: Connect, sent: list[Request]) -> None:
+    """After as few cycles, also if it has read many messages of the long queue ahead."""
+    publisher = connect()
+    publish_many(publisher, range(1500))
+    inbox = Inbox(connect(), 'q', 'other', prefetch=8)
+    inbox.drain_until(lambda: len(inbox.messages) >= 200, 'the consumer to be busy')
+    publish(publisher, 'here', 'other')
+    sent.clear()
+    inbox.drain_until(lambda: inbox.messages[-1].decode() in ('here', 1499), 'the message')
+    writes = [[doc['queue'] for doc in request.docs if doc.get('claimed')] for request in list(sent)]
+    claims = [queues for queues in writes if queues]
+    before = next(number for number, queues in enumerate(claims) if 'other' in queues)
+    assert before <= 4, 'a cycle that was under way, and the next one, with a few requests each'
+
+
+def test_only_consumer_of_a_queue_asks_nobody_to_help(connect: Connect, sent: list[Request]) -> None:
+    """The read of a queue waits for its index, and acks would wait for the read."""
+    publish_many(connect(), range(1000))
+    inbox = Inbox(connect(), prefetch=8)
+    inbox.drain_until(lambda: len(inbox.messages) >= 300, 'the consumer to be busy')
+    sent.clear()
+    inbox.wait(900)
+    assert not [request for request in list(sent) if isinstance(request.body, dict) and request.body.get('limit') == 8]
 
 
 def test_priority_out_of_range_is_clamped(connection: Connection, client: Client) -> None:
