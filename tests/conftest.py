@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 import requests
+from hypothesis import HealthCheck, Phase, settings
 
 from celery_couchdb.testing import Server
 from kombu_couchdb.couchdb.client import Client
@@ -23,6 +24,21 @@ from tests import patience
 pytest_plugins = ['celery_couchdb.testing']
 
 T = TypeVar('T')
+
+# Random examples: few by default, the same in each run, however long they take. `HOSTILE_EXAMPLES=1000` sets their
+# number, and each run has other ones.
+_MANY = os.environ.get('HOSTILE_EXAMPLES')
+
+settings.register_profile(
+    'tests',
+    derandomize=not _MANY,
+    max_examples=int(_MANY or 25),
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if _MANY else [])],
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile('tests')
 
 # Coverage measures the processes of pytest-xdist, but no programs that tests start: it would slow them down.
 if 'PYTEST_XDIST_WORKER' in os.environ:
