@@ -32,6 +32,7 @@ from ..flow import STALL_SECONDS, Flow
 from ..leases.lease import Lease
 from ..log import get_logger
 from .delivery import BROADCAST_TAG, Credit, Delivery, Mailbox, Pull, Snapshot, Subscription, broadcast
+from .early_acks import Decide, EarlyAcks
 from .pending_writes import Change, PendingWrites
 from .wakeup import Wakeup
 from .worker_hooks import KeepDone, may_run
@@ -40,9 +41,6 @@ logger = get_logger(__name__)
 
 #: The most broadcasts that are kept for a queue without a consumer; the oldest are dropped first.
 _MAX_WAITING_BROADCASTS = 10_000
-
-#: While the ack of a task that has begun is not stored for so long, in seconds, no other task begins.
-_SILENCE_SECONDS = 1.0
 
 
 class Unacked:
@@ -74,12 +72,7 @@ class Unacked:
         #: By delivery tag: the messages that are held, and those of them whose bodies have not been read yet.
         self._held: dict[str, Delivery] = {}
         self._unread: dict[str, Delivery] = {}
-        self._confirm_acks, self._in_outage = confirm_acks, False
-        #: By delivery tag: who is told when a task that waits may begin. The tags of tasks that may begin and are
-        #: acknowledged already. The deliveries whose acks are not stored, and since when, in this order.
-        self._to_begin: dict[str, Callable[[bool], None]] = {}
-        self._confirmed: set[str] = set()
-        self._storing: dict[str, tuple[float, Delivery]] = {}
+        self._confirm_acks, self._early_acks = confirm_acks, EarlyAcks()
         #: Those of its queues that are paused: there is no credit for them.
         self._paused: frozenset[str] = frozenset()
         #: Whether the queues may have more messages to claim, with credit or without.
@@ -201,7 +194,7 @@ class Unacked:
                 self._release_uncounted(tag)
             return released
 
-    def begin(self, tag: str, decide: Callable[[bool], None]) -> bool | None:
+    def begin(self, tag: str, decide: Decide) -> bool | None:
         """Tell whether a task may begin whose message is acknowledged when it begins. None: that is decided later.
 
         Then `decide(may_begin)` is called once, in the I/O thread, unless the connection is closed before. A task must
@@ -211,43 +204,35 @@ class Unacked:
         if tag.startswith(BROADCAST_TAG):
             return True
         with self._lock:
-            if self._is_stalled:
-                self._to_begin[tag] = decide
+            if self._early_acks.is_stalled:
+                self._early_acks.wait(tag, decide)
                 return None
             return self._may_begin(tag, decide)
 
     def withdraw(self, tag: str) -> bool:
         """Let a task that waits not begin; return False if its ack may be stored: then `decide` is still called."""
         with self._lock:
-            return self._to_begin.pop(tag, None) is not None
+            return self._early_acks.withdraw(tag)
 
     def begin_waiting(self, *, in_outage: bool) -> None:
         """Note whether CouchDB responds; if it does, let the tasks begin that waited for that."""
         with self._lock:
-            self._in_outage = in_outage
+            self._early_acks.in_outage = in_outage
             self._decide_waiting()
 
     def end_waiting(self) -> None:
         """Tell the tasks that still wait that they must not begin: the I/O thread has ended."""
         with self._lock:
-            confirming = [delivery.confirmed for _, delivery in self._storing.values() if delivery.confirmed]
-            waiting, self._to_begin = [*self._to_begin.values(), *confirming], {}
-            for decide in waiting:
+            for decide in self._early_acks.end():
                 decide(False)
 
-    @property
-    def _is_stalled(self) -> bool:
-        oldest, _ = next(iter(self._storing.values()), (inf, None))
-        return self._in_outage or time.monotonic() - oldest >= _SILENCE_SECONDS
-
     def _decide_waiting(self) -> None:
-        while self._to_begin and not self._is_stalled:
-            tag = next(iter(self._to_begin))
-            decide = self._to_begin.pop(tag)
+        while (found := self._early_acks.pop()) is not None:
+            tag, decide = found
             if (may_begin := self._may_begin(tag, decide)) is not None:
                 decide(may_begin)
 
-    def _may_begin(self, tag: str, decide: Callable[[bool], None]) -> bool | None:
+    def _may_begin(self, tag: str, decide: Decide) -> bool | None:
         if (delivery := self._held.get(tag)) is None:
             return False
         if not self._lease.valid:
@@ -286,7 +271,7 @@ class Unacked:
         """Keep a message whose task failed after its ack, see `Delivery.kept`; False if this consumer has retired."""
         kept = delivery.kept(self._failed(delivery.doc, error=error, now=self._clock.now()))
         with self._lock:
-            if delivery.tag in self._storing:
+            if delivery.tag in self._early_acks:
                 delivery.on_stored = partial(self.writes.keep, kept)
             elif not (self.retired or delivery.is_refused):
                 self.writes.keep(kept)
@@ -320,8 +305,7 @@ class Unacked:
         with self._lock:
             if tag.startswith(BROADCAST_TAG):
                 return  # a broadcast needs no ack
-            if tag in self._confirmed:
-                self._confirmed.remove(tag)
+            if self._early_acks.pop_confirmed(tag):
                 return
             if tag not in self._held:
                 text = 'message %s is not held any more: its lease was lost, so it may run once more elsewhere'
@@ -563,28 +547,20 @@ class Unacked:
         self._end(list(deliveries), lambda doc: workitem.release(doc, delivered=False), 'released')
 
     def _store_ack(self, delivery: Delivery, change: Change, outcome: str) -> None:
-        """Stop holding a message whose task begins, and add the write of its ack. Its place is free after that.
-
-        With `confirm_acks` the task waits for it: the next one would be lost with it if the process were killed.
-        """
-        begins = delivery.confirmed is None
+        """Stop holding a message whose task begins, and add the write of its ack. Its place is free after that."""
 
         def confirm(stored: bool) -> None:
             with self._lock:
-                del self._storing[delivery.tag]
-                delivery.credit.begun -= begins
+                self._early_acks.settle(delivery, stored)
                 self._return_credit(delivery)
                 self._refill(delivery.credit)
                 delivery.settle(stored)
                 if delivery.confirmed is not None:
-                    if stored:
-                        self._confirmed.add(delivery.tag)
                     delivery.confirmed(stored)
                 self._decide_waiting()
 
         del self._held[delivery.tag]
-        self._storing[delivery.tag] = (time.monotonic(), delivery)
-        delivery.credit.begun += begins
+        self._early_acks.store(delivery)
         self._refill(delivery.credit)
         self._log(delivery, outcome)
         self.writes.add(delivery.doc, change, confirm)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kombu_couchdb import errors
-from kombu_couchdb.consumer import bodies, pending_writes, unacked
+from kombu_couchdb.consumer import bodies, early_acks, pending_writes
 from kombu_couchdb.consumer.delivery import Credit, Delivery, Mailbox, Subscription
 from kombu_couchdb.consumer.pending_writes import give_up
 from kombu_couchdb.consumer.unacked import Unacked
@@ -428,7 +428,7 @@ def test_no_task_begins_in_an_outage(desk: Desk) -> None:
 
 
 def test_no_task_begins_while_an_ack_is_not_stored_for_long(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unacked, '_SILENCE_SECONDS', 0.0)
+    monkeypatch.setattr(early_acks, '_SILENCE_SECONDS', 0.0)
     desk.subscribe()
     first, second, begun = desk.claim('a'), desk.claim('b'), list[bool]()
     assert desk.unacked.begin(first.tag, unexpected)
@@ -437,6 +437,29 @@ def test_no_task_begins_while_an_ack_is_not_stored_for_long(desk: Desk, monkeypa
     assert begun == []
     desk.begun()
     assert begun == [True]
+
+
+@pytest.mark.parametrize('confirm', [False, True])
+def test_as_many_tasks_as_the_prefetch_count_have_begun_before_their_acks_are_stored(confirm: bool) -> None:
+    """Beside as many that have not begun; with `confirm_acks` none has."""
+    desk, begun = Desk(confirm_acks=confirm), list[str]()
+    subscription = desk.subscribe(limit=2)
+    for name in 'abcdefgh':
+        subscription.credit.count(1)  # as claims ahead do
+        desk.add(subscription, name)
+
+    def begin_all() -> list[str]:
+        while (delivery := desk.take()) is not None:
+            desk.unacked.begin(delivery.tag, lambda may_begin: None)
+            if not confirm:
+                desk.unacked.ack(delivery.tag)
+            begun.append(delivery.doc['_id'])
+        return begun
+
+    assert begin_all() == (['a', 'b'] if confirm else ['a', 'b', 'c', 'd'])
+    desk.begun()
+    assert begin_all() == (['a', 'b', 'c', 'd'] if confirm else [*'abcdefgh'])
+    desk.mailbox.close()
 
 
 @pytest.mark.parametrize('loss', ['lease', 'message'])
