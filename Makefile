@@ -31,13 +31,11 @@ demo-managed: $(VENV)/installed  ## See workers behind the limits of a managed s
 test: $(VENV)/installed-dev  ## Run the tests, on $COUCHDB_URL or else on an embedded server; PYTEST_ARGS="-k lease -x"
 	@$(PYTEST) $(or $(PYTEST_ARGS),-m 'not slow')
 
-# Coverage has a floor, `fail_under` in pyproject.toml. The slow tests, which wait for most of their time, run beside the
-# others. They are not measured: those of the model would take three times as long.
+# Coverage has a floor, `fail_under` in pyproject.toml. The slow tests would take twice as long if it were measured.
 test-all: $(VENV)/installed-dev  ## Run all tests, also the slow ones, and measure the coverage of the others
 	@$(RUN) -m coverage erase
-	@mkdir -p build; $(RUN) -m pytest -n 4 --dist worksteal -m slow >build/slow-tests 2>&1 & slow=$$!; \
-	$(RUN) -m coverage run -m pytest $(TEST_JOBS) -m 'not slow'; status=$$?; \
-	wait $$slow || status=$$?; echo 'The slow tests:'; cat build/slow-tests; exit $$status
+	@$(RUN) -m coverage run -m pytest $(TEST_JOBS) -m 'not slow'
+	@$(PYTEST) -m slow
 	@$(RUN) -m coverage combine -q && printf 'Coverage in percent: ' && $(RUN) -m coverage report --format=total
 
 versions: $(VENV)/installed-dev  ## Run tests with other Pythons, if they are there, and other Celerys; TOX_ARGS="-e oldest -- -x"
