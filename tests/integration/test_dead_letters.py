@@ -147,7 +147,9 @@ def test_dead_unique_job_is_not_replayed_while_another_waits(
     assert items(client) == [letter, item]
 
 
-def test_reject_in_an_exception_handler_records_the_exception(connection: Connection, client: Client) -> None:
+def test_reject_in_an_exception_handler_records_the_exception(
+    connection: Connection, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     publish(connection, 'hello')
     inbox = Inbox(connection, ack=False)
     inbox.wait(1)
@@ -157,6 +159,7 @@ def test_reject_in_an_exception_handler_records_the_exception(connection: Connec
         inbox.messages[0].reject()
     [doc] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
     assert doc['reason'] == 'rejected: ValueError: no such card'
+    assert f'message {doc["_id"]} is kept as a dead letter: rejected: ValueError: no such card' in caplog.text
 
 
 def test_body_that_decompresses_to_too_much_becomes_a_dead_letter(
