@@ -141,7 +141,7 @@ def run_change(
     """
     if question:
         confirm(question)
-    end = begin()
+    end, failed = begin(), ''
     has_bar = change.total is not None and change.total > BATCH_DOCS
     try:
         bar: Any
@@ -155,9 +155,12 @@ def run_change(
         change.stop()
         echo(f'Interrupted: {change.outcome}. The rest is as it was.', err=True)
         ctx.exit(1)
+    except CouchDBError as exc:
+        failed = f' It ended with an error: {exc}'
+        raise
     finally:
         with suppress(CouchDBError):
-            end(f'{"; ".join(change.summary)}.')
+            end(f'{"; ".join(change.summary)}.{failed}')
     if change.done or not change.refusals:
         echo(f'{change.outcome}.')
     if change.lost:

@@ -79,11 +79,14 @@ class Selectable(Generic[S, T]):
         return Change.of(action.unit or self.noun, total, items, lambda part: action.act(source, part, **values))
 
     def in_words(self, values: Values) -> str:
-        """Return the values of filters as words behind a number: ` (task: pay, error: ValueError)`; '' without any."""
+        """Return the values of filters as words behind a number: ` (task: pay, error: ValueError)`; '' without any.
+
+        Arguments of tasks are left out: a record that pages show without them may contain these words.
+        """
         words = (
             f'{field.label.lower()}: {", ".join(value) if isinstance(value, list) else value:.80}'
             for field in self.filters
-            if isinstance(value := values.get(field.name), (str, list))
+            if isinstance(value := values.get(field.name), (str, list)) and not field.is_argument
         )
         shown = ', '.join(words)
         return f' ({shown})' if shown else ''

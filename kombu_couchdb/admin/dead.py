@@ -15,7 +15,7 @@ from ..documents.dead_letter import NO_QUEUE
 from ..documents.ids import ONCE, job_id
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
-from ..queues.unique_jobs import enqueue
+from ..queues.unique_jobs import enqueue, was_enqueued
 from .jobs import FIRST_ROWS, needs_jobs_view, paged
 
 #: The shapes of the rows of the view `dead`, and of its reduction.
@@ -74,9 +74,10 @@ def count_matching(
         return None
     tasks = [task]
     if task is None and error is not None:
-        tasks = [group.task for group in groups(client) if group.error == error]
-        if None in tasks:
-            return None  # no range of keys has them
+        known = list(groups(client))
+        tasks = [group.task for group in known if group.error == error]
+        if None in tasks or len(known) >= _MAX_GROUPS:
+            return None  # no range of keys has them, or there are more
     ranges = [_range(queue, name, error, since, until) for name in tasks]
     queries = [{'startkey': first, 'endkey': last} for _, _, first, last in ranges]
     if not queries:
@@ -217,12 +218,13 @@ def _replay_unique(client: Client, letter: Document, before: Before | None) -> b
     # made of the letter: whoever replays it at the same moment, or after a kill, publishes the same message.
     tag = ONCE + letter['_id']
     again['message'] = {**again['message'], 'properties': {**again['message']['properties'], 'delivery_tag': tag}}
-    [found] = client.fetch([job])
-    if merge(found, again, client.clock.now())[1].what == MOVED:
-        return False
-    if before:
-        before([letter])
-    enqueue(client, again)
+    if not was_enqueued(client, again):  # otherwise it may have run, and `before` would forget its result
+        [found] = client.fetch([job])
+        if merge(found, again, client.clock.now())[1].what == MOVED:
+            return False
+        if before:
+            before([letter])
+        enqueue(client, again)
     client.bulk([workitem.deleted(letter)])
     return True
 

@@ -195,8 +195,8 @@ class Cycle:
                 self._offer(released)
             self._claims.claim_for_pulls(pulls, writes)
             self._claims.claim_for_credit(credit, self._candidates, writes, len(pending))
-            if claimed := [write.doc for write in writes if write.doc.get('claimed')]:
-                for queue, message in self.notifier.take_before(doc['message'] for doc in claimed):
+            if claimed := [write.doc['message'] for write in writes if write.doc.get('claimed')]:
+                for queue, message in self.notifier.take_before(claimed):
                     self.unacked.broadcast(queue, message)
             if self._gate.is_used:
                 self._gate.wake(writes)
@@ -220,7 +220,7 @@ class Cycle:
                 self.unacked.flow.end()
             if self._gate.is_used:
                 self._offer(self._gate.settle(self._in_use))
-            self._ring({doc['queue'] for doc in claimed})
+            self._ring()
         except CouchDBError:
             give_up([*pending, *writes])
             raise
@@ -315,19 +315,14 @@ class Cycle:
         for queue, message in broadcasts:
             self.unacked.broadcast(queue, message)
 
-    def _ring(self, served: set[str]) -> None:
-        """Wake the consumers that rest, if messages wait for which this one has no credit.
-
-        It has just claimed messages of the queues that it `served`: the messages behind them begin to wait now.
-        """
-        attention, credit = self.notifier.attention, self.unacked.credit()
-        bell, rank = attention.bell, attention.rank
+    def _ring(self) -> None:
+        """Wake the consumers that rest, if messages wait for which this one has no credit."""
+        bell, credit = self.notifier.attention.bell, self.unacked.credit()
         for queue, candidates in self._candidates.items():
-            is_served = credit.get(queue, 0) > 0 or queue in self._topology.paused
-            if is_served or queue in served:
+            if credit.get(queue, 0) > 0 or queue in self._topology.paused:
                 bell.forget(queue)
-            if not is_served and (ids := candidates.first(_BELL_ROWS)):
-                bell.waits(queue, rank, ids)
+            elif ids := candidates.first(_BELL_ROWS):
+                bell.waits(queue, self.notifier.attention.rank, ids)
         bell.keep(self._candidates)
         shared = [queue for queue in bell.due if self.notifier.peers.is_shared(queue, self.lease.id)]
         for queue in set(bell.due).difference(shared):

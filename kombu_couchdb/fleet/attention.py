@@ -272,7 +272,8 @@ class Attention:
         quiet = frozenset(quiet)
         unread, now = self._unread(own, queues, with_credit, quiet, may_rest), time.monotonic()
         if quiet.issuperset(queues):
-            return unread
+            due, self.unread_quiet = self.unread_quiet & {*queues}, set()
+            return unread | due
         # To read a queue waits for the index, which a busy consumer changes all the time.
         self.unread_quiet = (self.unread_quiet | (unread & quiet)) & {*queues}
         if not self.unread_quiet or now < self._quiet_at:

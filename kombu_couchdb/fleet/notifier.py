@@ -259,7 +259,8 @@ class Notifier:
                 quiet = set(filter(self._is_quiet, followed))
                 self.attention.unread_quiet |= quiet
                 for queue in followed - quiet:
-                    candidates[queue].mark_stale()
+                    if not len(candidates[queue]):
+                        candidates[queue].mark_stale()
         elif now - self._busy_at >= _LINGER_SECONDS or not any(
             queue_candidates.is_stale for queue_candidates in candidates.values()
         ):

@@ -66,6 +66,12 @@ def enqueue(client: Client, doc: WorkItem) -> Outcome:
     return outcome
 
 
+def was_enqueued(client: Client, doc: WorkItem) -> bool:
+    """Tell whether the same message was stored before; it may have run since. One request or two."""
+    once = once_id(doc) if workitem.has_derived_id(doc) else None
+    return _earlier_outcome(client, doc, once, client.known_leaves(doc['_id'])) is not None
+
+
 def _merge(client: Client, doc: WorkItem, once: str | None) -> Outcome:
     for _ in range(ATTEMPTS):
         # First the leaves, then the marker: if the job runs in between, the write is in conflict.

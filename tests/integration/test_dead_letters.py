@@ -107,8 +107,11 @@ def test_dead_unique_job_is_replayed_while_another_runs(
     assert dead.count(client) == 0
 
 
-def test_dead_unique_job_that_two_replay_at_once_runs_once(report: Any, connect: Connect, client: Client) -> None:
-    report.apply_async((1,), job_key='k')
+def test_dead_unique_job_that_two_replay_at_once_runs_once(
+    app: Celery, report: Any, connect: Connect, client: Client
+) -> None:
+    """And the second one leaves the result as it is."""
+    first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
     kill_all(inbox, client, 1)
     report.apply_async((2,), job_key='k')
@@ -119,8 +122,10 @@ def test_dead_unique_job_that_two_replay_at_once_runs_once(report: Any, connect:
     inbox.wait(3)
     inbox.messages[2].ack()
     wait_for(lambda: not items(client), 'the ends')
-    dead.replay(client, [letter])  # who has read the letter at the same moment
+    app.backend.store_result(first.id, 1, 'SUCCESS')
+    Jobs(app).replay([letter])  # who has read the letter at the same moment
     assert (items(client), len(inbox.messages)) == ([], 3)
+    assert first.result == 1
 
 
 def test_dead_unique_job_is_not_replayed_while_another_waits(

@@ -64,8 +64,8 @@ class Home:
         #: a result that another region has returned, for example, ends none.
         self._records: dict[str, str] = {}
         self._look_ups = LookUps[str]()
-        #: The monotonic time at which it is looked for results that wait in the broker's database.
-        self._waiting_at = 0.0
+        #: When results are looked for that wait in the broker's database, and the id of the last one of that look.
+        self._waiting_at, self._waiting_after = 0.0, ''
 
     @property
     def next_at(self) -> float:
@@ -112,10 +112,14 @@ class Home:
         """Move results for other regions that wait in the broker's database: that of regions has refused them."""
         if time.monotonic() < self._waiting_at:
             return
-        self._waiting_at = time.monotonic() + DELAY_SECONDS
-        waiting = [row['doc'] for row in self._broker.id_range(region.RETURNED, docs=True, limit=_BATCH_DOCS)]
+        self._waiting_at = time.monotonic() + DELAY_SECONDS  # also if the database refuses the whole request
+        rows = self._broker.id_range(region.RETURNED, docs=True, limit=_BATCH_DOCS, after=self._waiting_after or None)
+        self._waiting_after = rows[-1]['id'] if len(rows) >= _BATCH_DOCS else ''
+        waiting = [row['doc'] for row in rows if row['doc'].get('type') == 'Returned']
         moved = zip(waiting, self._own.create_once(waiting) if waiting else (), strict=True)
         delete_current(self._broker, [doc for doc, result in moved if result.is_stored])
+        if self._waiting_after:
+            self._waiting_at = 0.0  # those that are refused again do not keep the others from being moved
 
     def cancel_revoked(self) -> None:
         """Cancel the lent tasks that were revoked here: the workers of other regions do not learn of it otherwise."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -238,3 +240,17 @@ def test_listener_notices_within_two_seconds_that_the_messages_are_gone(world: W
     rings(bell, world, 60.0, 'a')
     rings(bell, world, 2.01, 'new')
     assert not bell.knows('q')
+
+
+def test_quiet_queue_is_read_once_a_second_and_when_all_others_are_paused() -> None:
+    attention = Attention(peers_of({'me': ['q', 'quiet']}))
+
+    def unread(*queues: str) -> set[str]:
+        attention.unread_quiet = {'quiet'}  # the consumer is busy, and follows no feed
+        return attention.update('me', queues, {*queues}, quiet={'quiet'}, may_rest=True)
+
+    assert unread('q', 'quiet') == {'quiet'}
+    assert unread('q', 'quiet') == set()
+    assert time.monotonic() < attention.look_at < inf
+    assert 'quiet' in unread('quiet')
+    assert time.monotonic() < attention.look_at, 'nothing is left to be read'
