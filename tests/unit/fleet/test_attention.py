@@ -242,7 +242,7 @@ def test_listener_notices_within_two_seconds_that_the_messages_are_gone(world: W
     assert not bell.knows('q')
 
 
-def test_quiet_queue_is_read_once_a_second_and_when_all_others_are_paused() -> None:
+def test_quiet_queue_is_read_once_a_second_and_when_all_others_are_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = Attention(peers_of({'me': ['q', 'quiet']}))
 
     def unread(*queues: str) -> set[str]:
@@ -252,5 +252,8 @@ def test_quiet_queue_is_read_once_a_second_and_when_all_others_are_paused() -> N
     assert unread('q', 'quiet') == {'quiet'}
     assert unread('q', 'quiet') == set()
     assert time.monotonic() < attention.look_at < inf
-    assert 'quiet' in unread('quiet')
+    monkeypatch.setattr(module, '_QUIET_SECONDS', 0.0)
+    for queues in (('q', 'quiet'), ('quiet',)):
+        attention = Attention(peers_of({'me': ['q', 'quiet']}))
+        assert 'quiet' in unread(*queues)
     assert time.monotonic() < attention.look_at, 'nothing is left to be read'
