@@ -4,10 +4,10 @@ kombu's thread subscribes, receives deliveries and decides about them (ack, rele
 the network here. The I/O thread claims messages and adds them. A claim takes credit before it is written, and returns
 it if it fails. A decision frees credit at once, so that the next claim can share a request with the ack.
 
-kombu never has more messages of a channel to decide about than its prefetch count: those claimed ahead (see `flow`) wait
-on the shelf. A message moves from there into the mailbox when kombu decides about another one, in kombu's thread: it does not
-wait for the I/O thread. If it waits for too long, it is given back, and other consumers can claim it. The mailbox may
-contain deliveries that are not held any more: `deliver` refuses them.
+kombu never has more messages of a channel to decide about than its prefetch count: those claimed ahead (see `flow`)
+wait on the shelf. A message moves from there into the mailbox when kombu decides about another one, in kombu's thread:
+it does not wait for the I/O thread. If it waits for too long, it is given back, and other consumers can claim it. The
+mailbox may contain deliveries that are not held any more: `deliver` refuses them.
 
 A program may say that it acknowledges a message when its task *begins*: see `begin`. Until such an ack is stored, the
 task would run again if the process were killed. So the ack is written at once. Until it is stored, such messages do not

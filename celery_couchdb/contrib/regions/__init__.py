@@ -75,8 +75,8 @@ def revoke(task_id: str, app: Any = None, *, region: str = '', terminate: bool =
     If no worker has begun it, it does not run; otherwise it goes on, unless `terminate` is true. Its result is
     `REVOKED` then. The other region learns of it when it can be reached. A later step of a chain was not given away by
     this region: `region` names the one in which it runs or will run, and true is returned. `app` and errors are those
-    of `where`; *raises* `ConfigurationError` for an unknown region, too. The workers there are told once, as by Celery's
-    `revoke`: one that starts later, or a step that is sent hours later, does not know of it.
+    of `where`; *raises* `ConfigurationError` for an unknown region, too. The workers there are told once, as by
+    Celery's `revoke`: one that starts later, or a step that is sent hours later, does not know of it.
     """
     with _database(app) as client:
         if region and region not in (app or current_app).conf.broker_transport_options['regions']:
