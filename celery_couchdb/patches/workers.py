@@ -359,4 +359,3 @@ def _make_dead_letter(message: Any, exc: Exception) -> None:
         logger.error('message %s caused an error after it was acknowledged or rejected: %s', name, reason)
     else:
         message.reject()
-        logger.error('message %s was made a dead letter: %s', name, reason)

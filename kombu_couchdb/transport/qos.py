@@ -82,8 +82,8 @@ class QoS:
 
     def _make_dead_letter(self, tag: str, flaw: str | TaskError) -> None:
         if isinstance(flaw, str):
-            # Celery logs before that it discards the message.
-            logger.warning('message %s is kept as a dead letter: %s', tag.rpartition(':')[0], flaw)
+            # Celery may have logged that it discards the message.
+            logger.error('message %s was made a dead letter: %s', tag.rpartition(':')[0], flaw)
             self.channel.unacked.dead_letter(tag, flaw)
         else:
             self.channel.unacked.fail(tag, flaw)

@@ -164,7 +164,7 @@ def test_reject_in_an_exception_handler_records_the_exception(
         inbox.messages[0].reject()
     [doc] = wait_for(lambda: [doc for doc in items(client) if doc.get('status')], 'the dead letter')
     assert doc['reason'] == 'rejected: ValueError: no such card'
-    assert f'message {doc["_id"]} is kept as a dead letter: rejected: ValueError: no such card' in caplog.text
+    assert f'message {doc["_id"]} was made a dead letter: rejected: ValueError: no such card' in caplog.text
 
 
 def test_body_that_decompresses_to_too_much_becomes_a_dead_letter(
