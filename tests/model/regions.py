@@ -118,9 +118,11 @@ class Database:
     def sequence(self) -> int:
         return max((number for number, _ in self.changed.values()), default=0)
 
-    def id_range(self, prefix: str, *, limit: int | None = None, after: str | None = None) -> list[Document]:
-        docs = self.live(prefix)
-        return [{'id': doc['_id']} for doc in docs if not after or doc['_id'] > after][:limit]
+    def id_range(
+        self, prefix: str, *, docs: bool = False, limit: int | None = None, after: str | None = None
+    ) -> list[Document]:
+        found = [doc for doc in self.live(prefix) if not after or doc['_id'] > after][:limit]
+        return [{'id': doc['_id'], **({'doc': doc} if docs else {})} for doc in found]
 
     def view(self, name: str, view: str, *_: Any, **arguments: Any) -> list[Document]:
         """Return the rows of `lendable`."""
