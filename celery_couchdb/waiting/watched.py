@@ -97,8 +97,10 @@ class Watched:
             for doc_id in ids:
                 is_read = doc_id in self.ahead
                 known = self.ahead.pop(doc_id, None)  # later changes are delivered to the mailbox
-                if known is None and doc_id in self._cache:
-                    known = self._cache.take(doc_id)
+                # What was read ahead before the end is forgotten: after the wait nobody must be told an earlier state.
+                cached = self._cache.take(doc_id) or {}
+                if known is None and is_success(cached):
+                    known = cached
                 self.mailboxes.setdefault(doc_id, set()).add(mailbox)
                 mailbox.revs.setdefault(doc_id, '')
                 if known is not None:

@@ -11,6 +11,7 @@ import pytest
 from celery_couchdb.results.result_store import ResultStore
 from celery_couchdb.waiting import read_ahead as module
 from celery_couchdb.waiting.read_ahead import Cache, ReadAhead
+from celery_couchdb.waiting.watched import ResultMailbox, Watched
 
 
 def doc(doc_id: str, status: str = 'SUCCESS', value: Any = 1) -> dict[str, Any]:
@@ -47,3 +48,12 @@ def test_documents_that_are_replaced_while_they_are_read_are_not_kept() -> None:
     store = cast(ResultStore, SimpleNamespace(read_many=read_many))
     ReadAhead(store, lambda *_: [], cache).load('abc')
     assert not any(map(cache.take, 'abc'))
+
+
+def test_wait_forgets_what_was_read_before_the_end() -> None:
+    """Otherwise `state` would be `PENDING` a moment after `get()` has returned the result."""
+    cache, mailbox = Cache(lambda: 0.0), ResultMailbox()
+    cache.add([{'_id': 'missing'}, doc('begun', 'STARTED'), doc('done')])
+    Watched(cache).add(mailbox, ['missing', 'begun', 'done'], ())
+    assert [cache.take(name) for name in ('missing', 'begun')] == [None, None]
+    assert mailbox.receive(0) == [doc('done')]
