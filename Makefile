@@ -39,8 +39,7 @@ test-all: $(VENV)/installed-dev  ## Run all tests, also the slow ones, and measu
 	@$(RUN) -m coverage combine -q && printf 'Coverage in percent: ' && $(RUN) -m coverage report --format=total
 
 versions: $(VENV)/installed-dev  ## Run tests with other Pythons, if they are there, and other Celerys; TOX_ARGS="-e oldest -- -x"
-	@$(RUN) -m tox run --notest $(TOX_ARGS)  # one after the other: all of them write celery_couchdb.egg-info
-	@$(RUN) -m tox run-parallel -p 2 $(TOX_ARGS)
+	@$(RUN) -m tox run $(TOX_ARGS)
 
 model: $(VENV)/installed-dev  ## Explore the protocol of claims and leases for longer: twenty times as many runs, and faults put in
 	@MODEL_EXAMPLES=20 $(RUN) -m pytest tests/model $(PYTEST_ARGS)
