@@ -1,8 +1,8 @@
 """The record of what operators did: who, what, to which targets, when, why, and how it ended.
 
 Each action of the page, and each command that changes jobs, failures, queues or schedules, leaves one document in the
-broker's database. One that takes longer is recorded when it begins, so that a
-kill of its process does not hide it. It is deleted after 90 days, by whoever writes the next one.
+broker's database. One that takes longer is recorded when it begins, so that a kill of its process does not hide it. It
+is deleted after 90 days, by whoever writes the next one.
 """
 
 from __future__ import annotations

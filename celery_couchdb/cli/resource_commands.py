@@ -132,16 +132,16 @@ def run_change(
     question: str,
     verb: str,
     change: Change,
-    begin: Callable[[], Callable[[str], object]] = lambda: lambda outcome: None,
+    begin: Callable[[], Callable[[str], object]] | None = None,
 ) -> None:
     """Ask a question, unless it is '', do a change with a progress bar, and print what came of it.
 
-    `begin` records that it begins, and returns the function that records how it ended. The command ends with status 1
-    unless all were changed. Ctrl-C ends it after it has said what was done.
+    `begin`, if it is given, records that it begins, and returns the function that records how it ended. The command
+    ends with status 1 unless all were changed. Ctrl-C ends it after it has said what was done.
     """
     if question:
         confirm(question)
-    end, failed = begin(), ''
+    end, failed = begin and begin(), ''
     has_bar = change.total is not None and change.total > BATCH_DOCS
     try:
         bar: Any
@@ -159,8 +159,9 @@ def run_change(
         failed = f' It ended with an error: {exc}'
         raise
     finally:
-        with suppress(CouchDBError):
-            end(f'{"; ".join(change.summary)}.{failed}')
+        if end:
+            with suppress(CouchDBError):
+                end(f'{"; ".join(change.summary)}.{failed}')
     if change.done or not change.refusals:
         echo(f'{change.outcome}.')
     if change.lost:
@@ -235,7 +236,8 @@ def action_command(
             items, what = selectable.matching(source, wanted), counted(total, noun)
         asks = total and not yes and (not names or (action.asks and not action.needs))
         question = action.question.format(what) if asks else ''
-        title, targets = f'{action.title.lower()} {noun}', names or [f'all {what}{selectable.in_words(wanted)}']
+        title, chosen = f'{action.title.lower()} {noun}', selectable.in_words(wanted, arguments=False)
+        targets = names or [f'all {what}{chosen}']
         begin = partial(audit.begin, selectable.client(source), audit.who_runs_this(), title, targets, reason)
         run_change(ctx, question, action.title, selectable.change(action, source, items, total, values), begin)
 

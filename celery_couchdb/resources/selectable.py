@@ -78,15 +78,15 @@ class Selectable(Generic[S, T]):
         """Return the change of some items by an action."""
         return Change.of(action.unit or self.noun, total, items, lambda part: action.act(source, part, **values))
 
-    def in_words(self, values: Values) -> str:
+    def in_words(self, values: Values, *, arguments: bool) -> str:
         """Return the values of filters as words behind a number: ` (task: pay, error: ValueError)`; '' without any.
 
-        Arguments of tasks are left out: a record that pages show without them may contain these words.
+        Without `arguments`, those of tasks are left out: for a record that pages without arguments show, too.
         """
         words = (
             f'{field.label.lower()}: {", ".join(value) if isinstance(value, list) else value:.80}'
             for field in self.filters
-            if isinstance(value := values.get(field.name), (str, list)) and not field.is_argument
+            if isinstance(value := values.get(field.name), (str, list)) and (arguments or not field.is_argument)
         )
         shown = ', '.join(words)
         return f' ({shown})' if shown else ''

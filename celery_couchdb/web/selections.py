@@ -183,7 +183,7 @@ class _ForAll(_ForSelected[S, T]):
         number = f'more than {MAX_COUNTED:,} {noun}s' if total is None else counted(total, noun)
         if len(filters) > 1:
             return f'{counted(len(filters), "group")} with {number}'
-        return f'all {number}{self.selectable.in_words(filters[0])}'
+        return f'all {number}{self.selectable.in_words(filters[0], arguments=True)}'
 
     def names(self, view: View, targets: Sequence[str]) -> Sequence[str]:
         return ()

@@ -22,9 +22,8 @@ from .jobs import FIRST_ROWS, needs_jobs_view, paged
 _LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
 
 #: The shape of the responses to several queries of the views `failures` and `dead`, reduced to numbers.
-_COUNTED = members(
-    results=items(members(rows=items(members(value=lambda value: number(value) or members(count=number)(value)))))
-)
+_STATS = members(count=number)
+_COUNTED = members(results=items(members(rows=items(members(value=lambda value: number(value) or _STATS(value))))))
 
 #: The shape of the rows of the view `failures`, reduced to groups.
 _GROUP = members(
@@ -74,7 +73,7 @@ def count_matching(
         return None
     tasks = [task]
     if task is None and error is not None:
-        known = list(groups(client))
+        known = groups(client)
         tasks = [group.task for group in known if group.error == error]
         if None in tasks or len(known) >= _MAX_GROUPS:
             return None  # no range of keys has them, or there are more
