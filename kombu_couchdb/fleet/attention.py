@@ -161,6 +161,8 @@ class _Waiting:
     at: float
     ring_at: float
     pause: float = _FIRST_PAUSE_SECONDS
+    #: Whether they have waited for so long that the queue was read, or the bell rang.
+    is_known: bool = False
 
     def postpone(self, most: float) -> None:
         """Wait for longer after each bell that did not help; read the queue after `most` seconds at the latest."""
@@ -191,13 +193,14 @@ class BellRinger:
         return [queue for queue, waiting in self._waiting.items() if waiting.at <= now]
 
     def knows(self, queue: str) -> bool:
-        """Tell whether messages of a queue are known to wait."""
-        return queue in self._waiting
+        """Tell whether messages of a queue are known to wait: this consumer had no credit for them for a moment."""
+        return queue in self._waiting and self._waiting[queue].is_known
 
     def waits(self, queue: str, rank: int | None, ids: Collection[str]) -> None:
         """Note messages (`ids`) for which this consumer, a listener of this rank or none, has no credit."""
         self._reads_every = inf if rank is None else _READ_SECONDS
-        if queue not in self._waiting:
+        before = self._waiting.get(queue)
+        if before is None or {*ids}.isdisjoint(before.ids):  # other messages: those before were claimed meanwhile
             after = 1.0 + rank if rank is not None else random.uniform(_LAST_RANK, 2 * _LAST_RANK)
             at = max(time.monotonic() + _RANK_SECONDS * after, self._rang_at.get(queue, -inf) + _FIRST_PAUSE_SECONDS)
             self._waiting[queue] = _Waiting(ids, at, at)
@@ -220,6 +223,7 @@ class BellRinger:
         if not {*ids} & {*waiting.ids}:
             self.forget(queue)
             return False
+        waiting.is_known = True
         waiting.at = now + min(self._reads_every, waiting.pause)
         if now < waiting.ring_at:
             return False
@@ -230,6 +234,7 @@ class BellRinger:
         """Note that the bell rang for a queue, here or elsewhere."""
         self._rang_at[queue] = time.monotonic()
         if queue in self._waiting:
+            self._waiting[queue].is_known = True
             self._waiting[queue].postpone(self._reads_every)
 
 
