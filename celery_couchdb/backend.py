@@ -33,7 +33,7 @@ from kombu_couchdb.queues.quarantine import Harmful
 
 from .chords.completion import ChordMixin
 from .chords.counter import LAG_SECONDS, Chords
-from .patches import output, workers
+from .patches import output, results, workers
 from .results.documents import (
     RULES,
     ChordPart,
@@ -55,7 +55,7 @@ from .worker.handover import HandOver
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
 
-for patch in (output, workers):
+for patch in (output, results, workers):
     patch.install()
 
 logger = get_logger(__name__)

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -81,9 +80,7 @@ class PushMixin(BaseKeyValueStoreBackend):
         self._check_caller()
         # In each interval Celery reads the states of all earlier results, in case one has failed. That is seldom
         # useful, because then this result fails, too. So the interval is longer if there are more earlier results.
-        earlier = list(ancestors(result))
-        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * len(earlier))
-        on_interval = on_interval and partial(self._on_interval, on_interval, earlier)
+        pause = max(interval or 0.5, _PAUSE_PER_ANCESTOR_SECONDS * len(list(ancestors(result))))
         before = {task.id: task for group in groups_of(result) for task in ancestors(group)}
         for task_id, meta in self.await_results([result.id], timeout, pause, on_message, on_interval, before):
             if task_id in before:
@@ -134,6 +131,13 @@ class PushMixin(BaseKeyValueStoreBackend):
     def remove_pending_result(self, result: Any) -> Any:
         """Do nothing: deleted and fulfilled results are noticed. Destructors call this at any time."""
         return result
+
+    # -- called by patches.results
+
+    def read_earlier(self, result: AsyncResult) -> None:
+        """Read the states of all tasks before a result together: Celery asks for each next. *Raises* no error."""
+        ids = [self.get_key_for_task(task.id) for task in ancestors(result) if task._cache is None]
+        self.read_ahead.load(ids, least=2)
 
     # -- waiting
 
@@ -230,11 +234,6 @@ class PushMixin(BaseKeyValueStoreBackend):
         except RETRIED:
             if not self.always_retry:
                 raise
-
-    def _on_interval(self, on_interval: Callable[[], Any], ancestors: Collection[AsyncResult]) -> None:
-        """Read the unfinished earlier results together, and let Celery check them."""
-        self.read_ahead.load([self.get_key_for_task(task.id) for task in ancestors if task._cache is None])
-        on_interval()
 
 
 def _time_limit(seconds: float | None) -> AbstractContextManager[None]:

@@ -308,6 +308,18 @@ def test_ready_group_of_a_thousand_takes_few_requests(app: Celery, client: Clien
     assert len(sent) <= 5  # one request per process asks whether the server is a cluster
 
 
+def test_result_of_a_chain_takes_two_requests(app: Celery, client: Client, sent: list[Request]) -> None:
+    """Celery asks for the state of each step, the first one first, and then for the last result."""
+    names = ids(10)
+    store_all(client, {name: name for name in names})
+    result: Any = None
+    for name in names:
+        result = app.AsyncResult(name, parent=result)
+    sent.clear()
+    assert result.get(timeout=PATIENCE) == names[-1]
+    assert len(sent) <= 3  # one request per process asks whether the server is a cluster
+
+
 def test_join_iteration_and_failure_of_a_result_set(app: Celery, worker: CouchDBBackend) -> None:
     names = ids(2)
     results = app.ResultSet([app.AsyncResult(name) for name in names])

@@ -91,4 +91,5 @@ def test_process_with_couchdb_is_changed() -> None:
     """So the test above looks at the right places. No server listens at this port."""
     both = {'celery.canvas.itertools', 'kombu.utils.url.sanitize_url', 'sys.excepthook', 'WorkController._process_task'}
     assert changed_by('couchdb://127.0.0.1:1') >= {*both, 'Panel.scheduled'}
-    assert changed_by('memory://', 'couchdb://127.0.0.1:1') >= both
+    backend = {*both, 'AsyncResult._maybe_reraise_parent_error'}
+    assert changed_by('memory://', 'couchdb://127.0.0.1:1') >= backend
