@@ -123,7 +123,7 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if _is_ours(self.message):
-                self.message.wait()
+                self.message.set_waiting(True)
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
             if not early_acks.on_accepted(self):
@@ -209,8 +209,8 @@ def _begin(request: Any, pool: Any) -> None:
     if not _is_ours(message := request.message):
         return
     if pool.uses_semaphore:
-        message.begin()
-    elif not (_may_begin(request) and message.begin()):
+        message.set_waiting(False)
+    elif not (_may_begin(request) and message.set_waiting(False)):
         raise import_module('greenlet').GreenletExit if pool.is_green else _NotBegun  # neither is logged
 
 
@@ -219,7 +219,7 @@ def _may_begin(request: Any) -> bool:
     state, message = import_module('celery.worker.state'), request.message
     if early_acks.must_stop():
         return bool(not message.needs_ack)  # `Consumer.stop` gives it back
-    if message.may_begin():
+    if message.is_held():
         return True
     state.task_ready(request)
     logger.info(
@@ -261,7 +261,7 @@ def _written_jobs(pool: Any) -> dict[Any, Any]:
                 found[job] = asynpool._get_job_writer(job)
                 message: Any = getattr(getattr(job._accept_callback, '__self__', None), 'message', None)
                 if _is_ours(message):
-                    message.begin()
+                    message.set_waiting(False)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Claims: which messages a consumer reads and claims, and what it does with the result of each claim.
+"""Claims: which messages a consumer reads, and claims, drops (expired) or sets aside (delivery limit, malformed).
 
 A message with a concurrency limit or a rate may have to wait. Before a consumer claims such a message, it asks its
 `limits.gate.Gate`.

@@ -180,7 +180,7 @@ class Delivery:
     #: Whether the message was put into the mailbox, and whether kombu has taken it from there.
     handed: bool = False
     delivered: bool = False
-    #: Whether a worker has it and has not begun to work on it, see `Message.wait`.
+    #: Whether a worker has it and has not begun to work on it, see `Message.set_waiting`.
     waiting: bool = False
     #: Whether its task has begun, so that its ack must be stored at once. Who waits for that before the task begins.
     begun: bool = False

@@ -43,7 +43,10 @@ Confirm = Callable[[bool], None]
 
 
 class Precondition(Protocol):
-    """Something of this process that is stored elsewhere, in the order in which it is handed over."""
+    """Something of this process that is stored elsewhere, in the order in which it is handed over.
+
+    `celery_couchdb.results.result_queue` is the one there is, once for each result backend of a process.
+    """
 
     def mark(self) -> int | None:
         """Return a mark for everything that was handed over before this call; None if that cannot be told now."""

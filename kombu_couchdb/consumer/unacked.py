@@ -172,8 +172,8 @@ class Unacked:
                 delivery.credit.count_delivery()
             return True
 
-    def may_begin(self, tag: str) -> bool:
-        """Tell whether the work on a message may begin: this consumer holds it, and its lease cannot have ended."""
+    def still_holds(self, tag: str) -> bool:
+        """Tell whether this consumer holds a message, and its lease cannot have ended: its work may begin."""
         with self._lock:
             if tag in self._held and not self._lease.valid:  # as in `deliver`
                 self._release_uncounted(tag)
@@ -207,7 +207,7 @@ class Unacked:
             if self._early_acks.is_stalled:
                 self._early_acks.wait(tag, decide)
                 return None
-            return self._may_begin(tag, decide)
+            return self._start(tag, decide)
 
     def withdraw(self, tag: str) -> bool:
         """Let a task that waits not begin; return False if its ack may be stored: then `decide` is still called."""
@@ -229,10 +229,11 @@ class Unacked:
     def _decide_waiting(self) -> None:
         while (found := self._early_acks.pop()) is not None:
             tag, decide = found
-            if (may_begin := self._may_begin(tag, decide)) is not None:
+            if (may_begin := self._start(tag, decide)) is not None:
                 decide(may_begin)
 
-    def _may_begin(self, tag: str, decide: Decide) -> bool | None:
+    def _start(self, tag: str, decide: Decide) -> bool | None:
+        """Note that a task begins, unless its message is not held any more; return what `begin` returns."""
         if (delivery := self._held.get(tag)) is None:
             return False
         if not self._lease.valid:

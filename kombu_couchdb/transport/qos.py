@@ -43,19 +43,19 @@ class QoS:
         self._tags[delivery.tag] = None
         message.needs_ack, message.delivery = True, delivery
 
-    def may_begin(self, delivery_tag: str) -> bool:
-        """Tell whether the work on a message may begin. If not, another consumer gets the message."""
-        may_begin = self.channel.connection is not None and self.channel.unacked.may_begin(delivery_tag)
-        if not may_begin:
+    def still_holds(self, delivery_tag: str) -> bool:
+        """Tell whether the consumer holds a message. If not, another consumer gets it."""
+        holds = self.channel.connection is not None and self.channel.unacked.still_holds(delivery_tag)
+        if not holds:
             self._tags.pop(delivery_tag, None)
-        return may_begin
+        return holds
 
     def set_waiting(self, delivery_tag: str, waiting: bool) -> bool:
         """Note whether the work on a message has yet to begin; return False if the message is not held any more."""
         return self.channel.connection is not None and self.channel.unacked.set_waiting(delivery_tag, waiting)
 
     def release_waiting(self) -> int:
-        """Release the messages on which the work has yet to begin, see `Message.wait`; return their number.
+        """Release the messages on which the work has yet to begin, see `Message.set_waiting`; return their number.
 
         Their deliveries do not count as attempts.
         """
@@ -156,24 +156,19 @@ class Message(virtual.Message):
         super().__init__(plain, channel, **kwargs)
         self._raw, self.headers, self.properties = payload, headers, properties
 
-    def may_begin(self) -> bool:
+    def is_held(self) -> bool:
         """Tell whether a worker may begin to work on the message. Any thread may call this.
 
         It may not if the consumer lost its claim, because it was paused or cut off, or if the channel was closed.
         """
-        return not self.needs_ack or self.channel.qos.may_begin(self.delivery_tag)
+        return not self.needs_ack or self.channel.qos.still_holds(self.delivery_tag)
 
-    def wait(self) -> None:
-        """Note that a worker has the message, and calls `begin` before it works on it.
+    def set_waiting(self, waiting: bool) -> bool:
+        """Note whether a worker has the message and has yet to begin to work on it; return False if it is not held.
 
-        Until then `QoS.release_waiting` releases the message.
+        As long as it waits, `QoS.release_waiting` releases it.
         """
-        if self.needs_ack:
-            self.channel.qos.set_waiting(self.delivery_tag, True)
-
-    def begin(self) -> bool:
-        """Note that the work on the message begins; return False if the message was released before."""
-        return not self.needs_ack or self.channel.qos.set_waiting(self.delivery_tag, False)
+        return not self.needs_ack or self.channel.qos.set_waiting(self.delivery_tag, waiting)
 
     def reject(self, requeue: bool = False) -> None:
         """Reject the message: with `requeue` it is delivered again, otherwise it becomes a dead letter.
