@@ -70,13 +70,22 @@ def count(default: int, *, may_be_zero: bool = False) -> Any:
 
 
 def _field(
-    words: str, accepts: Callable[[Any], bool], default: Any, convert: Callable[[Any], Any] = lambda value: value
+    words: str,
+    accepts: Callable[[Any], bool],
+    default: Any,
+    convert: Callable[[Any], Any] = lambda value: value,
+    *,
+    is_secret: bool = False,
 ) -> Any:
-    """Return a field for the values that `accepts` accepts; `words` say which these are."""
+    """Return a field for the values that `accepts` accepts; `words` say which these are.
+
+    The error does not quote a value that may be, or contain, a password (`is_secret`).
+    """
 
     def check(name: str, value: Any) -> Any:
         if not accepts(value):
-            raise ConfigurationError(f'transport option {name} must be {words}, not {value!r:.80}')
+            shown = '' if is_secret else f', not {value!r:.80}'
+            raise ConfigurationError(f'transport option {name} must be {words}{shown}')
         return convert(value)
 
     return option(check, default)
@@ -120,32 +129,23 @@ def texts() -> Any:
 
 def credentials() -> Any:
     """Return a field for a source of user and password; None by default."""
-
-    def check(name: str, value: Any) -> str:
-        # A dotted path, because `inspect stats` could not show a function. The error does not quote the value, which
-        # may be a password.
-        if not isinstance(value, str) or not value:
-            raise ConfigurationError(
-                f'transport option {name} must be "environment", "file:" with a path, or the dotted path of a '
-                f'function, as text, such as "shop.secrets:couchdb"'
-            )
-        return value
-
-    return option(check, None)
+    # A dotted path, because `inspect stats` could not show a function. The value may be a password.
+    return _field(
+        '"environment", "file:" with a path, or the dotted path of a function, as text, such as "shop.secrets:couchdb"',
+        lambda value: isinstance(value, str) and bool(value),
+        None,
+        is_secret=True,
+    )
 
 
 def token_url() -> Any:
     """Return a field for the URL of a server of tokens; None by default."""
-
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or not re.fullmatch(r'https?://[^/?#@\s]+(/[^?#\s]*)?', value):
-            # The error does not quote the value, which may contain a password.
-            raise ConfigurationError(
-                f'transport option {name} must be a URL https://host/path, without user and password'
-            )
-        return value
-
-    return option(check, None)
+    return _field(
+        'a URL https://host/path, without user and password',
+        lambda value: isinstance(value, str) and bool(re.fullmatch(r'https?://[^/?#@\s]+(/[^?#\s]*)?', value)),
+        None,
+        is_secret=True,
+    )
 
 
 #: The options about the login, which `couchdb.address.Address` has, too.
