@@ -25,6 +25,16 @@ def is_whole(value: Any, least: int, most: float) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
+def nesting(value: Any) -> tuple[int, int]:
+    """Return how many levels a JSON value has, and how many lists and objects; without recursion, for any depth."""
+    levels = containers = 0
+    level = [value]
+    while level := [item for item in level if isinstance(item, (dict, list))]:
+        levels, containers = levels + 1, containers + len(level)
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return levels, containers
+
+
 def date_of(text: str) -> datetime:
     """Return an ISO date; *raises* `ValueError`. Python 3.10 does not know the Z for UTC."""
     return datetime.fromisoformat(text[:-1] + '+00:00' if text.endswith(('Z', 'z')) else text)
