@@ -15,7 +15,7 @@ from .address import Address
 from .http import encoded
 from .pacing import Pace, RequestKind, TooManyUnits
 from .shapes import Document, Shape, items, members, revision, text
-from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
+from .write_result import UNSTORABLE, WriteResult, WriteStatus
 
 logger = get_logger(__name__)
 
@@ -34,13 +34,8 @@ _STEADY_REQUESTS = 16
 #: The maximum number of documents in `Unusable`.
 _MAX_UNUSABLE = 10_000
 
-#: CouchDB refuses a whole request with these errors because of one document in it. The values are the errors of that
-#: document's `WriteResult`.
-_REFUSALS: dict[type[errors.CouchDBError], str] = {
-    errors.DocumentTooLarge: DOCUMENT_TOO_LARGE,
-    errors.RequestRefused: REFUSED,
-    errors.Conflict: MISSING_STUB,
-}
+#: CouchDB refuses a whole request with these errors because of one document in it.
+_REFUSALS = (errors.DocumentTooLarge, errors.RequestRefused, errors.Conflict)
 
 #: Elements of the response to `_bulk_docs`: of a document that is stored, and of one that is not.
 _STORED, _REFUSED = members(id=text, rev=revision), members(id=text, error=text)
@@ -146,7 +141,7 @@ class BulkWrite:
         except errors.ServerUnavailable:
             self._client.request_size.learn(size, answered=False)
             raise
-        except tuple(_REFUSALS) as exc:
+        except _REFUSALS as exc:
             return self._separate(docs, texts, exc)
         self._client.request_size.learn(size, answered=True)
         results = [WriteResult.from_element(element) for element in answer]
@@ -164,8 +159,7 @@ class BulkWrite:
     ) -> list[WriteResult]:
         """Write documents whose request CouchDB refused because of one of them; find that one by halving."""
         if len(docs) == 1:
-            error = next(name for kind, name in _REFUSALS.items() if isinstance(exc, kind))
-            return [WriteResult.refused(docs[0]['_id'], error, str(exc).removeprefix(f'{self._client.address.url}: '))]
+            return [WriteResult.refused_by(docs[0]['_id'], exc, self._client.address.url)]
         half = len(docs) // 2
         results = self.in_parts(docs[:half], texts[:half])
         results += self.in_parts(docs[half:], texts[half:])

@@ -16,14 +16,14 @@ from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import anything, both, exactly, maybe, members, number, revision, text
-from ..couchdb.write_result import DOCUMENT_TOO_LARGE, REFUSED, UNSTORABLE, WriteResult
+from ..couchdb.write_result import WriteResult
 from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
 from ..documents.ids import CONSUMER, JOB, QUEUE
 from ..documents.task_message import HIGHEST
 from ..documents.types import WorkItem
 from ..documents.unique_merge import once_id
-from ..errors import CouchDBError, DocumentTooLarge, RequestRefused, ServerUnavailable, Unstorable
+from ..errors import DocumentTooLarge, RequestRefused, ServerUnavailable, Unstorable
 from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue, keep_copies
@@ -49,12 +49,6 @@ MAX_BATCH_DOCS = 500
 
 #: The most documents that one request publishes.
 _MAX_PUBLISH_DOCS = 5000
-#: What `enqueue` raises for a message that CouchDB never stores, and the error of its result.
-_REFUSALS: dict[type[CouchDBError], str] = {
-    DocumentTooLarge: DOCUMENT_TOO_LARGE,
-    RequestRefused: REFUSED,
-    Unstorable: UNSTORABLE,
-}
 #: The documents in the first read of a consumer's claims. Later reads are larger if the messages are small enough.
 _FIRST_READ_DOCS = 16
 
@@ -94,9 +88,8 @@ class Store:
             if 'key' in doc:
                 try:
                     enqueue(self.client, doc)
-                except tuple(_REFUSALS) as exc:
-                    reason = str(exc).removeprefix(f'{self.client.address.url}: ')
-                    refused.append(WriteResult.refused(once_id(doc), _REFUSALS[type(exc)], reason))
+                except (DocumentTooLarge, RequestRefused, Unstorable) as exc:
+                    refused.append(WriteResult.refused_by(once_id(doc), exc, self.client.address.url))
         if self._commits is None:
             self._commits = GroupCommit.of_new(self.client)
         plain = [doc for doc in docs if 'key' not in doc]
