@@ -18,8 +18,9 @@ import time
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from ..couchdb.bulk import deletion
+from ..couchdb.bulk import BATCH_DOCS
 from ..couchdb.client import Client, Document, chunks
+from ..couchdb.conflicts import delete_docs
 from ..couchdb.shapes import number
 from ..documents import rates
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, QUEUE, RATE
@@ -50,9 +51,6 @@ _KEPT_SECONDS = 3600.0
 #: The janitor deletes a binding that had no queue, or such a heartbeat, if it was unchanged for so many seconds: a
 #: process that declares a queue may have stored only its binding yet, and a clock may have jumped.
 _PROVEN_SECONDS = 60.0
-
-#: The most documents that one request reads or deletes.
-_MAX_BATCH_DOCS = 250
 
 
 class Lifetimes:
@@ -166,7 +164,7 @@ class Janitor:
         found = {doc['_id']: doc for doc in self._without_queue(list(_documents(self._client, BINDING)))}
         revs = {doc_id: doc['_rev'] for doc_id, doc in found.items()}
         proven = [found[doc_id] for doc_id in self._orphans.observe(revs, asked)][:limit]
-        count = _delete(self._client, proven)
+        count = delete_docs(self._client, proven)
         # A process that declared the queue at this moment found its binding stored and did not store it: restore it.
         orphans = {doc['_id'] for doc in self._without_queue(proven)}
         restored = [
@@ -181,7 +179,7 @@ class Janitor:
     def _without_queue(self, bindings: list[Document]) -> list[Document]:
         bindings = [doc for doc in bindings if doc.get('type') != 'Exchange']
         names = sorted({QUEUE + str(doc.get('queue')) for doc in bindings})
-        declared = {doc['_id'] for part in chunks(names, _MAX_BATCH_DOCS) for doc in self._client.find(part) if doc}
+        declared = {doc['_id'] for part in chunks(names, BATCH_DOCS) for doc in self._client.find(part) if doc}
         return [doc for doc in bindings if QUEUE + str(doc.get('queue')) not in declared]
 
     def _delete_broadcasts(self, limit: int) -> int:
@@ -189,7 +187,7 @@ class Janitor:
 
         def delete(client: Client) -> int:
             expired = (doc for doc in _documents(client, BROADCAST) if _is_long_expired(doc, now))
-            return _delete(client, list(islice(expired, limit)))
+            return delete_docs(client, list(islice(expired, limit)))
 
         elsewhere = self._broadcasts.ask(delete, create=False) if self._broadcasts else None
         return delete(self._client) + (elsewhere or 0)
@@ -209,8 +207,8 @@ class Janitor:
         }
         # If the server's clock is an hour ahead, an idle consumer begins a new lease.
         silent = self._silent.observe(expired, asked)[:limit]
-        docs = [doc for part in chunks(silent, _MAX_BATCH_DOCS) for doc in self._client.fetch(part)]
-        return _delete(self._client, [doc for doc in docs if doc and expires_of(doc) == expired[doc['_id']]])
+        docs = [doc for part in chunks(silent, BATCH_DOCS) for doc in self._client.fetch(part)]
+        return delete_docs(self._client, [doc for doc in docs if doc and expires_of(doc) == expired[doc['_id']]])
 
     def _delete_rates(self, limit: int) -> int:
         now = self._client.clock.now()
@@ -220,18 +218,12 @@ class Janitor:
             if doc.get('type') == 'Rate' and rates.next_of(doc, now) + _KEPT_SECONDS < now
         )
         # A consumer that takes a start at this moment has written a later revision, which is not deleted.
-        return _delete(self._client, list(islice(unused, limit)))
+        return delete_docs(self._client, list(islice(unused, limit)))
 
 
 def _in_use(client: Client) -> set[str]:
     """Return the queues that consumers have subscribed to. An expired consumer counts until it is swept."""
     return {queue for row in client.id_range(CONSUMER, docs=True) for queue in queues_of(row['doc'])}
-
-
-def _delete(client: Client, docs: list[Document]) -> int:
-    """Delete these revisions of documents, and no later ones; return how many were deleted."""
-    deletions = [deletion(doc) for doc in docs]
-    return sum(1 for part in chunks(deletions, _MAX_BATCH_DOCS) for result in client.bulk(part) if result.is_stored)
 
 
 def _is_long_expired(doc: Document, now: float) -> bool:
@@ -242,6 +234,6 @@ def _is_long_expired(doc: Document, now: float) -> bool:
 def _documents(client: Client, prefix: str) -> Iterator[Document]:
     """Yield the documents whose ids start with `prefix`, a page at a time."""
     last = None
-    while rows := client.id_range(prefix, docs=True, limit=_MAX_BATCH_DOCS, after=last):
+    while rows := client.id_range(prefix, docs=True, limit=BATCH_DOCS, after=last):
         yield from (row['doc'] for row in rows)
         last = rows[-1]['id']

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
+from ..couchdb.conflicts import delete_docs
 from ..documents import queue
 from ..documents.bindings import exchange_id, exchange_prefix, fanout, is_binding
 from ..documents.ids import BINDING, PAUSE, QUEUE
@@ -317,7 +318,7 @@ class Topology:
 
     def _delete(self, docs: list[Document]) -> None:
         if docs:
-            self.client.bulk([deletion(doc) for doc in docs])
+            delete_docs(self.client, docs)
             self._changed(docs)
         for doc in docs:
             self.known.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})
