@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .. import errors
 from ..log import get_logger
-from .address import Address
 from .http import encoded
-from .pacing import Pace, RequestKind, TooManyUnits
+from .pacing import RequestKind, TooManyUnits
 from .shapes import Document, Shape, items, members, revision, text
 from .write_result import UNSTORABLE, WriteResult, WriteStatus
 
@@ -46,33 +45,6 @@ _REFUSALS_ONLY, _RESULTS = items(_REFUSED), items(lambda element: _STORED(elemen
 _Found = TypeVar('_Found')
 
 
-class _Client(Protocol):
-    """What a bulk write needs of a client."""
-
-    address: Address
-    replicas: int
-    request_size: RequestSize
-
-    @property
-    def pace(self) -> Pace | None:
-        """The pace of this process's requests."""
-
-    def request(
-        self,
-        method: str,
-        path: str | None,
-        *,
-        body: Any,
-        repeat: bool = False,
-        size: int,
-        shape: Shape,
-    ) -> Any:
-        """Send a request and return the JSON of the response."""
-
-    def leaves(self, doc_id: str) -> list[Document]:
-        """Return all leaf revisions of a document."""
-
-
 class RequestSize:
     """The maximum of bytes of documents in one request.
 
@@ -97,7 +69,8 @@ class RequestSize:
 class BulkWrite:
     """One write of many documents: changes, or with `once` revisions as they are, as replication writes them."""
 
-    def __init__(self, client: _Client, *, once: bool = False) -> None:
+    def __init__(self, client: Any, *, once: bool = False) -> None:
+        """`client` is a `Client`, which imports this module."""
         self._client, self._once = client, once
 
     def write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:

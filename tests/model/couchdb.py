@@ -366,17 +366,18 @@ class ModelClient(Client):
     def request(
         self,
         method: str,
-        path: str | None,
+        path: str,
         params: Any = None,
         body: Any = None,
         *,
         repeat: bool = False,
+        is_of_server: bool = False,
         size: int = 1,
         timeout: float | None = None,
         shape: Shape = anything,
     ) -> Any:
         body = json.loads(body) if isinstance(body, bytes) else body
-        answer = self.answer(method, path or '/', dict(params or {}), body)
+        answer = self.answer(method, path, dict(params or {}), body)
         assert shape(answer), f'the response of the model to {path} has a shape that CouchDB never sends: {answer}'
         return answer
 
