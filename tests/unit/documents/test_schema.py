@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from celery_couchdb.contrib.beat.entries import Schedule, ScheduleState
+from celery_couchdb.contrib.metrics.history import TenMinutes
 from kombu_couchdb.documents import shared_documents as shared
 from kombu_couchdb.documents.types import DoneItem, WorkItem
 from kombu_couchdb.documents.validation import MAX_LEVELS, malformed_reason
@@ -20,7 +21,7 @@ from tests.hostile.strategies import spoilt, valid
 KINDS: list[Any] = [
     *(WorkItem, DoneItem, Schedule, ScheduleState, shared.Consumer, shared.Slot, shared.Rate, shared.Queue),
     *(shared.Pause, shared.Binding, shared.FanoutExchange, shared.Notice, shared.Bell, shared.Leader),
-    *(shared.Broadcast, shared.TenMinutes),
+    *(shared.Broadcast, TenMinutes),
 ]
 
 
