@@ -5,11 +5,10 @@ queues that its heartbeat names. A `basic_get` uses its queue, too, and prolongs
 deleted in the revision in which it was found unused, and its messages only after that. If a process begins to use the
 queue at that moment, its write makes the deletion fail, or it declares the queue again.
 
-Killed processes leave three kinds of documents: bindings of queues that do not exist any more, broadcasts that no
-publisher overwrites, and heartbeats of consumers whose leases expired long ago. Rate keys that are not used any more
-leave a fourth: a document whose next start is in the past says no more than a missing one. The janitor deletes a
-limited number of them at a time. It needs only the rights of a member of the database. Its deletions leave tombstones,
-as those of messages do; see `admin.vacuum`.
+Killed processes leave bindings of queues that do not exist any more, and broadcasts that no publisher overwrites. Rate
+keys that are not used any more leave a document, too: if its next start is in the past, it says no more than a missing
+one. The janitor deletes a limited number of each kind at a time. It needs only the rights of a member of the database.
+Its deletions leave tombstones, as those of messages do; see `admin.vacuum`. The sweep deletes heartbeats.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from ..couchdb.shapes import number
 from ..documents import rates
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, QUEUE, RATE
 from ..documents.queue import lifetime_of
-from ..errors import CouchDBError, NotFound
+from ..errors import CouchDBError
 from ..log import get_logger
 from ..queues.databases import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .lease import GRACE_SECONDS, Unchanged, expires_of, queues_of
+from .lease import GRACE_SECONDS, Unchanged, queues_of
 
 logger = get_logger(__name__)
 
@@ -44,12 +43,12 @@ _IN_USE_SECONDS = 600.0
 #: Gets from a queue that is not declared look for its document at most once in this time.
 _UNDECLARED_SECONDS = 60.0
 
-#: The janitor deletes a broadcast or a heartbeat so many seconds after it expired, and a rate so many seconds after its
-#: next start: listeners may be behind, and clocks differ.
+#: The janitor deletes a broadcast so many seconds after it expired, and a rate so many seconds after its next start:
+#: listeners may be behind, and clocks differ.
 _KEPT_SECONDS = 3600.0
 
-#: The janitor deletes a binding that had no queue, or such a heartbeat, if it was unchanged for so many seconds: a
-#: process that declares a queue may have stored only its binding yet, and a clock may have jumped.
+#: The janitor deletes a binding that had no queue for so many seconds: a process that declares a queue may have stored
+#: only its binding yet.
 _PROVEN_SECONDS = 60.0
 
 
@@ -137,25 +136,23 @@ class UnusedQueues:
 class Janitor:
     """Cleans up one database.
 
-    It remembers bindings without a queue and consumers without heartbeats from call to call, and deletes such a
-    document only if a second look, some time later, finds it unchanged. It also deletes old broadcasts in the database
-    `broadcasts`.
+    It remembers bindings without a queue from call to call, and deletes one only if a second look, some time later,
+    finds it unchanged. It also deletes old broadcasts in the database `broadcasts`.
     """
 
     def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
         self._client, self._broadcasts = client, broadcasts
-        self._orphans, self._silent = Unchanged(_PROVEN_SECONDS), Unchanged(_PROVEN_SECONDS)
+        self._orphans = Unchanged(_PROVEN_SECONDS)
 
     def clean_up(self, limit: int) -> dict[str, int]:
         """Delete up to `limit` documents of each kind; return how many, with the names of the kinds.
 
-        These are `bindings`, `broadcasts`, `consumers` and `rates`. *Raises* the errors of `Client`; the next call goes
+        These are `bindings`, `broadcasts` and `rates`. *Raises* the errors of `Client`; the next call goes
         on.
         """
         return {
             'bindings': self._delete_bindings(limit),
             'broadcasts': self._delete_broadcasts(limit),
-            'consumers': self._delete_consumers(limit),
             'rates': self._delete_rates(limit),
         }
 
@@ -191,24 +188,6 @@ class Janitor:
 
         elsewhere = self._broadcasts.ask(delete, create=False) if self._broadcasts else None
         return delete(self._client) + (elsewhere or 0)
-
-    def _delete_consumers(self, limit: int) -> int:
-        asked = time.monotonic()
-        try:
-            leases = Store(self._client).leases()
-        except NotFound:
-            return 0  # a result database has no such view
-        now = self._client.clock.now()
-        # A consumer that has claims or slots is left to the sweep, which also releases its messages.
-        expired = {
-            name: stats['max']
-            for name, stats in leases['consumer'].items()
-            if stats['max'] + _KEPT_SECONDS < now and name not in leases['claim'] and name not in leases['slot']
-        }
-        # If the server's clock is an hour ahead, an idle consumer begins a new lease.
-        silent = self._silent.observe(expired, asked)[:limit]
-        docs = [doc for part in chunks(silent, BATCH_DOCS) for doc in self._client.fetch(part)]
-        return delete_docs(self._client, [doc for doc in docs if doc and expires_of(doc) == expired[doc['_id']]])
 
     def _delete_rates(self, limit: int) -> int:
         now = self._client.clock.now()
