@@ -14,6 +14,9 @@ SECONDS_OF_UNIT = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 #: longer.
 MAX_NUMBER = 10**9
 
+#: A later date is no Unix time in seconds. Python cannot calculate with an integer of hundreds of digits.
+MAX_DATE = 10**12
+
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Tell whether a value is a finite number, and neither true nor false."""

@@ -28,7 +28,7 @@ _MAX_NUMBER, _MIN_NUMBER = 10**308, 1e-307
 
 #: The maximum number of levels in which an item may be nested: those of the published message (see `MAX_LEVELS`), and
 #: those around a message that waits in `next`.
-_MAX_ITEM_LEVELS = 110
+_MAX_ITEM_LEVELS = MAX_LEVELS + 10
 
 #: What an item must have to be delivered. The other members only order it: if they are malformed, it is delivered late.
 _ITEM = Schema.of(WorkItem, 'message', 'claimed', 'attempts', 'date')

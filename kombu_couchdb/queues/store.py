@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 from .. import design
+from ..couchdb.bulk import BATCH_DOCS
 from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
@@ -45,7 +46,7 @@ _RANK = members(key=exactly(text, number), value=number)
 _CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
 
 #: The most documents that housekeeping changes or deletes in one request.
-MAX_BATCH_DOCS = 500
+MAX_BATCH_DOCS = 2 * BATCH_DOCS
 
 #: The documents in the first read of a consumer's claims. Later reads are larger if the messages are small enough.
 _FIRST_READ_DOCS = 16
