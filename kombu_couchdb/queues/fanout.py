@@ -144,12 +144,8 @@ class Listener:
         #: Missing numbers, by publisher and number, with the monotonic time when they were found missing.
         self._missing: dict[tuple[str, int], float] = {}
         self._tags: dict[str, None] = {}
-        self._primed = False
-
-    @property
-    def primed(self) -> bool:
-        """Whether `prime` was called. Before, old broadcasts cannot be told from new ones."""
-        return self._primed
+        #: Whether `prime` was called. Before, old broadcasts cannot be told from new ones.
+        self.primed = False
 
     def bind(self, exchange: str, queue: str) -> None:
         """Let `queue` receive the broadcasts to `exchange` from now on."""
@@ -197,7 +193,7 @@ class Listener:
             for doc in filter(_BROADCAST.accepts, docs):
                 publisher, number = _source(doc)
                 self._last[publisher] = max(number, self._last.get(publisher, 0))
-            self._primed = True
+            self.primed = True
 
     def take(self, docs: Iterable[Document]) -> list[tuple[str, dict[str, Any]]]:
         """Return `(queue, message)` for each broadcast in `docs` that is new, in the order of sending."""
