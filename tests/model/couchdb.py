@@ -377,7 +377,7 @@ class ModelClient(Client):
         shape: Shape = anything,
     ) -> Any:
         body = json.loads(body) if isinstance(body, bytes) else body
-        answer = self.answer(method, path, dict(params or {}), body)
+        answer = self.answer(method, path or '/', dict(params or {}), body)
         assert shape(answer), f'the response of the model to {path} has a shape that CouchDB never sends: {answer}'
         return answer
 
