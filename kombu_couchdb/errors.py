@@ -30,27 +30,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = [
-    'RETRIED',
-    'AccessDenied',
-    'AnswerTooLarge',
-    'BrokenAnswer',
-    'ConfigurationError',
-    'Conflict',
-    'CouchDBError',
-    'DatabaseMissing',
-    'DocumentTooLarge',
-    'IndexNotReady',
-    'NotCouchDB',
-    'NotFound',
-    'NotOffered',
-    'QueuePaused',
-    'RequestRefused',
-    'ServerUnavailable',
-    'Unstorable',
-    'ViewFailed',
-]
-
 
 class CouchDBError(Exception):
     """Base class. Catch it to catch every error that `kombu_couchdb` and `celery_couchdb` raise."""

@@ -57,26 +57,41 @@ def option(check: Check, default: Any = MISSING, **field_arguments: Any) -> Any:
 
 def seconds(default: float, *, may_be_zero: bool = False) -> Any:
     """Return a field for a duration in seconds, above 0; with `may_be_zero` also 0."""
-
-    def check(name: str, value: Any) -> float:
-        return float(_check_number(name, value, 'a number of seconds', (int, float), may_be_zero))
-
-    return option(check, default)
+    return _field(*_number('a number of seconds', (int, float), may_be_zero), default, float)
 
 
 def count(default: int, *, may_be_zero: bool = False) -> Any:
     """Return a field for a whole number above 0; with `may_be_zero` also 0, which means no limit."""
-    return option(lambda name, value: _check_number(name, value, 'a whole number', int, may_be_zero), default)
+    return _field(*_number('a whole number', int, may_be_zero), default)
+
+
+def _number(kind: str, types: Any, may_be_zero: bool) -> tuple[str, Callable[[Any], bool]]:
+    """Return the words for numbers up to `MAX_NUMBER`, and what tells them from other values."""
+
+    def accepts(value: Any) -> bool:
+        is_number = isinstance(value, types) and not isinstance(value, bool)
+        return is_number and 0 <= value <= MAX_NUMBER and (value != 0 or may_be_zero)
+
+    return f'{kind} {"from 0 on" if may_be_zero else "above 0"}, at most {MAX_NUMBER:,}', accepts
 
 
 def _field(
-    words: str, accepts: Callable[[Any], bool], default: Any, convert: Callable[[Any], Any] = lambda value: value
+    words: str,
+    accepts: Callable[[Any], bool],
+    default: Any,
+    convert: Callable[[Any], Any] = lambda value: value,
+    *,
+    is_secret: bool = False,
 ) -> Any:
-    """Return a field for the values that `accepts` accepts; `words` say which these are."""
+    """Return a field for the values that `accepts` accepts; `words` say which these are.
+
+    The error does not quote a value that may be, or contain, a password (`is_secret`).
+    """
 
     def check(name: str, value: Any) -> Any:
         if not accepts(value):
-            raise ConfigurationError(f'transport option {name} must be {words}, not {value!r:.80}')
+            shown = '' if is_secret else f', not {value!r:.80}'
+            raise ConfigurationError(f'transport option {name} must be {words}{shown}')
         return convert(value)
 
     return option(check, default)
@@ -120,32 +135,23 @@ def texts() -> Any:
 
 def credentials() -> Any:
     """Return a field for a source of user and password; None by default."""
-
-    def check(name: str, value: Any) -> str:
-        # A dotted path, because `inspect stats` could not show a function. The error does not quote the value, which
-        # may be a password.
-        if not isinstance(value, str) or not value:
-            raise ConfigurationError(
-                f'transport option {name} must be "environment", "file:" with a path, or the dotted path of a '
-                f'function, as text, such as "shop.secrets:couchdb"'
-            )
-        return value
-
-    return option(check, None)
+    # A dotted path, because `inspect stats` could not show a function. The value may be a password.
+    return _field(
+        '"environment", "file:" with a path, or the dotted path of a function, as text, such as "shop.secrets:couchdb"',
+        lambda value: isinstance(value, str) and bool(value),
+        None,
+        is_secret=True,
+    )
 
 
 def token_url() -> Any:
     """Return a field for the URL of a server of tokens; None by default."""
-
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or not re.fullmatch(r'https?://[^/?#@\s]+(/[^?#\s]*)?', value):
-            # The error does not quote the value, which may contain a password.
-            raise ConfigurationError(
-                f'transport option {name} must be a URL https://host/path, without user and password'
-            )
-        return value
-
-    return option(check, None)
+    return _field(
+        'a URL https://host/path, without user and password',
+        lambda value: isinstance(value, str) and bool(re.fullmatch(r'https?://[^/?#@\s]+(/[^?#\s]*)?', value)),
+        None,
+        is_secret=True,
+    )
 
 
 #: The options about the login, which `couchdb.address.Address` has, too.
@@ -155,20 +161,6 @@ LOGIN_OPTIONS = ('credentials', 'auth', 'token_url', 'proxy_roles')
 def login_options(options: Any) -> dict[str, Any]:
     """Return the options about the login; `options` is a dataclass that has them."""
     return {name: getattr(options, name) for name in LOGIN_OPTIONS}
-
-
-def _check_number(name: str, value: Any, kind: str, types: Any, may_be_zero: bool = False) -> Any:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, types)
-        or not 0 <= value <= MAX_NUMBER
-        or (value == 0 and not may_be_zero)
-    ):
-        least = 'from 0 on' if may_be_zero else 'above 0'
-        raise ConfigurationError(
-            f'transport option {name} must be {kind} {least}, not {value!r:.80}; the most is {MAX_NUMBER:,}'
-        )
-    return value
 
 
 @dataclass(frozen=True)

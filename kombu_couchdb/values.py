@@ -14,6 +14,9 @@ SECONDS_OF_UNIT = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 #: longer.
 MAX_NUMBER = 10**9
 
+#: A later date is no Unix time in seconds. Python cannot calculate with an integer of hundreds of digits.
+MAX_DATE = 10**12
+
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Tell whether a value is a finite number, and neither true nor false."""
@@ -23,6 +26,16 @@ def is_number(value: Any) -> TypeGuard[float]:
 def is_whole(value: Any, least: int, most: float) -> TypeGuard[int]:
     """Tell whether a value is a whole number in this range, and neither true nor false."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def nesting(value: Any) -> tuple[int, int]:
+    """Return how many levels a JSON value has, and how many lists and objects; without recursion, for any depth."""
+    levels = containers = 0
+    level = [value]
+    while level := [item for item in level if isinstance(item, (dict, list))]:
+        levels, containers = levels + 1, containers + len(level)
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return levels, containers
 
 
 def date_of(text: str) -> datetime:

@@ -152,7 +152,7 @@ class Request:
     """One HTTP request that a `Client` sent."""
 
     method: str
-    path: str | None
+    path: str
     body: Any
     at: float
 
@@ -193,7 +193,7 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, database: str, *, pauses: b
     send = Server.send
 
     def recorded(self: Server, call: Call, connections: Any) -> Any:
-        is_pause = call.method == 'GET' and unquote(call.path or '').startswith(f'/{PAUSE}')
+        is_pause = call.method == 'GET' and unquote(call.path).startswith(f'/{PAUSE}')
         if unquote(connections[self.current].url).endswith(f'/{database}') and (pauses or not is_pause):
             body = None if call.body is None else json.loads(call.body)
             log.append(Request(call.method, call.path, body, time.monotonic()))

@@ -26,8 +26,8 @@ from kombu.utils.encoding import safe_repr
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.conflicts import Rule
 from kombu_couchdb.couchdb.http import TOO_DEEP
-from kombu_couchdb.documents.validation import is_deeper
-from kombu_couchdb.values import revision_parts
+from kombu_couchdb.documents.validation import MAX_LEVELS
+from kombu_couchdb.values import nesting, revision_parts
 
 #: A part of the JSON of a value that is nested too deeply to be read.
 _TOO_DEEP = json.dumps(TOO_DEEP)
@@ -283,7 +283,7 @@ def _portable(payload: str) -> Any:
         value = json.loads(payload, parse_int=_number, parse_float=_number, parse_constant=_number)
         if '\\ud' in payload:
             json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
-        return None if is_deeper(value) else value
+        return None if nesting(value)[0] > MAX_LEVELS else value
     except (ValueError, RecursionError):
         return None
 

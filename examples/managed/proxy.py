@@ -49,14 +49,14 @@ class Request(NamedTuple):
         return '' if name.startswith('_') and name not in _DATABASES else name
 
     @property
-    def below(self) -> str | None:
-        """The path below the database; None for the server."""
-        return self.path[len(self.database) + 1 :] if self.database else None
+    def below(self) -> str:
+        """The path below the database, or else that of the server."""
+        return self.path[len(self.database) + 1 :] if self.database else self.path
 
     @property
     def place(self) -> str:
         """The kind of the path, without what identifies a document: `document`, `_bulk_docs`, `_view/ready`…"""
-        names = (self.path if self.below is None else self.below).strip('/').split('/')
+        names = self.below.strip('/').split('/')
         if names[0] == '_design' and len(names) > 2:
             return '/'.join(names[2:])
         if names[0] in ('_design', '_local'):

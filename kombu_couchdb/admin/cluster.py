@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 from ..couchdb.client import Client
-from ..couchdb.shapes import DONE, items, maybe, members, number, text
+from ..couchdb.shapes import DONE, Shape, items, maybe, members, number, text
 from ..errors import NOBODY, AccessDenied, ConfigurationError, CouchDBError, NotFound, ServerUnavailable
 
 #: How long to wait until the nodes of a cluster have replicated all changes to each other.
@@ -47,7 +48,6 @@ class Cluster:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.server = Client(client.address.root)
 
     def check(self) -> None:
         """Check that the server is Apache CouchDB, offers what a purge needs, and the user is a server administrator.
@@ -78,7 +78,7 @@ class Cluster:
 
     def nodes(self) -> list[str]:
         """Return the names of all nodes; *raises* `Refused` if a node is down."""
-        response = self.server.request('GET', '/_membership', repeat=True, shape=_MEMBERSHIP)
+        response = self._server('/_membership', _MEMBERSHIP)
         down = sorted(set(response['cluster_nodes']) - set(response['all_nodes']))
         if down:
             raise Refused(
@@ -95,7 +95,7 @@ class Cluster:
         nodes, deadline = self.nodes(), time.monotonic() + _REPLICATION_SECONDS
         for node in nodes if len(nodes) > 1 else ():
             while True:
-                system = self.server.request('GET', f'/_node/{quote(node)}/_system', repeat=True, shape=_SYSTEM)
+                system = self._server(f'/_node/{quote(node)}/_system', _SYSTEM)
                 if system['uptime'] < age:
                     raise Refused(
                         f'{self.client.address.server}: node {node} was started {system["uptime"]} s ago, and may not '
@@ -112,9 +112,12 @@ class Cluster:
 
     def busy(self, *kinds: str) -> bool:
         """Tell whether any node runs a task of one of these types on the database; the types are `_active_tasks`'."""
-        tasks = self.server.request('GET', '/_active_tasks', repeat=True, shape=_TASKS)
+        tasks = self._server('/_active_tasks', _TASKS)
         part = re.compile(rf'shards/[^/]*/{re.escape(self.client.address.database)}\.\d+')
         return any(task['type'] in kinds and part.match(str(task.get('database'))) for task in tasks)
+
+    def _server(self, path: str, shape: Shape) -> Any:
+        return self.client.request('GET', path, repeat=True, is_of_server=True, shape=shape)
 
 
 class Indexes:

@@ -18,8 +18,8 @@ from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue, was_enqueued
 from .jobs import FIRST_ROWS, needs_jobs_view, paged
 
-#: The shapes of the rows of the view `dead`, and of its reduction.
-_LETTER, _COUNT = members(id=text, key=items(lambda part: True)), members(value=number)
+#: The shape of the rows of the views `dead` and `failures`.
+_LETTER = members(id=text, key=items(lambda part: True))
 
 #: The shape of the responses to several queries of the views `failures` and `dead`, reduced to numbers.
 _STATS = members(count=number)
@@ -48,12 +48,6 @@ class ErrorGroup:
     #: When the first and the last of them failed, in seconds since the epoch.
     first: float
     last: float
-
-
-def count(client: Client, queue: str | None = None) -> int:
-    """Return the number of dead letters in a queue, or in all queues."""
-    rows = client.view(design.NAME, 'dead', _COUNT, **range_of(queue))
-    return int(rows[0]['value']) if rows else 0
 
 
 def count_matching(
@@ -99,16 +93,6 @@ def _range(
         name, view = design.JOBS, 'failures'
         start = ['date'] if task is None else ['task', task] if error is None else ['group', task, error]
     return name, view, [*start, *after], [*start, last]
-
-
-def letters(client: Client, queue: str | None = None) -> Iterator[Document]:
-    """Yield the dead letters of a queue, or of all queues, ordered by queue and time.
-
-    You may delete or replay the letters while you iterate.
-    """
-    for row in paged(client, design.NAME, 'dead', _LETTER, **range_of(queue), include_docs=True, reduce=False):
-        if doc := row.get('doc'):
-            yield as_letter(doc)
 
 
 def latest(

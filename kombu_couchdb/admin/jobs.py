@@ -173,15 +173,6 @@ def complete(client: Client, start: str, *, dead: bool = False) -> list[str]:
     return sorted(name for name in names if name.startswith(start))
 
 
-def resolve(client: Client, name: str) -> str:
-    """Return the full id of the job whose id is `name` or begins with it.
-
-    Return `name` itself if there is no such job. *Raises* `ConfigurationError` if several ids begin with `name`, or if
-    it is no id and has fewer than 4 characters.
-    """
-    return name if find(client, name) else choose(name, lambda: complete(client, name)) or name
-
-
 def choose(start: str, complete: Callable[[], Collection[str]]) -> str | None:
     """Return the only one of the ids that begin with `start`, which `complete` returns; None if there is none.
 

@@ -234,13 +234,13 @@ def _denied(client: Client) -> AccessDenied:
 
 def user_exists(client: Client, user: str) -> bool | None:
     """Tell whether a user exists; None if the rights do not suffice to find out. *Raises* `NotOffered`."""
-    server = Client(client.address.root)
+    ask = partial(client.request, 'GET', repeat=True, is_of_server=True)
     try:
         with suppress(NotOffered):  # server administrators in the configuration have no document in `_users`
-            if user in server.request('GET', '/_node/_local/_config/admins', repeat=True, shape=members()):
+            if user in ask('/_node/_local/_config/admins', shape=members()):
                 return True
         # A missing document, of all that `_users` can lack, must not look like a service without `_users`.
         key = {'key': json.dumps(f'org.couchdb.user:{user}')}
-        return bool(server.request('GET', '/_users/_all_docs', key, repeat=True, shape=rows())['rows'])
+        return bool(ask('/_users/_all_docs', key, shape=rows())['rows'])
     except AccessDenied:
         return None

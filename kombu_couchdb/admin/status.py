@@ -20,9 +20,10 @@ from ..documents.shared_documents import Consumer, Leader, Queue, ReportedTask
 from ..errors import AccessDenied, DatabaseMissing, NotFound
 from ..leases.leader import LEASE_SECONDS
 from ..leases.lease import ends_at, queues_of
-from ..leases.worker_load import WorkerLoad, claims, reported
+from ..leases.worker_load import WorkerLoad, reported
 from ..queues.backlog import EMPTY, Backlog, backlog
 from ..queues.databases import broadcasts_of
+from ..queues.store import Store
 from ..schema import Schema
 from .claimants import host_and_process, name_of
 from .queues import Paused, paused_in
@@ -158,7 +159,8 @@ def status(
     """
     try:
         stores = earlier or _stores(client, results)
-        claimed = claims(client)  # before the heartbeats: an idle consumer writes one with its first claim
+        # Before the heartbeats: an idle consumer writes one with its first claim.
+        claimed = Store(client).claim_counts()
         pauses_and_consumers = _documents(client, PAUSE, CONSUMER)
         heartbeats = [doc for doc in pauses_and_consumers if doc.get('type') == 'Consumer']
         pauses = paused_in(pauses_and_consumers)

@@ -22,10 +22,10 @@ from ..couchdb.client import Document
 from ..couchdb.fork_safety import close_in_child, reset_in_child
 from ..documents import dead_letter, workitem
 from ..documents.body import attachments_with, body_stub
-from ..documents.validation import is_deeper
+from ..documents.validation import MAX_LEVELS
 from ..errors import CouchDBError
 from ..flow import Throughput
-from ..values import revision_parts
+from ..values import nesting, revision_parts
 
 #: The prefix of the delivery tags of broadcasts.
 BROADCAST_TAG = 'broadcast-'
@@ -224,7 +224,7 @@ class Delivery:
 
     def payload(self) -> dict[str, Any]:
         """Return the message as kombu's virtual transports have it; *raises* `ValueError` or `TypeError`."""
-        if self.final and is_deeper(self.doc['message']):  # a broadcast: nothing has checked this yet
+        if self.final and nesting(self.doc['message'])[0] > MAX_LEVELS:  # a broadcast: nothing has checked this yet
             raise ValueError('the message is nested in too many levels')
         message = {**self.doc['message'], 'headers': _decoded(self.doc['message']['headers'])}
         date = self.doc.get('date')

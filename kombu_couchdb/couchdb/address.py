@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -121,12 +121,6 @@ class Address:
         """The URL of the database, without user and password, so that logs may contain it."""
         return f'{self.server}/{quote(self.database, safe="")}'
 
-    @property
-    def root(self) -> Address:
-        """The address of the server itself, for requests that do not concern one database."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return _Root(**{**given, 'others': tuple(other.root for other in self.others)})
-
     def beside(self, database: str) -> Address:
         """Return the address of another database on the same server, with the same user."""
         return replace(self, database=database, others=tuple(other.beside(database) for other in self.others))
@@ -185,14 +179,6 @@ class Address:
             token_url=token_url,
             proxy_roles=tuple(proxy_roles),
         )
-
-
-class _Root(Address):
-    """The address of a server, without a database."""
-
-    @cached_property
-    def url(self) -> str:
-        return self.server
 
 
 def wrong_scheme(setting: str, scheme: str) -> ConfigurationError:

@@ -36,7 +36,7 @@ from .. import errors
 from ..log import get_logger
 from . import credentials, failures
 from .address import BEARER, SECRETS, TOKENS, Address
-from .credentials import ANONYMOUS, Credentials
+from .credentials import ANONYMOUS, REFUSED_SECONDS, Credentials
 from .http import LoginHeaders
 from .tokens import TokenServer, described
 
@@ -44,9 +44,6 @@ logger = get_logger(__name__)
 
 #: The statuses of responses with which a server may refuse the credentials of a request.
 REFUSED = (400, 401, 403)
-
-#: Seconds before the client sends a refused password again: two processes can do so without locking their user.
-_REFUSED_SECONDS = 120.0
 
 #: Seconds before the client sends a request for a locked user again, or a refused token. Such a request costs CouchDB
 #: little more than a line in its log.
@@ -353,7 +350,7 @@ class Auth:
     def _note_refusal(self, login: Credentials, reason: str) -> None:
         is_short = self._address.auth in TOKENS or failures.is_account_lock(reason)
         self._refused, self._refused_reason = login, reason.rstrip('.')
-        self._refused_until = time.monotonic() + (_LOCKED_SECONDS if is_short else _REFUSED_SECONDS)
+        self._refused_until = time.monotonic() + (_LOCKED_SECONDS if is_short else REFUSED_SECONDS)
 
     def _refusal(self) -> errors.CouchDBError:
         server, auth, reason = self._address.server, self._address.auth, self._refused_reason

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .. import errors
 from ..log import get_logger
-from .address import Address
 from .http import encoded
-from .pacing import Pace, RequestKind, TooManyUnits
+from .pacing import RequestKind, TooManyUnits
 from .shapes import Document, Shape, items, members, revision, text
-from .write_result import DOCUMENT_TOO_LARGE, MISSING_STUB, REFUSED, UNSTORABLE, WriteResult, WriteStatus
+from .write_result import UNSTORABLE, WriteResult, WriteStatus
 
 logger = get_logger(__name__)
 
@@ -34,13 +33,8 @@ _STEADY_REQUESTS = 16
 #: The maximum number of documents in `Unusable`.
 _MAX_UNUSABLE = 10_000
 
-#: CouchDB refuses a whole request with these errors because of one document in it. The values are the errors of that
-#: document's `WriteResult`.
-_REFUSALS: dict[type[errors.CouchDBError], str] = {
-    errors.DocumentTooLarge: DOCUMENT_TOO_LARGE,
-    errors.RequestRefused: REFUSED,
-    errors.Conflict: MISSING_STUB,
-}
+#: CouchDB refuses a whole request with these errors because of one document in it.
+_REFUSALS = (errors.DocumentTooLarge, errors.RequestRefused, errors.Conflict)
 
 #: Elements of the response to `_bulk_docs`: of a document that is stored, and of one that is not.
 _STORED, _REFUSED = members(id=text, rev=revision), members(id=text, error=text)
@@ -49,33 +43,6 @@ _STORED, _REFUSED = members(id=text, rev=revision), members(id=text, error=text)
 _REFUSALS_ONLY, _RESULTS = items(_REFUSED), items(lambda element: _STORED(element) or _REFUSED(element))
 
 _Found = TypeVar('_Found')
-
-
-class _Client(Protocol):
-    """What a bulk write needs of a client."""
-
-    address: Address
-    replicas: int
-    request_size: RequestSize
-
-    @property
-    def pace(self) -> Pace | None:
-        """The pace of this process's requests."""
-
-    def request(
-        self,
-        method: str,
-        path: str | None,
-        *,
-        body: Any,
-        repeat: bool = False,
-        size: int,
-        shape: Shape,
-    ) -> Any:
-        """Send a request and return the JSON of the response."""
-
-    def leaves(self, doc_id: str) -> list[Document]:
-        """Return all leaf revisions of a document."""
 
 
 class RequestSize:
@@ -102,7 +69,8 @@ class RequestSize:
 class BulkWrite:
     """One write of many documents: changes, or with `once` revisions as they are, as replication writes them."""
 
-    def __init__(self, client: _Client, *, once: bool = False) -> None:
+    def __init__(self, client: Any, *, once: bool = False) -> None:
+        """`client` is a `Client`, which imports this module."""
         self._client, self._once = client, once
 
     def write(self, docs: Sequence[Mapping[str, Any]], texts: Sequence[bytes] | None) -> list[WriteResult]:
@@ -146,7 +114,7 @@ class BulkWrite:
         except errors.ServerUnavailable:
             self._client.request_size.learn(size, answered=False)
             raise
-        except tuple(_REFUSALS) as exc:
+        except _REFUSALS as exc:
             return self._separate(docs, texts, exc)
         self._client.request_size.learn(size, answered=True)
         results = [WriteResult.from_element(element) for element in answer]
@@ -164,8 +132,7 @@ class BulkWrite:
     ) -> list[WriteResult]:
         """Write documents whose request CouchDB refused because of one of them; find that one by halving."""
         if len(docs) == 1:
-            error = next(name for kind, name in _REFUSALS.items() if isinstance(exc, kind))
-            return [WriteResult.refused(docs[0]['_id'], error, str(exc).removeprefix(f'{self._client.address.url}: '))]
+            return [WriteResult.refused_by(docs[0]['_id'], exc, self._client.address.url)]
         half = len(docs) // 2
         results = self.in_parts(docs[:half], texts[:half])
         results += self.in_parts(docs[half:], texts[half:])

@@ -66,14 +66,14 @@ class Call:
     """
 
     method: str
-    #: Relative to the URL of the database; None means the root of the server.
-    path: str | None
+    #: Relative to the URL of the database, see also `is_of_server`.
+    path: str
     #: The parameters of the URL, encoded, with the question mark.
     query: str = ''
     body: bytes | None = field(default=None, repr=False)
     #: Seconds to connect, and seconds to wait for the response, without the time for which the request waits its turn.
     timeouts: tuple[float, float] = (4.0, 8.0)
-    #: Whether the path is relative to the URL of the server instead.
+    #: Whether the path is relative to the URL of the server instead, because the request does not concern one database.
     is_of_server: bool = False
     #: The number of documents to write, or of queries, in the body.
     size: int = 1

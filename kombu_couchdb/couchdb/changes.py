@@ -72,18 +72,14 @@ class Longpoll:
         self._client = client
         # Reentrant: the garbage collector may close an abandoned generator, and so end its wait, during `interrupt`.
         self._lock = threading.RLock()
-        self._generation = 0
+        #: The number of the next wait, an argument of `wait`. `interrupt` ends that wait even before it begins.
+        self.generation = 0
         self._response: requests.Response | None = None
-
-    @property
-    def generation(self) -> int:
-        """The number of the next wait, an argument of `wait`. `interrupt` ends that wait even before it begins."""
-        return self._generation
 
     def interrupt(self) -> None:
         """End the wait of the current generation. With urllib3 before 2.3, it ends at the server's next empty line."""
         with self._lock:
-            self._generation += 1
+            self.generation += 1
             if self._response is not None:
                 try:
                     self._response.raw.shutdown()
@@ -110,12 +106,12 @@ class Longpoll:
 
         *Raises* the errors of `Client`.
         """
-        if generation != self._generation:
+        if generation != self.generation:
             return None
         try:
             response = open_feed(self._client, since, body, limit, heartbeat, docs=docs)
         except CouchDBError:
-            if generation != self._generation:
+            if generation != self.generation:
                 return None
             raise
         text, error = bytearray(), cast('CouchDBError | None', None)
@@ -123,7 +119,7 @@ class Longpoll:
             with self._lock:
                 self._response = response
             for chunk in response.iter_content(None):
-                if generation != self._generation or not is_wanted():
+                if generation != self.generation or not is_wanted():
                     return None
                 text += chunk
         except requests.RequestException as exc:
@@ -135,7 +131,7 @@ class Longpoll:
                 self._response = None
             response.close()
         del response  # it may contain a session cookie, and recorded tracebacks show the variables of their frames
-        if generation != self._generation:
+        if generation != self.generation:
             return None
         if error is not None:  # raised here, without the frames of its cause
             self._client.close()  # the idle connections may be gone, too, without notice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from hashlib import md5
 from typing import Any, TypeVar, cast
 
@@ -74,7 +74,7 @@ class Client:
         clock = self.server.clock
         if not clock.was_asked:
             with suppress(errors.CouchDBError):  # the local time counts until the server responds
-                self._send('HEAD', None)
+                self._send('HEAD', '/', is_of_server=True)
             clock.was_asked = True
         return clock
 
@@ -124,7 +124,7 @@ class Client:
     def welcome(self) -> Document:
         """Return CouchDB's response to `GET /`; *raises* `NotCouchDB` if another service responds."""
         try:
-            greeting = self.request('GET', None, repeat=True, shape=lambda response: True)
+            greeting = self.request('GET', '/', repeat=True, is_of_server=True, shape=lambda response: True)
         except (errors.NotFound, errors.RequestRefused):
             greeting = None
         if not isinstance(greeting, dict) or not ({'couchdb', 'express-pouchdb'} & set(greeting)):
@@ -135,26 +135,27 @@ class Client:
 
     def session(self) -> Document:
         """Return what CouchDB knows of the user who sends the requests: its `name` and its `roles`."""
-        with closing(Client(self.address.root, *reversed(self.timeouts))) as server:
-            return cast(Document, server.request('GET', '/_session', repeat=True, shape=_SESSION)['userCtx'])
+        found = self.request('GET', '/_session', repeat=True, is_of_server=True, shape=_SESSION)
+        return cast(Document, found['userCtx'])
 
     # -- any request
 
     def request(
         self,
         method: str,
-        path: str | None,
+        path: str,
         params: Mapping[str, Any] | None = None,
         body: Any = None,
         *,
         repeat: bool = False,
+        is_of_server: bool = False,
         size: int = 1,
         timeout: float | None = None,
         shape: Shape = anything,
     ) -> Any:
         """Send a request and return the JSON of the response.
 
-        `path` is relative to the URL of the database; None means the root of the server. `body` is JSON or an object.
+        `path` is relative to the URL of the database, or of the server (`is_of_server`). `body` is JSON or an object.
         With `repeat`, for reads, the request is sent again if the connection was cut before the response. `size` is the
         number of documents in the body, and `timeout` replaces the time limit for the response, in seconds.
 
@@ -162,14 +163,16 @@ class Client:
         administrators that the service does not offer.
         """
         try:
-            response = self._send(method, path, params, body, timeout, repeat=repeat, size=size)
+            response = self._send(
+                method, path, params, body, timeout, repeat=repeat, is_of_server=is_of_server, size=size
+            )
         except errors.CouchDBError as exc:
-            if error := not_offered(exc, path, self.address, self.session):
+            if error := not_offered(exc, path, self.address.server, self.session, is_of_server=is_of_server):
                 raise error from exc
             raise
         text, status = response.content, response.status_code
         del response  # it may contain a session cookie, and recorded tracebacks show the variables of their frames
-        return self.decode(text, status, f'{method} {path or "/"}', shape)
+        return self.decode(text, status, f'{method} {path}', shape)
 
     def open_longpoll(self, path: str, params: Mapping[str, Any], body: Any, timeout: float) -> requests.Response:
         """Send a longpoll and return its response without reading the body. It may be silent for `timeout` seconds."""
@@ -178,7 +181,7 @@ class Client:
     def _send(
         self,
         method: str,
-        path: str | None,
+        path: str,
         params: Mapping[str, Any] | None = None,
         body: Any = None,
         timeout: float | None = None,

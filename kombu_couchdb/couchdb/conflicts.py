@@ -155,18 +155,17 @@ def delete_leaves(client: Client, docs: Sequence[Document]) -> int:
     A request for each document, and two more.
     """
     _delete_conflicts(client, docs)
-    return delete_revisions(client, [(doc['_id'], doc['_rev']) for doc in docs])
+    return delete_docs(client, docs)
 
 
-def delete_revisions(client: Client, revisions: Iterable[tuple[str, str]]) -> int:
-    """Delete leaf revisions, each a document's id and a revision, and return how many were deleted."""
-    docs = [deletion({'_id': doc_id, '_rev': rev}) for doc_id, rev in revisions]
-    return sum(result.is_stored for result in client.bulk(docs))
+def delete_docs(client: Client, docs: Iterable[Mapping[str, Any]]) -> int:
+    """Delete exactly these revisions of documents, and return how many were deleted: no other process changed them."""
+    return sum(result.is_stored for result in client.bulk(list(map(deletion, docs))))
 
 
 def _delete_conflicts(client: Client, docs: Sequence[Document]) -> None:
     """Delete the leaf revisions of documents beside those that CouchDB shows."""
-    delete_revisions(client, [(doc['_id'], rev) for doc in docs for rev in _conflicts(client, doc['_id'])])
+    delete_docs(client, ({'_id': doc['_id'], '_rev': rev} for doc in docs for rev in _conflicts(client, doc['_id'])))
 
 
 def _conflicts(client: Client, doc_id: str) -> list[str]:

@@ -16,6 +16,9 @@ _HEADER = re.compile(r'[!-~]+')
 
 _FILE = 'file:'
 
+#: Seconds before a refused password or API key is sent again: two processes can do so without locking their user.
+REFUSED_SECONDS = 120.0
+
 
 @dataclass(frozen=True)
 class Credentials:

@@ -28,7 +28,6 @@ from ..errors import (
     ViewFailed,
     account_locked,
 )
-from .address import Address
 
 #: The text of a connection whose TLS handshake timed out.
 NO_HANDSHAKE = 'no response to the TLS handshake'
@@ -199,23 +198,22 @@ def _from_status(response: requests.Response, where: str, who: str | None, size:
 
 
 def not_offered(
-    error: CouchDBError, path: str | None, address: Address, session: Callable[[], dict[str, Any]]
+    error: CouchDBError, path: str, server: str, session: Callable[[], dict[str, Any]], *, is_of_server: bool
 ) -> NotOffered | None:
     """Return the error if a request failed because the service does not offer the endpoint at `path`, or else None.
 
-    CouchDB refuses no endpoint to a server administrator. So after a refusal the service is asked who the user is:
-    `session` is `Client.session`.
+    `server` is its URL, and `is_of_server` tells whether the path is relative to it. CouchDB refuses no endpoint to a
+    server administrator. So after a refusal the service is asked who the user is: `session` is `Client.session`.
     """
-    endpoint = (path or '').removeprefix('/').partition('/')[0]
+    endpoint = path.removeprefix('/').partition('/')[0]
     if endpoint not in _ENDPOINTS:
         return None
     if error.status == 403:
         is_missing = endpoint == '_session' or _is_administrator(session)
     else:
         # An endpoint of the server that does not exist may look like a missing database.
-        is_of_server = address.url == address.server
         is_missing = error.status in (404, 405, 501) and (is_of_server or not isinstance(error, DatabaseMissing))
-    return NotOffered(f'{address.server} does not offer {endpoint}: {_ENDPOINTS[endpoint]}') if is_missing else None
+    return NotOffered(f'{server} does not offer {endpoint}: {_ENDPOINTS[endpoint]}') if is_missing else None
 
 
 def _is_administrator(session: Callable[[], dict[str, Any]]) -> bool:

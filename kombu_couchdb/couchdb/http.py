@@ -97,7 +97,8 @@ class Connections:
         transfer_seconds = size // MIN_BYTES_PER_SECOND
         timeout = min(left, call.timeouts[0]), min(left, call.timeouts[1] + transfer_seconds)
         prepared = requests.PreparedRequest()
-        prepared.method, prepared.url, prepared.body = call.method, self._url_of(call), call.body
+        prepared.url = f'{self.server if call.is_of_server else self.url}{call.path}{call.query}'
+        prepared.method, prepared.body = call.method, call.body
         if call.body and size > _SEND_IN_BLOCKS_FROM_BYTES:
             # A new file-like object for each attempt: a repeated request starts from its first byte.
             seconds = min(left, sum(call.timeouts) + transfer_seconds)
@@ -125,11 +126,6 @@ class Connections:
         self._has_responded = True
         response.request = None  # type: ignore[assignment]  # it contains the authentication headers
         return response
-
-    def _url_of(self, call: Call) -> str:
-        if call.path is None:
-            return f'{self.server}/{call.query}'
-        return f'{self.server if call.is_of_server else self.url}{call.path}{call.query}'
 
     def _connected(self) -> tuple[BoundedAdapter, dict[str, Any]]:
         """Return this process's connection pools and the environment's settings for proxies and certificates."""

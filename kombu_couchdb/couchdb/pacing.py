@@ -103,14 +103,14 @@ _KINDS = {
 }
 
 
-def units_of(method: str, path: str | None, size: int = 1) -> tuple[RequestKind, int]:
+def units_of(method: str, path: str, size: int = 1) -> tuple[RequestKind, int]:
     """Return the kind of a request and how many units it costs.
 
-    `path` is relative to the URL of the database, with or without a query; None means the root of the server. `size` is
-    the number of documents in the body of a `_bulk_docs`, and of the `queries` in a request with several.
+    `path` is relative to the URL of the database or of the server, with or without a query. `size` is the number of
+    documents in the body of a `_bulk_docs`, and of the `queries` in a request with several.
     """
-    names = (path or '').partition('?')[0].strip('/').split('/')
-    if path is None or not names[0]:
+    names = path.partition('?')[0].strip('/').split('/')
+    if not names[0]:
         return RequestKind.OTHER, 1
     if kind := _KINDS.get(names[0]):
         return kind, size

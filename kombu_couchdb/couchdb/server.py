@@ -128,13 +128,13 @@ class Server:
     @classmethod
     def of(cls, address: Address) -> Server:
         """Return this process's object for the server and login of an address."""
-        key = address.root.beside('all')
+        key = address.beside('all')
         return _servers.of(key, lambda: cls(key))
 
     @classmethod
     def forget(cls, address: Address) -> None:
         """Do not keep the object for an address: no client uses its password any more."""
-        _servers.discard(address.root.beside('all'))
+        _servers.discard(address.beside('all'))
 
     def reset(self) -> None:
         """Forget in a forked child what belongs to threads of the parent."""

@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 import requests
 
 from .. import errors
-from ..values import is_number
+from ..values import MAX_DATE, is_number
 from . import credentials, failures
 from .address import MASK, Address
 from .call import Call
-from .credentials import Credentials
+from .credentials import REFUSED_SECONDS, Credentials
 from .http import Connections, LoginHeaders
 
 #: The token server of IBM Cloud.
@@ -26,15 +26,6 @@ TOKEN_URL = 'https://iam.cloud.ibm.com/identity/token'
 _GRANT_TYPE = 'urn:ibm:params:oauth:grant-type:apikey'
 
 _FORM = LoginHeaders({'Content-Type': 'application/x-www-form-urlencoded'})
-
-#: Seconds to connect to a token server, and seconds to wait for its response.
-_TIMEOUTS = 4.0, 8.0
-
-#: Seconds before a refused API key is sent again.
-_REFUSED_SECONDS = 120.0
-
-#: A later time is no Unix time in seconds. Python cannot calculate with an integer of hundreds of digits.
-_MAX_TIME = 1e12
 
 #: Where token servers say why they refuse a key: IBM's, those of OAuth 2 (RFC 6749), and CouchDB's member.
 _REASONS = ('errorMessage', 'error_description', 'error', 'reason')
@@ -62,7 +53,7 @@ def _claims(token: str) -> dict[str, Any]:
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
-    return is_number(value) and abs(value) < _MAX_TIME
+    return is_number(value) and abs(value) < MAX_DATE
 
 
 class TokenServer:
@@ -111,13 +102,13 @@ class TokenServer:
         """Return a token for a key, or the error. The frames of this method and those below have key and token."""
         form = urlencode({'grant_type': _GRANT_TYPE, 'apikey': key.password}).encode()
         connections = Connections(self._url)
-        response = connections.exchange(Call('POST', '', body=form, timeouts=_TIMEOUTS), _FORM)
+        response = connections.exchange(Call('POST', '', body=form), _FORM)
         connections.close()
         if isinstance(response, errors.CouchDBError):
             return response
         if response.status_code in (400, 401, 403):
             self._refused, self._refused_reason = key, _reason(response, key)
-            self._refused_until = time.monotonic() + _REFUSED_SECONDS
+            self._refused_until = time.monotonic() + REFUSED_SECONDS
             return self._refusal()
         if response.status_code != 200:
             return self._failure(response.status_code, _reason(response, key))

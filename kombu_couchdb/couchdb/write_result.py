@@ -9,15 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..errors import CouchDBError
+from ..errors import Conflict, CouchDBError, DocumentTooLarge, RequestRefused, Unstorable
 from .failures import from_answer
 
 #: Errors that the client itself puts in place of a status code that CouchDB gave to a whole request, see `Client.bulk`.
 DOCUMENT_TOO_LARGE, REFUSED, MISSING_STUB, UNSTORABLE = 'document_too_large', 'refused', 'missing_stub', 'unstorable'
 
-#: With these errors CouchDB would refuse the document however often it was sent. `forbidden` and `unauthorized` are not
-#: among them: an administrator can grant the right.
-_PERMANENT = frozenset({DOCUMENT_TOO_LARGE, REFUSED, MISSING_STUB, UNSTORABLE})
+#: With these errors CouchDB would refuse the document however often it was sent, by the exception of a request with it
+#: alone. `forbidden` and `unauthorized` are not among them: an administrator can grant the right.
+_PERMANENT: dict[type[CouchDBError], str] = {
+    DocumentTooLarge: DOCUMENT_TOO_LARGE,
+    RequestRefused: REFUSED,
+    Conflict: MISSING_STUB,
+    Unstorable: UNSTORABLE,
+}
 
 
 class WriteStatus(str, Enum):
@@ -68,6 +73,11 @@ class WriteResult(NamedTuple):
         return cls(doc_id, WriteStatus.REFUSED, error=error, reason=reason)
 
     @classmethod
+    def refused_by(cls, doc_id: str, exc: CouchDBError, where: str) -> WriteResult:
+        """Return the result of a document that CouchDB never stores: its request raised `exc`, of the URL `where`."""
+        return cls.refused(doc_id, _PERMANENT[type(exc)], str(exc).removeprefix(f'{where}: '))
+
+    @classmethod
     def unknown(cls, doc_id: str) -> WriteResult:
         """Return the result of a write whose request got no response."""
         return cls(doc_id, WriteStatus.UNKNOWN)
@@ -100,7 +110,7 @@ class WriteResult(NamedTuple):
     @property
     def is_permanent(self) -> bool:
         """Whether CouchDB would refuse the document however often it was sent."""
-        return self.status is WriteStatus.REFUSED and self.error in _PERMANENT
+        return self.status is WriteStatus.REFUSED and self.error in _PERMANENT.values()
 
     def exception(self, where: str) -> CouchDBError:
         """Return our error for a result that is not stored; `where` is the URL that its message begins with."""

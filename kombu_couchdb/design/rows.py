@@ -2,8 +2,8 @@
 
 The `.js` files beside this module emit the rows. A queue name is encoded in keys, see `key_of`; it is None in these
 classes if it is not text. Rows are read after their shape was checked (`couchdb.shapes`). The rows of the views
-`by_task` (key: the id of a task), `history` (key: the name of a task, and a date) and `conflicted` (key: a type; value:
-the revisions of all leaves) need no class.
+`by_task` (key: the id of a task), `history` (key: the name of a task, and a date), `dead` (key: queue and date; value:
+the reason) and `conflicted` (key: a type; value: the revisions of all leaves) need no class.
 """
 
 from __future__ import annotations
@@ -60,20 +60,6 @@ class QueueCount(NamedTuple):
         """Read a row."""
         queue, *rank = row['key']
         return cls(queue_of(queue), rank[0] if rank else -1, row['value'])
-
-
-class DeadRow(NamedTuple):
-    """`dead`: key `[queue, failed]`, value: the reason."""
-
-    id: str
-    queue: str | None
-    failed: Any
-    reason: Any
-
-    @classmethod
-    def from_row(cls, row: Row) -> DeadRow:
-        """Read a row."""
-        return cls(row['id'], queue_of(row['key'][0]), row['key'][1], row['value'])
 
 
 class LeaseRow(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..values import is_whole
-from .ids import RATE, SLOT
+from .ids import RATE, SLOT, key_problem
 from .shared_documents import Slot
 from .task_message import headers_of
 from .types import Document, Tombstone
@@ -26,8 +26,8 @@ from .types import Document, Tombstone
 #: The names of the headers.
 CONCURRENCY_KEY, CONCURRENCY_LIMIT = 'concurrency_key', 'concurrency_limit'
 
-#: The maximum length of a key, in characters, and the highest limit.
-_MAX_LENGTH, _MAX_LIMIT = 500, 1000
+#: The highest limit.
+_MAX_LIMIT = 1000
 
 #: A longer encoded key is hashed in the ids of its slots: CouchDB accepts URLs of up to about 8,000 bytes.
 _MAX_ENCODED_LENGTH = 500
@@ -54,13 +54,6 @@ def limit_problem(headers: Mapping[str, Any]) -> str | None:
         return f'the header {CONCURRENCY_KEY} must not begin with {RATE!r}, which is for rate keys'
     if not is_whole(limit, 1, _MAX_LIMIT):
         return f'the header {CONCURRENCY_LIMIT} must be a whole number from 1 to {_MAX_LIMIT}, not {limit!r:.80}'
-    return None
-
-
-def key_problem(header: str, key: Any) -> str | None:
-    """Return what is wrong with the key in a header; None if it is valid."""
-    if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
-        return f'the header {header} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}'
     return None
 
 

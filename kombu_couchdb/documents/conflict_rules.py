@@ -40,7 +40,7 @@ rank of a leaf. So no message is lost.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ..values import revision_parts
@@ -94,10 +94,10 @@ def resolve_item(leaves: list[Document], living: Collection[str], now: float) ->
     return _keep_one(kept, merged if held else _released(merged, delivered=True), lower)
 
 
-def keep_winner(leaves: list[Document]) -> list[Tombstone]:
-    """Return the deletions of all leaves but the winner, for documents whose leaves are equally good."""
+def keep_winner(leaves: list[Document], order: Callable[[Document], Any] | None = None) -> list[Tombstone]:
+    """Return the deletions of all leaves but the last by `order`, or else the one that CouchDB shows."""
     live = [leaf for leaf in leaves if not leaf.get('_deleted')]
-    return [_withdrawn(leaf) for leaf in sorted(live, key=_order)[:-1]]
+    return [_withdrawn(leaf) for leaf in sorted(live, key=order or _order)[:-1]]
 
 
 def _merged(kept: Document, others: list[Document], leaves: list[Document]) -> Document:

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, cast
 
-from ..values import storable
+from ..values import MAX_DATE, storable
 from . import workitem
 from .concurrency import unpark
+from .task_message import MAX_LINE
 from .types import FAIL, DeadLetter, Document, TaskError, WorkItem
 
 #: The document was changed by hand and is not valid any more, or its body cannot be read or decoded.
@@ -38,12 +39,9 @@ KINDS, OTHER = (MALFORMED, REJECTED, DELIVERY_LIMIT, FAILED), 'other'
 #: The reason of a WorkItem whose queue is not text. The view `dead` writes the same.
 NO_QUEUE = f'{MALFORMED}: queue is not text'
 
-#: The maximum number of characters of the text of an error in a reason, and of the type of an exception, of its text
-#: and of a traceback in `error`. What is longer loses its middle.
-_MAX_LENGTH, _MAX_TYPE, _MAX_TEXT = 280, 255, 50_000
-
-#: The latest date in the id of a copy, in seconds since the epoch.
-_MAX_DATE = 1e12
+#: The maximum number of characters of the text of an error in a reason, and of the text of an exception and of a
+#: traceback in `error`. What is longer loses its middle.
+_MAX_LENGTH, _MAX_TEXT = 280, 50_000
 
 
 # -- reasons
@@ -88,7 +86,7 @@ def error_in(doc: Mapping[str, Any]) -> Mapping[str, Any]:
 def error_type(doc: Mapping[str, Any]) -> str:
     """Return the type of the exception, or else the kind of the reason. The view `failures` does the same."""
     found = error_in(doc).get('type')
-    return found if isinstance(found, str) and len(found) <= _MAX_TYPE else kind_of(doc)
+    return found if isinstance(found, str) and len(found) <= MAX_LINE else kind_of(doc)
 
 
 # -- documents
@@ -114,7 +112,7 @@ def failed(doc: Mapping[str, Any], error: TaskError, seconds: float, now: float)
     text = error['text'].strip()
     reason = f'{FAILED}: {_one_line(error["type"] + (f": {text}" if text else ""))}'
     bounded = {name: _bounded(value, _MAX_TEXT) if isinstance(value, str) else value for name, value in error.items()}
-    bounded['type'] = storable(error['type'], _MAX_TYPE)
+    bounded['type'] = storable(error['type'], MAX_LINE)
     return {**made_of(doc, reason, now), 'expires': now + seconds, 'error': bounded}
 
 
@@ -154,7 +152,7 @@ def copy(doc: Mapping[str, Any]) -> Document:
         known = f'{doc["_id"]}\0{json.dumps(doc.get("message"), default=repr)}'
     except RecursionError:
         known = f'{doc["_id"]}\0{doc["_rev"]}'
-    made = int(max(0, min(_MAX_DATE, date)) * 1e6) if isinstance(date, (int, float)) else 0
+    made = int(max(0, min(MAX_DATE, date)) * 1e6) if isinstance(date, (int, float)) else 0
     copy_id = f'{made:014x}{sha256(known.encode()).hexdigest()[:16]}'
     kept = {name: value for name, value in doc.items() if name not in ('_rev', '_attachments', 'next', 'moved')}
     return {**kept, '_id': copy_id}

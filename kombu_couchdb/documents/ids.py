@@ -40,13 +40,20 @@ RATE = 'rate:'
 
 #: The name of the header.
 JOB_KEY = 'job_key'
-#: The maximum length of a job key, in characters.
+#: The maximum length of the keys of jobs, limits and rates, in characters.
 _MAX_LENGTH = 500
+
+
+def key_problem(header: str, key: Any) -> str | None:
+    """Return what is wrong with the key in a header; None if it is valid."""
+    if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
+        return f'the header {header} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}'
+    return None
 
 
 def job_id(queue: str, task: Any, key: Any) -> str:
     """Return the id of a unique job; *raises* `ConfigurationError` unless `key` is text of 1 to 500 characters."""
-    if not isinstance(key, str) or not 0 < len(key) <= _MAX_LENGTH or any('\ud800' <= char <= '\udfff' for char in key):
-        raise ConfigurationError(f'the header {JOB_KEY} must be text of 1 to {_MAX_LENGTH} characters, not {key!r:.80}')
+    if reason := key_problem(JOB_KEY, key):
+        raise ConfigurationError(reason)
     # JSON keeps the three apart, whatever characters they have.
     return JOB + json.dumps([queue, task, key], ensure_ascii=False, separators=(',', ':'))

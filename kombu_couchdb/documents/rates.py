@@ -20,9 +20,9 @@ from ..errors import ConfigurationError
 from ..values import SECONDS_OF_UNIT, is_number
 from . import concurrency
 from .ids import RATE as PREFIX
+from .ids import key_problem
 from .shared_documents import Rate as RateDocument
 from .task_message import headers_of
-from .types import Document, Tombstone
 
 #: The names of the headers. A `rate` without a `rate_key` is a header of somebody else.
 RATE, RATE_KEY = 'rate', 'rate_key'
@@ -60,7 +60,7 @@ def rate_problem(headers: Mapping[str, Any]) -> str | None:
     key = headers.get(RATE_KEY)
     if key is None:
         return None
-    if reason := concurrency.key_problem(RATE_KEY, key):
+    if reason := key_problem(RATE_KEY, key):
         return reason
     if _parse(headers.get(RATE)) is None:
         return (
@@ -138,14 +138,9 @@ def document(doc: Mapping[str, Any] | None, key: str, next_: float, by: str, now
     return {**made, '_rev': rev} if rev else made
 
 
-def resolve_rate(leaves: list[Document]) -> list[Tombstone]:
-    """Return the deletions of all leaves but that with the latest start."""
-    live = [leaf for leaf in leaves if not leaf.get('_deleted')]
-
-    def order(leaf: Document) -> tuple[float, str]:
-        return next_of(leaf, 0.0), str(leaf['_rev'])
-
-    return [{'_id': leaf['_id'], '_rev': leaf['_rev'], '_deleted': True} for leaf in sorted(live, key=order)[:-1]]
+def order(leaf: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the sort key of a leaf of a rate's document: of several, the one with the latest start counts."""
+    return next_of(leaf, 0.0), str(leaf['_rev'])
 
 
 # -- parked messages

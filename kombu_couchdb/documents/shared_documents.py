@@ -200,35 +200,3 @@ class Leader(_LeaderOptions, Stored):
     date: float
     #: How long the lead lasts after `date`, in seconds.
     lease: float
-
-
-class HistoryTask(TypedDict, total=False):
-    """The runs of a task that ended in a minute, by outcome, and how many seconds they took."""
-
-    succeeded: float
-    failed: float
-    retried: float
-    seconds: float
-
-
-class HistoryMinute(TypedDict):
-    """A minute: what ended in it, by task, and the messages at its end, by queue."""
-
-    tasks: dict[str, HistoryTask]
-    queues: dict[str, dict[str, float]]
-
-
-class _TenMinutesOptions(TypedDict, total=False):
-    #: Only the newest: by Consumer, since when its process counts, and up to which counts they are in the history.
-    totals: dict[str, Any]
-
-
-class TenMinutes(_TenMinutesOptions, Stored):
-    """Ten minutes of the history of tasks and queues."""
-
-    _id: str
-    type: Literal['History']
-    #: When the first minute began.
-    date: float
-    #: By number, from 0 to 9.
-    minutes: dict[str, HistoryMinute]

@@ -29,8 +29,8 @@ _ENCODINGS = frozenset(
 )
 
 
-#: The maximum length of an id or a name that a publisher chooses.
-_MAX_LINE_CHARACTERS = 255
+#: The maximum length of an id or a name that a publisher chooses, in characters.
+MAX_LINE = 255
 
 #: The header, and the option of a signature, with the names of the stamps.
 STAMPS = 'stamped_headers'
@@ -181,7 +181,7 @@ def body_problem(body: Any) -> str | None:
 
 def is_line(value: Any) -> bool:
     """Tell whether a value is text that may be logged: printable, at most 255 characters."""
-    return isinstance(value, str) and len(value) <= _MAX_LINE_CHARACTERS and value.isprintable()
+    return isinstance(value, str) and len(value) <= MAX_LINE and value.isprintable()
 
 
 #: The highest of AMQP's priorities, which go from 0 to 9; 9 is delivered first. Views contain it: another one needs a

@@ -17,16 +17,18 @@ from typing import Any, cast
 
 from ..errors import ConfigurationError, Unstorable
 from ..schema import Schema
+from ..values import nesting
 from . import concurrency, dead_letter, rates, task_message
 from .types import Document, WorkItem
 
 _MAX_NAME_BYTES = 500
-_MAX_LEVELS = 100
+#: The maximum number of levels in which a value may be nested.
+MAX_LEVELS = 100
 _MAX_NUMBER, _MIN_NUMBER = 10**308, 1e-307
 
-#: The maximum number of levels in which an item may be nested: those of the published message (see `_MAX_LEVELS`), and
+#: The maximum number of levels in which an item may be nested: those of the published message (see `MAX_LEVELS`), and
 #: those around a message that waits in `next`.
-_MAX_ITEM_LEVELS = 110
+_MAX_ITEM_LEVELS = MAX_LEVELS + 10
 
 #: What an item must have to be delivered. The other members only order it: if they are malformed, it is delivered late.
 _ITEM = Schema.of(WorkItem, 'message', 'claimed', 'attempts', 'date')
@@ -48,22 +50,7 @@ def check_names(**names: Any) -> None:
             )
 
 
-def is_deeper(value: Any, levels: int = _MAX_LEVELS) -> bool:
-    """Tell whether lists and objects are nested in more than `levels` levels; without recursion, for any depth."""
-    layer = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(levels):
-        if not layer:
-            return False
-        layer = [
-            member
-            for outer in layer
-            for member in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(member, (dict, list))
-        ]
-    return bool(layer)
-
-
-def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> Any:
+def check_value(what: str, value: Any, levels: int = MAX_LEVELS) -> Any:
     """Return a copy of `value`; faster than `deepcopy`.
 
     *Raises* `Unstorable` if CouchDB would not return the value unchanged; `what` names it in the error.
@@ -73,7 +60,7 @@ def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> Any:
             raise Unstorable(f'{what} cannot be stored: CouchDB cannot hold the number {value!r:.40}')
         return value
     if not levels:
-        raise Unstorable(f'{what} cannot be stored: it is nested in more than {_MAX_LEVELS} levels')
+        raise Unstorable(f'{what} cannot be stored: it is nested in more than {MAX_LEVELS} levels')
     if not isinstance(value, dict):
         return [check_value(what, member, levels - 1) for member in value]
     copied = {}
@@ -87,7 +74,7 @@ def check_value(what: str, value: Any, levels: int = _MAX_LEVELS) -> Any:
 
 def malformed_reason(doc: Mapping[str, Any]) -> str | None:
     """Return the reason why a changed or incomplete item cannot be delivered; None if it can."""
-    if is_deeper(doc, _MAX_ITEM_LEVELS):
+    if nesting(doc)[0] > _MAX_ITEM_LEVELS:
         return dead_letter.malformed(f'it is nested in more than {_MAX_ITEM_LEVELS} levels')
     reason = _ITEM.problem('', doc) or task_message.message_problem(doc['message'])
     if not reason and not _LIMITS.isdisjoint(headers := doc['message']['headers']):

@@ -42,7 +42,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ..errors import ConfigurationError
-from ..values import is_number
+from ..values import MAX_NUMBER, is_number
 from . import rates
 from .body import attached, is_large
 from .concurrency import parked_key
@@ -57,9 +57,6 @@ _ROOM = ' ' * 600
 
 #: The property of a message, and the attribute of a task, with the seconds for which its completed message is kept.
 KEEP_DONE = 'keep_done'
-
-#: The longest time for which a completed message is kept, in seconds: about 31 years.
-_MAX_KEEP_SECONDS = 1e9
 
 _serial = itertools.count()
 
@@ -110,10 +107,9 @@ def check_keep_done(value: Any) -> float:
 
     *Raises* `ConfigurationError` if it is not a number of seconds from 0 on.
     """
-    if not is_number(value) or not 0 <= value <= _MAX_KEEP_SECONDS:
+    if not is_number(value) or not 0 <= value <= MAX_NUMBER:
         raise ConfigurationError(
-            f'{KEEP_DONE} must be a number of seconds from 0 on, not {value!r:.80}; '
-            f'the most is {_MAX_KEEP_SECONDS:,.0f}'
+            f'{KEEP_DONE} must be a number of seconds from 0 on, not {value!r:.80}; the most is {MAX_NUMBER:,}'
         )
     return float(value)
 

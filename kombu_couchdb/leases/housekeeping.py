@@ -5,11 +5,10 @@ queues that its heartbeat names. A `basic_get` uses its queue, too, and prolongs
 deleted in the revision in which it was found unused, and its messages only after that. If a process begins to use the
 queue at that moment, its write makes the deletion fail, or it declares the queue again.
 
-Killed processes leave three kinds of documents: bindings of queues that do not exist any more, broadcasts that no
-publisher overwrites, and heartbeats of consumers whose leases expired long ago. Rate keys that are not used any more
-leave a fourth: a document whose next start is in the past says no more than a missing one. The janitor deletes a
-limited number of them at a time. It needs only the rights of a member of the database. Its deletions leave tombstones,
-as those of messages do; see `admin.vacuum`.
+Killed processes leave bindings of queues that do not exist any more, and broadcasts that no publisher overwrites. Rate
+keys that are not used any more leave a document, too: if its next start is in the past, it says no more than a missing
+one. The janitor deletes a limited number of each kind at a time. It needs only the rights of a member of the database.
+Its deletions leave tombstones, as those of messages do; see `admin.vacuum`. The sweep deletes heartbeats.
 """
 
 from __future__ import annotations
@@ -18,18 +17,19 @@ import time
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from ..couchdb.bulk import deletion
+from ..couchdb.bulk import BATCH_DOCS
 from ..couchdb.client import Client, Document, chunks
+from ..couchdb.conflicts import delete_docs
 from ..couchdb.shapes import number
 from ..documents import rates
 from ..documents.ids import BINDING, BROADCAST, CONSUMER, QUEUE, RATE
 from ..documents.queue import lifetime_of
-from ..errors import CouchDBError, NotFound
+from ..errors import CouchDBError
 from ..log import get_logger
 from ..queues.databases import BroadcastsDatabase
 from ..queues.store import Store
 from ..queues.topology import Topology
-from .lease import GRACE_SECONDS, Unchanged, expires_of, queues_of
+from .lease import GRACE_SECONDS, Unchanged, queues_of
 
 logger = get_logger(__name__)
 
@@ -43,16 +43,13 @@ _IN_USE_SECONDS = 600.0
 #: Gets from a queue that is not declared look for its document at most once in this time.
 _UNDECLARED_SECONDS = 60.0
 
-#: The janitor deletes a broadcast or a heartbeat so many seconds after it expired, and a rate so many seconds after its
-#: next start: listeners may be behind, and clocks differ.
+#: The janitor deletes a broadcast so many seconds after it expired, and a rate so many seconds after its next start:
+#: listeners may be behind, and clocks differ.
 _KEPT_SECONDS = 3600.0
 
-#: The janitor deletes a binding that had no queue, or such a heartbeat, if it was unchanged for so many seconds: a
-#: process that declares a queue may have stored only its binding yet, and a clock may have jumped.
+#: The janitor deletes a binding that had no queue for so many seconds: a process that declares a queue may have stored
+#: only its binding yet.
 _PROVEN_SECONDS = 60.0
-
-#: The most documents that one request reads or deletes.
-_MAX_BATCH_DOCS = 250
 
 
 class Lifetimes:
@@ -139,25 +136,23 @@ class UnusedQueues:
 class Janitor:
     """Cleans up one database.
 
-    It remembers bindings without a queue and consumers without heartbeats from call to call, and deletes such a
-    document only if a second look, some time later, finds it unchanged. It also deletes old broadcasts in the database
-    `broadcasts`.
+    It remembers bindings without a queue from call to call, and deletes one only if a second look, some time later,
+    finds it unchanged. It also deletes old broadcasts in the database `broadcasts`.
     """
 
     def __init__(self, client: Client, broadcasts: BroadcastsDatabase | None = None) -> None:
         self._client, self._broadcasts = client, broadcasts
-        self._orphans, self._silent = Unchanged(_PROVEN_SECONDS), Unchanged(_PROVEN_SECONDS)
+        self._orphans = Unchanged(_PROVEN_SECONDS)
 
     def clean_up(self, limit: int) -> dict[str, int]:
         """Delete up to `limit` documents of each kind; return how many, with the names of the kinds.
 
-        These are `bindings`, `broadcasts`, `consumers` and `rates`. *Raises* the errors of `Client`; the next call goes
+        These are `bindings`, `broadcasts` and `rates`. *Raises* the errors of `Client`; the next call goes
         on.
         """
         return {
             'bindings': self._delete_bindings(limit),
             'broadcasts': self._delete_broadcasts(limit),
-            'consumers': self._delete_consumers(limit),
             'rates': self._delete_rates(limit),
         }
 
@@ -166,7 +161,7 @@ class Janitor:
         found = {doc['_id']: doc for doc in self._without_queue(list(_documents(self._client, BINDING)))}
         revs = {doc_id: doc['_rev'] for doc_id, doc in found.items()}
         proven = [found[doc_id] for doc_id in self._orphans.observe(revs, asked)][:limit]
-        count = _delete(self._client, proven)
+        count = delete_docs(self._client, proven)
         # A process that declared the queue at this moment found its binding stored and did not store it: restore it.
         orphans = {doc['_id'] for doc in self._without_queue(proven)}
         restored = [
@@ -181,7 +176,7 @@ class Janitor:
     def _without_queue(self, bindings: list[Document]) -> list[Document]:
         bindings = [doc for doc in bindings if doc.get('type') != 'Exchange']
         names = sorted({QUEUE + str(doc.get('queue')) for doc in bindings})
-        declared = {doc['_id'] for part in chunks(names, _MAX_BATCH_DOCS) for doc in self._client.find(part) if doc}
+        declared = {doc['_id'] for part in chunks(names, BATCH_DOCS) for doc in self._client.find(part) if doc}
         return [doc for doc in bindings if QUEUE + str(doc.get('queue')) not in declared]
 
     def _delete_broadcasts(self, limit: int) -> int:
@@ -189,28 +184,10 @@ class Janitor:
 
         def delete(client: Client) -> int:
             expired = (doc for doc in _documents(client, BROADCAST) if _is_long_expired(doc, now))
-            return _delete(client, list(islice(expired, limit)))
+            return delete_docs(client, list(islice(expired, limit)))
 
         elsewhere = self._broadcasts.ask(delete, create=False) if self._broadcasts else None
         return delete(self._client) + (elsewhere or 0)
-
-    def _delete_consumers(self, limit: int) -> int:
-        asked = time.monotonic()
-        try:
-            leases = Store(self._client).leases()
-        except NotFound:
-            return 0  # a result database has no such view
-        now = self._client.clock.now()
-        # A consumer that has claims or slots is left to the sweep, which also releases its messages.
-        expired = {
-            name: stats['max']
-            for name, stats in leases['consumer'].items()
-            if stats['max'] + _KEPT_SECONDS < now and name not in leases['claim'] and name not in leases['slot']
-        }
-        # If the server's clock is an hour ahead, an idle consumer begins a new lease.
-        silent = self._silent.observe(expired, asked)[:limit]
-        docs = [doc for part in chunks(silent, _MAX_BATCH_DOCS) for doc in self._client.fetch(part)]
-        return _delete(self._client, [doc for doc in docs if doc and expires_of(doc) == expired[doc['_id']]])
 
     def _delete_rates(self, limit: int) -> int:
         now = self._client.clock.now()
@@ -220,18 +197,12 @@ class Janitor:
             if doc.get('type') == 'Rate' and rates.next_of(doc, now) + _KEPT_SECONDS < now
         )
         # A consumer that takes a start at this moment has written a later revision, which is not deleted.
-        return _delete(self._client, list(islice(unused, limit)))
+        return delete_docs(self._client, list(islice(unused, limit)))
 
 
 def _in_use(client: Client) -> set[str]:
     """Return the queues that consumers have subscribed to. An expired consumer counts until it is swept."""
     return {queue for row in client.id_range(CONSUMER, docs=True) for queue in queues_of(row['doc'])}
-
-
-def _delete(client: Client, docs: list[Document]) -> int:
-    """Delete these revisions of documents, and no later ones; return how many were deleted."""
-    deletions = [deletion(doc) for doc in docs]
-    return sum(1 for part in chunks(deletions, _MAX_BATCH_DOCS) for result in client.bulk(part) if result.is_stored)
 
 
 def _is_long_expired(doc: Document, now: float) -> bool:
@@ -242,6 +213,6 @@ def _is_long_expired(doc: Document, now: float) -> bool:
 def _documents(client: Client, prefix: str) -> Iterator[Document]:
     """Yield the documents whose ids start with `prefix`, a page at a time."""
     last = None
-    while rows := client.id_range(prefix, docs=True, limit=_MAX_BATCH_DOCS, after=last):
+    while rows := client.id_range(prefix, docs=True, limit=BATCH_DOCS, after=last):
         yield from (row['doc'] for row in rows)
         last = rows[-1]['id']

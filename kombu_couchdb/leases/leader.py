@@ -33,13 +33,14 @@ from ..documents import shared_documents
 from ..documents.ids import LEADER
 from ..errors import CouchDBError, DatabaseMissing, NotFound
 from ..log import get_logger
+from ..options import HEARTBEATS_PER_LEASE
 from ..outage import Outage, cause_of
 from .lease import worker_name
 
 logger = get_logger(__name__)
 
-#: The lease of most leaders, and the interval at which they renew it and the other processes read it.
-LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 5.0
+#: The lease of most leaders, in seconds.
+LEASE_SECONDS = 15.0
 
 #: The interval at which other processes should read it that want to take over at most 20 seconds after a leader was
 #: killed, as a part of the lease, see `LeaderLease.next_in`.
@@ -64,7 +65,7 @@ class LeaderLease:
         self._client, self._id, self._node = client, LEADER + name, node
         self._lease = lease or LEASE_SECONDS
         #: The interval at which the leader renews its lease, in seconds.
-        self.renewal = self._lease * RENEWAL_SECONDS / LEASE_SECONDS
+        self.renewal = self._lease / HEARTBEATS_PER_LEASE
         self._holder = f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
         #: How often this process began to lead.
         self._terms = 0

@@ -27,7 +27,7 @@ from ..documents.ids import CONSUMER
 from ..documents.shared_documents import Consumer
 from ..options import HEARTBEATS_PER_LEASE
 from ..schema import Schema
-from ..values import MAX_NUMBER
+from ..values import MAX_DATE, MAX_NUMBER
 
 #: What `queues_of` reads of a heartbeat.
 _QUEUES = Schema.of(Consumer, 'queues')
@@ -328,7 +328,7 @@ def queues_of(doc: Document) -> frozenset[str]:
 
 def expires_of(doc: Document) -> float:
     """Return `expires` of a Consumer document as the view `leases` emits it."""
-    return max(-1e12, min(1e12, _number(doc.get('expires')) or 0.0))
+    return max(-MAX_DATE, min(MAX_DATE, _number(doc.get('expires')) or 0.0))
 
 
 def ends_at(doc: Document, *, holds: bool = False) -> float:

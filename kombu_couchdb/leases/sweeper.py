@@ -115,7 +115,7 @@ class Sweeper:
                 'Slot': lambda leaves, living: concurrency.resolve_slot(
                     leaves, {*living, *store.alive({str(leaf.get('by')) for leaf in leaves} - {*living})}
                 ),
-                'Rate': lambda leaves, living: rates.resolve_rate(leaves),
+                'Rate': lambda leaves, living: conflict_rules.keep_winner(leaves, rates.order),
                 **dict.fromkeys(
                     ('Queue', 'Binding', 'Exchange', 'Broadcast', 'Leader', 'Pause', 'Schedule', 'ScheduleState'),
                     lambda leaves, living: conflict_rules.keep_winner(leaves),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from .. import design
-from ..couchdb.client import LAST, Client, Document
-from ..couchdb.shapes import exactly, members, number, text
+from ..couchdb.client import Document
 from ..design.rows import ClaimCount
 from ..documents.shared_documents import ReportedTask, WorkerReport
 from ..schema import Schema
@@ -18,15 +16,6 @@ _MAX_COUNT = 10**6
 
 #: What a heartbeat reports.
 _REPORT = Schema.of(WorkerReport)
-
-#: The shape of a row of claims. The key of a malformed item can be anything.
-_CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
-
-
-def claims(client: Client) -> list[ClaimCount]:
-    """Return how many messages each consumer has claimed, by queue; one request."""
-    where = {'group_level': 3, 'startkey': ['claim'], 'endkey': ['claim', LAST]}
-    return [ClaimCount.from_row(row) for row in client.view(design.NAME, 'leases', _CLAIMED, **where)]
 
 
 class WorkerLoad:

@@ -42,13 +42,14 @@ logger = get_logger(__name__)
 #: How often a consumer looks for messages that changed while it read them, or that it could not claim, in seconds.
 _AGAIN_SECONDS = 0.1
 
-#: The most keys whose slots one sweep counts, and the most parked messages that it reads for them.
+#: The most keys whose slots one sweep counts, or whose parked messages one request reads, and the most parked messages
+#: that a sweep reads for them.
 _MAX_KEYS, _MAX_DOCS = 50, 200
 
 _IDS = members(id=text)
 
-#: The most keys whose parked messages one request reads, and the most rate keys that it lists.
-_MAX_KEYS_READ, _MAX_RATES = 50, 1000
+#: The most rate keys that one request lists.
+_MAX_RATES = 1000
 
 #: How many parked messages of a key are read for its free slots at least: first, and then if none of those has a limit
 #: that is high enough.
@@ -93,9 +94,9 @@ class ParkedMessages:
         since the view read it, and does not wait any more. Two requests for each 50 keys.
         """
         keys, found = list(counts), list[tuple[str, str]]()
-        for start in range(0, len(keys), _MAX_KEYS_READ):
+        for start in range(0, len(keys), _MAX_KEYS):
             queries = [
-                {**_rows_of(key), 'limit': counts[key], 'reduce': False} for key in keys[start : start + _MAX_KEYS_READ]
+                {**_rows_of(key), 'limit': counts[key], 'reduce': False} for key in keys[start : start + _MAX_KEYS]
             ]
             results = waiting.query(self._client, queries, _IDS, view='leases')
             found += [(key, row['id']) for key, rows in zip(keys[start:], results, strict=False) for row in rows]

@@ -16,8 +16,8 @@ from math import inf
 from typing import NamedTuple
 
 from .. import design
-from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
+from ..couchdb.conflicts import delete_docs
 from ..couchdb.shapes import members, text
 from ..couchdb.write_result import WriteResult
 from ..documents import concurrency, rates
@@ -224,12 +224,12 @@ class Slots:
         unknown = [name for name in holders if name not in leases['consumer']]
         living = alive(unknown) if unknown else set()
         for name in [name for name in holders if name in expired or (name in unknown and name not in living)]:
-            if count := self._free(self._of(name)):
+            if count := delete_docs(self._client, self._of(name)):
                 logger.info('%d concurrency slots of consumer %s, which has no lease any more, were freed', count, name)
         if leases['slot'].get(own, {}).get('count', 0) > len(self._slots):
             # The responses to these creations were lost, or a cluster did not prove them.
             known = {each.id: each.rev for each in self._slots.values()}
-            self._free([doc for doc in self._of(own) if known.get(doc['_id']) != doc['_rev']])
+            delete_docs(self._client, [doc for doc in self._of(own) if known.get(doc['_id']) != doc['_rev']])
 
     def _taken(self, key: str) -> set[int]:
         """Return the numbers of a key's slots that are taken; one request."""
@@ -243,11 +243,6 @@ class Slots:
         rows = self._client.view(design.NAME, 'leases', _IDS, **keys, reduce=False)
         docs = self._client.fetch([row['id'] for row in rows]) if rows else []
         return [doc for doc in docs if doc and doc.get('type') == 'Slot' and doc.get('by') == consumer]
-
-    def _free(self, slots: list[Document]) -> int:
-        """Free these slots, if they are unchanged; return how many were freed."""
-        results = self._client.bulk([deletion(doc) for doc in slots]) if slots else ()
-        return sum(result.is_stored for result in results)
 
 
 # -- starts
@@ -295,8 +290,7 @@ class Starts:
             if doc and self._client.replicas > 1:
                 # All consumers continue with the same leaf. The sweep deletes the others.
                 leaves = [leaf for leaf in self._client.leaves(doc['_id']) if not leaf.get('_deleted')]
-                others = {leaf['_rev'] for leaf in rates.resolve_rate(leaves)}
-                doc = next((leaf for leaf in leaves if leaf['_rev'] not in others), None)
+                doc = max(leaves, key=rates.order, default=None)
             self._known[key] = _Known(doc, rates.next_of(doc, now))
 
     def available(self, key: str, rate: RateLimit | None, most: int) -> int:

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 from ..couchdb.client import Client, Document
@@ -55,14 +56,8 @@ _MAX_TAGS = 1000
 _MISSING_SECONDS, _MAX_MISSING = 15.0, 1000
 
 
-class _Last:
-    """The last broadcast of a process, as `AFTER` names it. Its connections share it: Celery publishes with several."""
-
-    def __init__(self) -> None:
-        self.sent: dict[str, Any] | None = None
-
-
-_last_of_process: Shared[tuple[int, str], _Last] = Shared({})
+#: The last broadcast of a process (`sent`), as `AFTER` names it, for its connections: Celery publishes with several.
+_last_of_process: Shared[tuple[int, str], SimpleNamespace] = Shared({})
 
 
 class Broadcaster:
@@ -70,7 +65,8 @@ class Broadcaster:
 
     def __init__(self, database: BroadcastsDatabase, retention: float) -> None:
         self._database, self._retention = database, retention
-        self._last = _last_of_process.of((os.getpid(), database.broker.address.url), _Last)
+        key = os.getpid(), database.broker.address.url
+        self._last = _last_of_process.of(key, lambda: SimpleNamespace(sent=None))
         self._publisher, self._number, self._sent = '', 0, float('-inf')
         #: Broadcasts of this publisher, oldest first: (time from which one may be overwritten, id, revision). The
         #: client is that of the database in which they are.
@@ -148,12 +144,8 @@ class Listener:
         #: Missing numbers, by publisher and number, with the monotonic time when they were found missing.
         self._missing: dict[tuple[str, int], float] = {}
         self._tags: dict[str, None] = {}
-        self._primed = False
-
-    @property
-    def primed(self) -> bool:
-        """Whether `prime` was called. Before, old broadcasts cannot be told from new ones."""
-        return self._primed
+        #: Whether `prime` was called. Before, old broadcasts cannot be told from new ones.
+        self.primed = False
 
     def bind(self, exchange: str, queue: str) -> None:
         """Let `queue` receive the broadcasts to `exchange` from now on."""
@@ -201,7 +193,7 @@ class Listener:
             for doc in filter(_BROADCAST.accepts, docs):
                 publisher, number = _source(doc)
                 self._last[publisher] = max(number, self._last.get(publisher, 0))
-            self._primed = True
+            self.primed = True
 
     def take(self, docs: Iterable[Document]) -> list[tuple[str, dict[str, Any]]]:
         """Return `(queue, message)` for each broadcast in `docs` that is new, in the order of sending."""

@@ -18,7 +18,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Any
 
 from ..couchdb.bulk import BATCH_DOCS
 from ..couchdb.client import Client, Document, chunks
@@ -29,6 +28,7 @@ from ..documents.dead_letter import malformed
 from ..documents.ids import BROKER
 from ..errors import Conflict, DocumentTooLarge, NotFound, RequestRefused
 from ..log import get_logger
+from ..values import nesting
 
 logger = get_logger(__name__)
 
@@ -142,7 +142,7 @@ class Harmful:
         """Return the ids of those documents that are nested too deeply, and remember the largest of the others."""
         found = []
         for doc_id, doc in zip(ids, self._client.fetch(ids) if ids else (), strict=True):
-            levels, containers = _size(doc)
+            levels, containers = nesting(doc)
             if levels > _MAX_LEVELS:
                 found.append(doc_id)
             self._heaviest = max(self._heaviest, (containers, doc_id))
@@ -158,13 +158,3 @@ class Harmful:
         except (Conflict, NotFound):
             return  # another worker was faster
         logger.error('document %s of %s made the views fail and was replaced: %s', doc_id, self._client.url, reason)
-
-
-def _size(value: Any) -> tuple[int, int]:
-    """Return how many levels a JSON value has, and how many lists and objects, without recursion."""
-    levels = containers = 0
-    level = [value]
-    while level := [item for item in level if isinstance(item, (dict, list))]:
-        levels, containers = levels + 1, containers + len(level)
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-    return levels, containers

@@ -12,18 +12,19 @@ from math import inf
 from typing import Any
 
 from .. import design
+from ..couchdb.bulk import BATCH_DOCS
 from ..couchdb.client import LAST, Client, Document, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
-from ..couchdb.shapes import anything, both, exactly, maybe, members, number, revision, text
-from ..couchdb.write_result import DOCUMENT_TOO_LARGE, REFUSED, UNSTORABLE, WriteResult
+from ..couchdb.shapes import both, exactly, maybe, members, number, revision, text
+from ..couchdb.write_result import WriteResult
 from ..design.rows import MALFORMED_DATE, ClaimCount, LeaseRow, QueueCount, revision_in
 from ..documents import conflict_rules, dead_letter, validation, workitem
 from ..documents.ids import CONSUMER, JOB, QUEUE
 from ..documents.task_message import HIGHEST
 from ..documents.types import WorkItem
 from ..documents.unique_merge import once_id
-from ..errors import CouchDBError, DocumentTooLarge, RequestRefused, ServerUnavailable, Unstorable
+from ..errors import DocumentTooLarge, RequestRefused, ServerUnavailable, Unstorable
 from ..log import get_logger
 from . import waiting
 from .unique_jobs import enqueue, keep_copies
@@ -40,21 +41,13 @@ _REVS = members(
     id=text, value=lambda value: revision(value[1] if isinstance(value, list) and len(value) == 2 else value)
 )
 _WAITING = both(_REVS, members(key=exactly(text, number, number)))
-_QUEUE = members(key=exactly(lambda queue: True), value=number)  # the key of a malformed item can be anything
+_QUEUE = members(key=exactly(lambda queue: True), value=number)  # the queue of a malformed item can be anything
 _RANK = members(key=exactly(text, number), value=number)
-_CLAIMED = members(key=exactly(text, text, anything), value=members(count=number))
+_CLAIMED = members(key=exactly(text, text, lambda queue: True), value=members(count=number))
 
 #: The most documents that housekeeping changes or deletes in one request.
-MAX_BATCH_DOCS = 500
+MAX_BATCH_DOCS = 2 * BATCH_DOCS
 
-#: The most documents that one request publishes.
-_MAX_PUBLISH_DOCS = 5000
-#: What `enqueue` raises for a message that CouchDB never stores, and the error of its result.
-_REFUSALS: dict[type[CouchDBError], str] = {
-    DocumentTooLarge: DOCUMENT_TOO_LARGE,
-    RequestRefused: REFUSED,
-    Unstorable: UNSTORABLE,
-}
 #: The documents in the first read of a consumer's claims. Later reads are larger if the messages are small enough.
 _FIRST_READ_DOCS = 16
 
@@ -80,7 +73,7 @@ class Store:
             raise result.exception(self.client.address.url)
 
     def publish_each(self, docs: Sequence[WorkItem]) -> list[WriteResult]:
-        """Store new messages, each once: one request for up to 5,000 messages and 1 MB, and more for each unique job.
+        """Store new messages, each once: one request for up to 1 MB, and more for each unique job.
 
         No process can store a message a second time, however late a request arrives, and even if the message was
         completed meanwhile: see `Client.create_once` and `unique_jobs`. `collect_outcomes` gets one outcome for each
@@ -94,20 +87,17 @@ class Store:
             if 'key' in doc:
                 try:
                     enqueue(self.client, doc)
-                except tuple(_REFUSALS) as exc:
-                    reason = str(exc).removeprefix(f'{self.client.address.url}: ')
-                    refused.append(WriteResult.refused(once_id(doc), _REFUSALS[type(exc)], reason))
+                except (DocumentTooLarge, RequestRefused, Unstorable) as exc:
+                    refused.append(WriteResult.refused_by(once_id(doc), exc, self.client.address.url))
         if self._commits is None:
             self._commits = GroupCommit.of_new(self.client)
-        plain = [doc for doc in docs if 'key' not in doc]
-        for start in range(0, len(plain), _MAX_PUBLISH_DOCS):
-            part = plain[start : start + _MAX_PUBLISH_DOCS]
+        if plain := [doc for doc in docs if 'key' not in doc]:
             try:
-                results = self._commits.write(part)
+                results = self._commits.write(plain)
             except ServerUnavailable:
                 if not self.client.has_other_nodes:
                     raise
-                results = self._commits.write(part)  # to another node: see `Client.has_other_nodes`
+                results = self._commits.write(plain)  # to another node: see `Client.has_other_nodes`
             refused += [result for result in results if not result.is_stored]
         return refused
 
@@ -187,6 +177,11 @@ class Store:
                 if workitem.claimant(doc) == consumer and not self.client.unusable.has(doc['_id'], doc['_rev'])
             )
 
+    def claim_counts(self) -> list[ClaimCount]:
+        """Return how many messages each consumer has claimed, by queue; one request."""
+        where = {'group_level': 3, 'startkey': ['claim'], 'endkey': ['claim', LAST]}
+        return [ClaimCount.from_row(row) for row in self.client.view(design.NAME, 'leases', _CLAIMED, **where)]
+
     def release(self, docs: Iterable[Document]) -> int:
         """Release claimed messages and return the number of released ones.
 
@@ -257,10 +252,7 @@ class Store:
         """Tell whether a queue has no message, neither ready nor planned nor claimed. Dead letters are in no queue."""
         if self.exceeds(queue, 0):
             return False
-        rows = self.client.view(
-            design.NAME, 'leases', _CLAIMED, startkey=['claim'], endkey=['claim', LAST], group_level=3
-        )
-        return queue not in {ClaimCount.from_row(row).queue for row in rows}
+        return queue not in {claim.queue for claim in self.claim_counts()}
 
     def purge(self, queue: str, until: float = inf) -> int:
         """Delete the ready and the planned messages of a deleted queue, and return their number; keep claimed ones."""

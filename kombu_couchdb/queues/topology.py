@@ -16,18 +16,15 @@ from typing import Any
 
 from ..couchdb.bulk import deletion
 from ..couchdb.client import Client, Document
+from ..couchdb.conflicts import delete_docs
 from ..documents import queue
 from ..documents.bindings import exchange_id, exchange_prefix, fanout, is_binding
 from ..documents.ids import BINDING, PAUSE, QUEUE
 from ..documents.queue import LIMITS, Limit, limit_of
 from ..documents.shared_documents import Binding, FanoutExchange, Queue
 from ..errors import QueuePaused
-from .databases import BroadcastsDatabase
+from .databases import MAX_SEEN_ROWS, BroadcastsDatabase
 from .declarations import Declarations, Destinations, declarations_of
-
-#: After so many single reads, a connection that declares more reads the ids of what is declared in one request, up to
-#: the second number. Those of 300 queues and their bindings take CouchDB about as long as three single reads.
-_SINGLE_READS, _MAX_ROWS = 8, 2000
 
 
 class Topology:
@@ -44,7 +41,6 @@ class Topology:
         self.known = known or declarations_of(client.address.url)
         self._declared: dict[str, Mapping[str, Any]] = {}  # what was declared here, by id
         self._namesakes = set[str]()  # queues that were bound here to an exchange of their own name
-        self._single_reads = 0
 
     @property
     def paused(self) -> frozenset[str]:
@@ -296,16 +292,13 @@ class Topology:
     def _exists(self, doc_id: str) -> bool | None:
         """Tell whether a document need not be read before it is declared; None if this is unknown.
 
-        A worker with many queues declares them one after the other.
+        A worker with many queues declares them one after the other: the ids of what is declared are read at most once a
+        second. Those of 200 queues and bindings take CouchDB about as long as two single reads.
         """
-        exists = self.known.exists(doc_id)
-        if exists is None:
-            self._single_reads += 1
-            if self._single_reads > _SINGLE_READS:
-                began, self._single_reads = time.monotonic(), 0
-                self.known.saw(self.client.id_range(BINDING, to=QUEUE, limit=_MAX_ROWS), began, _MAX_ROWS)
-                exists = self.known.exists(doc_id)
-        return exists
+        if not self.known.is_fresh:
+            began = time.monotonic()
+            self.known.saw(self.client.id_range(BINDING, to=QUEUE, limit=MAX_SEEN_ROWS), began, MAX_SEEN_ROWS)
+        return self.known.exists(doc_id)
 
     def _declared_before(self, doc_id: str, *, is_new: bool) -> Document | None:
         """Read a document that another process has probably stored; return None if it is new (`is_new`) or not stored.
@@ -317,7 +310,7 @@ class Topology:
 
     def _delete(self, docs: list[Document]) -> None:
         if docs:
-            self.client.bulk([deletion(doc) for doc in docs])
+            delete_docs(self.client, docs)
             self._changed(docs)
         for doc in docs:
             self.known.update({'_id': doc['_id'], '_rev': doc['_rev'], '_deleted': True})

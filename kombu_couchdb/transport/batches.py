@@ -178,21 +178,14 @@ class CollectingProducer:
 
 
 class PublishBatch:
-    """Collects messages for `Producer.batch()` of kombu 5.7, unique jobs too.
-
-    It stores them when it contains `max_size` of them, or when it is flushed. A batch cannot be used again
-    after a flush that failed.
-    """
+    """Collects messages for `Producer.batch()` of kombu 5.7, unique jobs too: `max_size` of them for each `flush`."""
 
     def __init__(self, channel: Any, max_size: int) -> None:
         self.channel, self._max_size = channel, max_size
         self._docs: list[WorkItem] = []
-        self._ended: str | None = None
-        self._failure: BaseException | None = None
 
     def publish(self, message: Document, **kwargs: Any) -> None:
         """Add one message, and flush a full batch; *raises* `BatchPublishError` if the flush fails."""
-        self._check()
         with _into(self._take):
             self.channel.basic_publish(message, **kwargs)
         if len(self._docs) >= self._max_size:
@@ -200,35 +193,23 @@ class PublishBatch:
 
     def flush(self) -> None:
         """Store the collected messages; *raises* `BatchPublishError` if some of them may not be stored."""
-        self._check()
         docs, self._docs = self._docs, []
         try:
             self.channel.send(docs)
-        except BaseException as exc:
-            self._failure = exc
-            if not isinstance(exc, CouchDBError):
-                raise
+        except CouchDBError as exc:
             raise BatchPublishError(
                 f'a batch of {len(docs)} messages failed; which of them were stored is uncertain: {exc}'
             ) from exc
 
     def discard(self) -> None:
-        """Drop the messages that are not stored yet."""
-        self._ended, self._docs = self._ended or 'aborted', []
+        """Drop the messages that are not stored yet; kombu takes no more after that."""
+        self._docs = []
 
-    def close(self) -> None:
-        """Close the batch: it takes no more messages."""
-        self._ended = 'closed'
+    close = discard
 
     def _take(self, connection: Any, docs: Sequence[WorkItem]) -> Sequence[WorkItem]:
         self._docs += docs
         return ()
-
-    def _check(self) -> None:
-        if self._ended:
-            raise RuntimeError(f'the publish batch is {self._ended}')
-        if self._failure is not None:
-            raise BatchPublishError('the publish batch failed before and cannot be used again') from self._failure
 
 
 def _characters(doc: WorkItem) -> int:

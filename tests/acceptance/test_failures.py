@@ -68,7 +68,7 @@ def test_refused_tasks_are_listed_shown_retried_and_dropped(site: Site) -> None:
     first = site.send('refused', str(site.journal), 'a', task_id='known')
     others = [site.send('refused', str(site.journal), name) for name in 'bc']
     results = [first, *others]
-    wait_for(lambda: dead.count(site.client) == 3, 'three dead letters')
+    wait_for(lambda: dead.count_matching(site.client) == 3, 'three dead letters')
     found = listed(site, 'failures', 'list')
     assert {(each['id'], each['reason'], each['error_type']) for each in found} == {
         (result.id, 'rejected', 'rejected') for result in results
@@ -211,7 +211,7 @@ def test_messages_that_no_worker_can_run_become_dead_letters(site: Site) -> None
     with site.app.producer_pool.acquire() as producer:
         producer.publish({'hello': 'world'}, routing_key='celery', serializer='json')
     site.send('add', 1, 2, serializer='pickle')
-    wait_for(lambda: dead.count(site.client) == 3, 'the dead letters')
+    wait_for(lambda: dead.count_matching(site.client) == 3, 'the dead letters')
     unknown, no_task, pickled = (item['reason'] for item in items(site.client))
     assert unknown == 'rejected: the worker that received it does not know the task unknown.task'
     assert no_task == 'rejected: the message names no task'

@@ -10,6 +10,4 @@ __all__ = ['shorten']
 
 def shorten(seconds: float) -> None:
     """Let leases last for so many seconds; renewals and looks have intervals in proportion."""
-    scale = seconds / leader.LEASE_SECONDS
     leader.LEASE_SECONDS = scheduler.LEASE_SECONDS = seconds  # type: ignore[attr-defined]
-    leader.RENEWAL_SECONDS *= scale

@@ -9,6 +9,7 @@ import types
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import requests
 
 from kombu_couchdb.couchdb import bounds, credentials, pacing, server, tokens
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import Call
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
@@ -185,7 +187,7 @@ def test_session_that_cannot_be_opened(wires: Callable[[], Wire], monkeypatch: p
 
 
 def test_api_key_that_cannot_be_exchanged(wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, '_TIMEOUTS', (0.3, 0.3))
+    monkeypatch.setattr(tokens, 'Call', partial(Call, timeouts=(0.3, 0.3)))
     for answer in (*ANSWERS.values(), told(400, f'The key {PASSWORD} is unknown.')):
         monkeypatch.setattr(server, '_servers', Shared({}))
         wire = wires()

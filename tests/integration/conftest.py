@@ -148,7 +148,7 @@ def kill_all(inbox: Inbox, client: Client, count: int) -> None:
     inbox.wait(count)
     for message in inbox.messages:
         message.reject()
-    wait_for(lambda: dead.count(client) == count, 'the dead letters')
+    wait_for(lambda: dead.count_matching(client) == count, 'the dead letters')
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_message_missing_on_a_lagging_node_is_found_later(
     shown: list[str] = []
     request = Client.request
 
-    def behind(self: Client, method: str, path: str | None, *args: Any, **kwargs: Any) -> Any:
+    def behind(self: Client, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
         answer = request(self, method, path, *args, **kwargs)
         lacks = str(path).endswith('/waiting/queries') and not shown
         return {'results': [{**result, 'rows': []} for result in answer['results']]} if lacks else answer

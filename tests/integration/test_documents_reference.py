@@ -18,7 +18,7 @@ from celery_couchdb import audit
 from celery_couchdb import design as results_design
 from celery_couchdb.contrib.beat import CouchDBScheduler, Schedules
 from celery_couchdb.contrib.beat.entries import Schedule, ScheduleState
-from celery_couchdb.contrib.metrics.history import History
+from celery_couchdb.contrib.metrics.history import History, TenMinutes
 from celery_couchdb.contrib.regions.lending import Demand
 from celery_couchdb.results import documents
 from kombu_couchdb import design
@@ -54,7 +54,7 @@ SCHEMAS = {
         for name in ('Consumer', 'Slot', 'Rate', 'Queue', 'Pause', 'Binding', 'Broadcast', 'Notice', 'Bell', 'Leader')
     },
     'Exchange': Schema.of(shared_documents.FanoutExchange),
-    'History': Schema.of(shared_documents.TenMinutes),
+    'History': Schema.of(TenMinutes),
     **{
         kind.__name__: Schema.of(kind) for kind in (documents.Result, documents.Group, documents.Value, documents.Chord)
     },

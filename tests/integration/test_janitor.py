@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +10,14 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents.bindings import new as binding_of
-from kombu_couchdb.leases import housekeeping, lease
+from kombu_couchdb.leases import housekeeping
 from kombu_couchdb.leases.housekeeping import Janitor
 from kombu_couchdb.queues.databases import ensure
 from kombu_couchdb.queues.topology import Topology
 from tests.support import Inbox, Request, publish
 
 HOUR = 3600.0
-NOTHING = {'bindings': 0, 'broadcasts': 0, 'consumers': 0, 'rates': 0}
+NOTHING = {'bindings': 0, 'broadcasts': 0, 'rates': 0}
 
 
 @pytest.fixture
@@ -40,16 +39,6 @@ def bindings(client: Client) -> list[str]:
 
 def ids(client: Client, prefix: str) -> list[str]:
     return [row['id'].removeprefix(prefix) for row in client.id_range(prefix)]
-
-
-@pytest.fixture
-def seconds_ahead(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds by which the monotonic clock is ahead; tests append to the list."""
-    ahead = [0.0]
-    monkeypatch.setattr(lease, 'uptime', lambda: time.monotonic() + sum(ahead))
-    monkeypatch.setattr(lease, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
-    monkeypatch.setattr(housekeeping, 'time', SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead)))
-    return ahead
 
 
 def put_expired(client: Client, prefix: str, kind: str, **expired_since: float) -> None:
@@ -113,7 +102,7 @@ def test_bindings_and_exchanges_in_use_are_kept(connection: Connection, client: 
     connection.default_channel.exchange_declare('news', passive=True)
 
 
-# -- broadcasts, rates and heartbeats
+# -- broadcasts and rates
 
 
 def test_broadcasts_and_rates_are_deleted_an_hour_after_their_end(
@@ -135,36 +124,10 @@ def test_broadcasts_and_rates_are_deleted_an_hour_after_their_end(
     assert ids(client, 'invoice:') == ['of_somebody_else']
 
 
-def renew(client: Client, name: str) -> None:
-    client.put({**client.get(f'broker:consumer:{name}'), 'expires': time.time() + 60})
-
-
-def test_heartbeats_are_deleted_an_hour_after_their_expiry(
-    client: Client, topology: Topology, seconds_ahead: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = dict.fromkeys(('dead', 'holding', 'renewed', 'renewed_while_the_janitor_looks'), HOUR + 100)
-    put_expired(client, 'broker:consumer:', 'Consumer', alive=-60, late=HOUR - 100, **old)
-    claimed = {'by': 'broker:consumer:holding', 'date': 1}
-    client.put({'_id': 'item', 'type': 'WorkItem', 'queue': 'q', 'claimed': claimed})
-    tidier, fetch = Janitor(client), client.fetch
-    assert tidier.clean_up(100) == NOTHING  # the clock may have jumped, so that one look does not suffice
-    seconds_ahead.append(62.0)
-    renew(client, 'renewed')
-
-    def renew_first(names: Any, **others: Any) -> Any:
-        monkeypatch.setattr(client, 'fetch', fetch)
-        renew(client, 'renewed_while_the_janitor_looks')
-        return fetch(names, **others)
-
-    monkeypatch.setattr(client, 'fetch', renew_first)
-    assert tidier.clean_up(100) == {**NOTHING, 'consumers': 1}
-    assert {'alive', 'late', *old} - {*ids(client, 'broker:consumer:')} == {'dead'}
-
-
 # -- costs
 
 
-def test_cleanup_of_a_clean_database_takes_four_reads(client: Client, sent: list[Request]) -> None:
+def test_cleanup_of_a_clean_database_takes_three_reads(client: Client, sent: list[Request]) -> None:
     """It needs no design document."""
     assert Janitor(client).clean_up(100) == NOTHING
-    assert [request.method for request in sent] == ['GET'] * 4
+    assert [request.method for request in sent] == ['GET'] * 3

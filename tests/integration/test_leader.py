@@ -10,7 +10,9 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.write_result import WriteStatus
 from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.leases import leader
-from kombu_couchdb.leases.leader import LEASE_SECONDS, RENEWAL_SECONDS, LeaderLease
+from kombu_couchdb.leases.leader import LEASE_SECONDS, LeaderLease
+
+RENEWAL_SECONDS = LEASE_SECONDS / 3
 
 
 class Clock:

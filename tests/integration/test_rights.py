@@ -48,9 +48,9 @@ def own(server: Server, database: str, client: Client, member: dict[str, str]) -
         (lambda own: own.delete(), 'You are not a server admin'),
         (lambda own: own.request('POST', '/_purge', body={'x': ['1-a']}), 'You are not a server admin'),
         (lambda own: own.request('POST', '/_compact', body={}), 'You are not a server or db admin'),
-        (lambda own: Client(own.address.root).request('GET', '/_all_dbs'), 'You are not a server admin'),
-        (lambda own: Client(own.address.root).request('GET', '/_node/_local/_config'), 'You are not a server admin'),
-        (lambda own: Client(own.address.root).request('GET', '/_users/_all_docs'), 'You are not a server admin'),
+        (lambda own: own.request('GET', '/_all_dbs', is_of_server=True), 'You are not a server admin'),
+        (lambda own: own.request('GET', '/_node/_local/_config', is_of_server=True), 'You are not a server admin'),
+        (lambda own: own.request('GET', '/_users/_all_docs', is_of_server=True), 'You are not a server admin'),
     ],
     ids=['design', 'delete', 'purge', 'compact', 'databases', 'configuration', 'users'],
 )
@@ -148,8 +148,8 @@ def test_replication_without_an_account_is_refused(
 ) -> None:
     assert replicate(nowhere, user=False)[0] == 401
     with pytest.raises(AccessDenied, match='not allowed to access this db'):
-        Client(server.client('any', **member).address.root).request(
-            'PUT', '/_replicator/x', body={'source': nowhere, 'target': 'nowhere'}
+        server.client('any', **member).request(
+            'PUT', '/_replicator/x', body={'source': nowhere, 'target': 'nowhere'}, is_of_server=True
         )
 
 
@@ -162,15 +162,15 @@ def test_administrator_can_forbid_replication(
     replicate: Replicate, nowhere: str, server: Server, database: str
 ) -> None:
     setting = '/_node/_local/_config/replicator/valid_endpoint_protocols'
-    root = Client(server.client('any').address.root)
+    root = server.client('any')
     before = requests.get(server.url + setting, timeout=PATIENCE)
-    root.request('PUT', setting, body='none')
+    root.request('PUT', setting, body='none', is_of_server=True)
     try:
         for source in (nowhere, nowhere.replace('http', 'https'), database):
             status, text = replicate(source)
             assert (status, 'endpoint has an invalid url' in text) == (400, True)
     finally:
         if before.ok:
-            root.request('PUT', setting, body=before.json())
+            root.request('PUT', setting, body=before.json(), is_of_server=True)
         else:
             requests.delete(server.url + setting, timeout=PATIENCE)

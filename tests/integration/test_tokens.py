@@ -207,7 +207,7 @@ def test_user_without_a_right(server: Server, database: str, client: Client, hma
     with pytest.raises(AccessDenied, match=f"refused user '{USER}': You are not allowed to access this db; let"):
         other.info()
     with pytest.raises(AccessDenied, match=f"refused user '{USER}': You are not a server admin; "):
-        Client(other.address.root).request('GET', '/_node/_local/_config')
+        other.request('GET', '/_node/_local/_config', is_of_server=True)
     assert other.user == USER
     other.close()
 
@@ -266,7 +266,7 @@ def test_proxy(app: Celery, server: Server, database: str) -> None:
         )
         work(app)
     with app.connection_for_write() as connection:
-        session = Client(connection.transport.address.root).request('GET', '/_session')
+        session = connection.transport.couchdb.request('GET', '/_session', is_of_server=True)
     assert session['userCtx'] == {'name': USER, 'roles': ['clerk']}
     wrong = server.client(database, user=USER, password='0abc', auth='proxy')
     with pytest.raises(AccessDenied, match=f"the token of user '{USER}': You are not authorized .* the HMAC of"):

@@ -366,11 +366,12 @@ class ModelClient(Client):
     def request(
         self,
         method: str,
-        path: str | None,
+        path: str,
         params: Any = None,
         body: Any = None,
         *,
         repeat: bool = False,
+        is_of_server: bool = False,
         size: int = 1,
         timeout: float | None = None,
         shape: Shape = anything,

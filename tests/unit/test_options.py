@@ -48,14 +48,16 @@ MAY_BE_ZERO = ['delivery_limit', 'keep_done', 'keep_failed', 'receipts_retention
 @pytest.mark.parametrize('name', [name for name in NUMBERS if name not in MAY_BE_ZERO])
 def test_value_that_is_not_a_positive_number_is_refused_by_name(name: str) -> None:
     for value in ('5', None, True, 0, -0.5, float('inf'), float('nan')):
-        with pytest.raises(ConfigurationError, match=rf'\b{name}\b.*number.*above 0, not {re.escape(repr(value))}'):
+        said = rf'\b{name}\b.*number.*above 0, at most 1,000,000,000, not {re.escape(repr(value))}'
+        with pytest.raises(ConfigurationError, match=said):
             Options.of({name: value})
 
 
 @pytest.mark.parametrize('name', MAY_BE_ZERO[1:])
 def test_completed_messages_and_receipts_are_kept_for_0_seconds_or_more(name: str) -> None:
     assert getattr(Options.of({name: 0}), name) == 0
-    with pytest.raises(ConfigurationError, match=f'{name} must be a number of seconds from 0 on, not -1'):
+    said = f'{name} must be a number of seconds from 0 on, at most 1,000,000,000, not -1'
+    with pytest.raises(ConfigurationError, match=said):
         Options.of({name: -1})
 
 
@@ -98,7 +100,7 @@ def test_error_names_the_setting_and_all_that_is_wrong_in_it() -> None:
     assert re.match(r'broker_transport_options: transport option \w+ must be', text)
     assert 'transport option delivery_limit must be' in text
     assert re.search(rf'; {unknown} known are: ', text)
-    assert 'transport option keep_done must be a number of seconds from 0 on, not -1' in text
+    assert 'transport option keep_done must be a number of seconds from 0 on, at most 1,000,000,000, not -1' in text
 
 
 def test_options_of_kombu_are_ignored() -> None:

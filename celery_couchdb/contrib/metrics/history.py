@@ -15,15 +15,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.shapes import number
 from kombu_couchdb.documents.ids import CONSUMER, HISTORY
-from kombu_couchdb.documents.shared_documents import HistoryMinute, HistoryTask, TenMinutes
+from kombu_couchdb.documents.types import Stored
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
-from kombu_couchdb.leases.worker_load import WorkerLoad, claims
+from kombu_couchdb.leases.worker_load import WorkerLoad
 from kombu_couchdb.queues.backlog import backlog, internal
+from kombu_couchdb.queues.store import Store
 
 from .counters import OTHER, count_in, counts_in, since_in
 
@@ -54,6 +55,38 @@ class _Totals(TypedDict):
 
     since: float
     tasks: _Counts
+
+
+class _Runs(TypedDict, total=False):
+    """The runs of a task that ended in a minute, by outcome, and how many seconds they took."""
+
+    succeeded: float
+    failed: float
+    retried: float
+    seconds: float
+
+
+class _Minute(TypedDict):
+    """A minute: what ended in it, by task, and the messages at its end, by queue."""
+
+    tasks: dict[str, _Runs]
+    queues: dict[str, dict[str, float]]
+
+
+class _TenMinutesOptions(TypedDict, total=False):
+    #: Only the newest: by Consumer, since when its process counts, and up to which counts they are in the history.
+    totals: dict[str, Any]
+
+
+class TenMinutes(_TenMinutesOptions, Stored):
+    """Ten minutes of the history of tasks and queues."""
+
+    _id: str
+    type: Literal['History']
+    #: When the first minute began.
+    date: float
+    #: By number, from 0 to 9.
+    minutes: dict[str, _Minute]
 
 
 class Minute(TypedDict):
@@ -144,14 +177,14 @@ class History(Duty):
         if self._totals is None:  # the history begins now
             self._totals = read
         tasks, totals = self._new(self._totals, read)
-        minute: HistoryMinute = {'tasks': tasks, 'queues': self._queues(heartbeats, now)}
+        minute: _Minute = {'tasks': tasks, 'queues': self._queues(heartbeats, now)}
         if minute['tasks'] or minute['queues']:
             self._write(minute, totals, now)
         self._totals = totals
 
     def _new(
         self, before: Mapping[str, _Totals], read: Mapping[str, _Totals]
-    ) -> tuple[dict[str, HistoryTask], dict[str, _Totals]]:
+    ) -> tuple[dict[str, _Runs], dict[str, _Totals]]:
         """Return what is new in the counts that were `read`, by task, and the new totals."""
         pairs: list[tuple[_Counts, _Counts]] = []
         known = dict(before)
@@ -176,7 +209,7 @@ class History(Duty):
             yield _counts_of(found[0] if found else {})
 
     def _queues(self, heartbeats: list[Document], now: float) -> dict[str, dict[str, float]]:
-        waiting, load = backlog(self._client), WorkerLoad(claims(self._client), heartbeats, now)
+        waiting, load = backlog(self._client), WorkerLoad(Store(self._client).claim_counts(), heartbeats, now)
         found: dict[str, dict[str, float]] = {}
         for name in {*waiting, *load.prefetched, *load.running}:
             oldest = waiting[name]['oldest'] if name in waiting else None
@@ -192,7 +225,7 @@ class History(Duty):
             del found[name]
         return dict(sorted(found.items(), key=lambda item: -sum(item[1].values()))[:_MAX_NAMES])
 
-    def _write(self, minute: HistoryMinute, totals: dict[str, _Totals], now: float) -> None:
+    def _write(self, minute: _Minute, totals: dict[str, _Totals], now: float) -> None:
         """Add a minute to the document of these ten minutes; *raises* an error if it was not stored."""
         # The minute that has just passed, except at the beginning of a term: then the one that passes.
         at = now - _MINUTE / 2
@@ -255,7 +288,7 @@ def _pop(known: dict[str, _Totals], consumer: str, since: float) -> _Counts:
     return {}
 
 
-def _shortened(counts: Mapping[str, list[float]]) -> dict[str, HistoryTask]:
+def _shortened(counts: Mapping[str, list[float]]) -> dict[str, _Runs]:
     """Return numbers by task, without zeros; those of the least frequent tasks together, if there are many."""
     order = sorted(counts, key=lambda task: (task == OTHER, -sum(counts[task][:3])))
     named, others = order[: _MAX_NAMES - 1], order[_MAX_NAMES - 1 :]
@@ -265,7 +298,7 @@ def _shortened(counts: Mapping[str, list[float]]) -> dict[str, HistoryTask]:
     return {task: _without_zeros(dict(zip(TASK_NUMBERS, numbers, strict=True))) for task, numbers in found.items()}
 
 
-def _sum(old: Any, new: HistoryMinute) -> HistoryMinute:
+def _sum(old: Any, new: _Minute) -> _Minute:
     """Return a minute of which a part was written before: its tasks are added up."""
     before = _numbers(old.get('tasks') if isinstance(old, dict) else None, TASK_NUMBERS)
     after: Mapping[str, Mapping[str, Any]] = new['tasks']
@@ -278,7 +311,7 @@ def _sum(old: Any, new: HistoryMinute) -> HistoryMinute:
     return {'tasks': tasks, 'queues': new['queues']}
 
 
-def _without_zeros(numbers: Mapping[str, float]) -> HistoryTask:
+def _without_zeros(numbers: Mapping[str, float]) -> _Runs:
     rounded = {name: round(value, 3) for name, value in numbers.items() if value}
     return {name: int(value) if value == int(value) else value for name, value in rounded.items()}  # type: ignore[return-value]
 

@@ -35,7 +35,7 @@ from kombu_couchdb.couchdb.changes import Follower
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.couchdb.shapes import members, number
-from kombu_couchdb.design.rows import ClaimCount, QueueCount
+from kombu_couchdb.design.rows import QueueCount
 from kombu_couchdb.documents import validation, workitem
 from kombu_couchdb.documents.body import body_stub
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
@@ -44,6 +44,7 @@ from kombu_couchdb.documents.types import Document
 from kombu_couchdb.errors import CouchDBError, Unstorable
 from kombu_couchdb.leases.lease import ends_at, queues_of
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.queues.store import Store
 from kombu_couchdb.values import is_number
 
 from ..parcels.messages import attached_body, embedded_in
@@ -82,7 +83,6 @@ _MAX_TASKS, _AHEAD_SECONDS = 100, 1.5
 _MAILBOX = '.pidbox'
 
 _COUNT = members(value=number)
-_CLAIMS = members(value=members(count=number))
 
 #: The maximum number of messages that are lent together, and of bytes of their bodies (but it is one message at least).
 _BATCH_DOCS, _BATCH_BYTES = 100, 1_000_000
@@ -238,8 +238,7 @@ def loads_of(client: Client, concurrency: int) -> dict[str, Load]:
     for count in map(QueueCount.from_row, client.view(design.NAME, 'waiting', _COUNT, group_level=2)):
         if 0 <= count.rank <= HIGHEST:  # the others are not due
             waiting[str(count.queue)] += count.total
-    claims = client.view(design.NAME, 'leases', _CLAIMS, startkey=['claim'], endkey=['claim', {}], group_level=3)
-    for claim in map(ClaimCount.from_row, claims):
+    for claim in Store(client).claim_counts():
         claimed[str(claim.queue)] += claim.total
     paused = {row['id'].removeprefix(PAUSE) for row in rows if row['id'].startswith(PAUSE)}
     return {

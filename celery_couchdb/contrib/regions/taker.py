@@ -23,7 +23,7 @@ from kombu_couchdb.contrib.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.contrib.regions.region import Giver
 from kombu_couchdb.couchdb.client import Client, Document
-from kombu_couchdb.couchdb.conflicts import delete_current, delete_revisions, rivals
+from kombu_couchdb.couchdb.conflicts import delete_current, delete_docs, rivals
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import JOB_KEY
 from kombu_couchdb.documents.task_message import headers_of
@@ -120,12 +120,12 @@ class Taker:
         ids = {leaf['_id']: parcel.moved_id(region.SOURCE, leaf['_id']) for leaf in withdrawn}
         stored = self._broker.known([*ids.values()])
         lost = [
-            (doc_id, leaf['_rev'])
+            leaf
             for doc_id, name in ids.items()
             for leaf in found[doc_id]
             if region.state_of(leaf) == ('withdrawn' if name in stored else 'there')
         ]
-        delete_revisions(self._there, lost)  # what is left comes again
+        delete_docs(self._there, lost)  # what is left comes again
         return [doc for doc in docs if doc['_id'] not in ids]
 
     def _take(self, docs: Sequence[Document]) -> None:

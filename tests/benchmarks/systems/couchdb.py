@@ -64,9 +64,9 @@ class CouchDB(System):
 
     def requests(self) -> int | None:
         """Return CouchDB's own count, which only administrators may read."""
-        root = Client(self.client('any').address.root)
+        path = '/_node/_local/_stats/couchdb/httpd/requests'
         try:
-            count: Any = root.request('GET', '/_node/_local/_stats/couchdb/httpd/requests')
+            count: Any = self.client('any').request('GET', path, is_of_server=True)
         except CouchDBError:
             return None
         return int(count['value'])

@@ -64,13 +64,13 @@ def cluster(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], welcome: s
     found = Cluster(Client(Address(user='me', password='secret-word')))
 
     def request(method: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(answers[path], Exception):
-            raise answers[path]
-        return answers[path]
+        answer = answers.get(path, {'purged': {}})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     monkeypatch.setattr(found.client, 'welcome', lambda: {welcome: 'Welcome'})
-    monkeypatch.setattr(found.server, 'request', request)
-    monkeypatch.setattr(found.client, 'request', lambda *args, **kwargs: {'purged': {}})
+    monkeypatch.setattr(found.client, 'request', request)
     return found
 
 

@@ -15,7 +15,7 @@ from kombu_couchdb.couchdb.call import Call
 #: The timeout of the socket in seconds.
 TIMEOUT = 8.0
 
-ORDINARY = Call('GET', None)
+ORDINARY = Call('GET', '/')
 
 
 class Line:
@@ -68,11 +68,11 @@ def test_fast_bytes_do_not_give_slow_bytes_more_time_than_the_timeout(monkeypatc
 
 
 def test_a_longpoll_may_pause_between_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Line(monkeypatch, endless(7.9, 1)).read(100, Call('GET', None, longpoll=True)) == pytest.approx(790.0)
+    assert Line(monkeypatch, endless(7.9, 1)).read(100, Call('GET', '/', longpoll=True)) == pytest.approx(790.0)
     with pytest.raises(TimeoutError):
-        Line(monkeypatch, endless(8.1, 1)).read(1, Call('GET', None, longpoll=True))
+        Line(monkeypatch, endless(8.1, 1)).read(1, Call('GET', '/', longpoll=True))
     with pytest.raises(TimeoutError):
-        Line(monkeypatch, endless(7.9, 1)).read(2, Call('GET', None, longpoll=True), in_body=False)
+        Line(monkeypatch, endless(7.9, 1)).read(2, Call('GET', '/', longpoll=True), in_body=False)
 
 
 def test_an_upload_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,10 +40,10 @@ from tests.conftest import PATIENCE, wait_for
         ('GET', '/_design/queues/_info', 1, RequestKind.OTHER, 1),
         ('GET', '/_security', 1, RequestKind.OTHER, 1),
         ('PUT', '', 1, RequestKind.OTHER, 1),
-        ('HEAD', None, 1, RequestKind.OTHER, 1),
+        ('HEAD', '/', 1, RequestKind.OTHER, 1),
     ],
 )
-def test_units_of_a_request(method: str, path: str | None, size: int, kind: RequestKind, units: int) -> None:
+def test_units_of_a_request(method: str, path: str, size: int, kind: RequestKind, units: int) -> None:
     assert units_of(method, path, size) == (kind, units)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kombu_couchdb.documents import concurrency, rates, workitem
+from kombu_couchdb.documents.conflict_rules import keep_winner
 from kombu_couchdb.documents.rates import RateLimit
 
 
@@ -61,8 +62,8 @@ def test_leaf_with_the_latest_start_is_kept() -> None:
     leaves = [
         {'_id': 'rate:k', '_rev': rev, 'next': next_} for rev, next_ in (('2-a', 9.0), ('2-b', 5.0), ('2-c', 'x'))
     ]
-    assert {leaf['_rev'] for leaf in rates.resolve_rate(leaves)} == {'2-b', '2-c'}
-    assert rates.resolve_rate(leaves[:1]) == []
+    assert {leaf['_rev'] for leaf in keep_winner(leaves, rates.order)} == {'2-b', '2-c'}
+    assert keep_winner(leaves[:1], rates.order) == []
 
 
 @pytest.mark.parametrize(('queue', 'key'), [('celery', 'k'), ('a:b', 'x:y'), ('é/%3A', 'rate:'), ('', 'k')])

@@ -35,7 +35,7 @@ from kombu_couchdb.errors import (
     NotFound,
     ServerUnavailable,
 )
-from kombu_couchdb.leases.leader import RENEWAL_SECONDS
+from kombu_couchdb.leases.leader import LEASE_SECONDS
 from tests.conftest import wait_for
 from tests.integration.conftest import Beat, Machine, entry_of, until, until_idle
 from tests.support import Request, command_of, items, replace_in_clients
@@ -107,7 +107,7 @@ def test_idle_leader_makes_no_requests(beat: Beat, client: Client, machine: Mach
     for _ in range(60):
         machine.ahead += 1.0
         scheduler.tick()
-    assert len(sent) >= 60 / RENEWAL_SECONDS - 1
+    assert len(sent) >= 60 / (LEASE_SECONDS / 3) - 1
     assert all(request.docs and request.docs[0].get('type') == 'Leader' for request in sent)
     assert len(states(client)) == 300
 
