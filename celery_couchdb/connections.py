@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import login_options
@@ -70,7 +71,7 @@ def client_of(app: Any) -> Client:
             f'the broker of this app is {transport.driver_type}, not CouchDB: '
             f'set broker_url to couchdb://…, or name the app with celery -A'
         )
-    return Client(_address_of(app), REQUEST_SECONDS)
+    return Client(_address_of(app), HTTPOptions(REQUEST_SECONDS))
 
 
 def _address_of(app: Any) -> Address:

@@ -9,6 +9,7 @@ from typing import Any
 from celery.app.defaults import DEFAULTS
 
 from kombu_couchdb.couchdb.address import SECRETS
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.shapes import number
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.options import checked, credentials, option, seconds, switch, texts, token_url, unknown, word
@@ -61,9 +62,9 @@ class ResultOptions:
     #: Let each task of a worker wait until its result is stored, instead of handing it over to the worker's process.
     confirm_results: bool = switch(False)
     #: How long an HTTP request may take, from the last byte sent to the last byte of the response.
-    request_timeout: float = seconds(8.0)
+    request_timeout: float = seconds(HTTPOptions.request_timeout)
     #: How long the TCP handshake, the TLS handshake and sending 16 kB of a request may take.
-    connect_timeout: float = seconds(4.0)
+    connect_timeout: float = seconds(HTTPOptions.connect_timeout)
     #: The longest pause between two searches of a worker for expired results and unfinished chords.
     sweep_interval: float = seconds(45.0)
     #: Pass the results of a chord's header to its body in the order of the header; otherwise in the order of arrival.
@@ -82,6 +83,11 @@ class ResultOptions:
     retry_policy: Mapping[str, float] = option(_retry_policy, default_factory=lambda: _RETRY_POLICY)
     #: The prefix of all document ids. Celery's base class adds it.
     global_keyprefix: str | None = option(_prefix, None)
+
+    @property
+    def http(self) -> HTTPOptions:
+        """How requests are sent."""
+        return HTTPOptions(self.request_timeout, self.connect_timeout)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], of_broker: Mapping[str, Any] | None = None) -> ResultOptions:

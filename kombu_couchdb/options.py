@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from .couchdb.address import SECRETS
+from .couchdb.call import HTTPOptions
 from .errors import ConfigurationError
 from .rooms import rooms
 from .values import MAX_NUMBER, storable
@@ -173,9 +174,9 @@ class Options:
     #: How long an HTTP request may take, from the last byte sent to the last byte of the response. Large requests and
     #: responses get one second more for each 100 kB. It must be less than `visibility_timeout`, and is by default at
     #: most a third of it.
-    request_timeout: float = seconds(8.0)
+    request_timeout: float = seconds(HTTPOptions.request_timeout)
     #: How long the TCP handshake, the TLS handshake and sending 16 kB of a request may take. The same bounds apply.
-    connect_timeout: float = seconds(4.0)
+    connect_timeout: float = seconds(HTTPOptions.connect_timeout)
     #: How often the queues are read if the `_changes` feed announces nothing.
     polling_interval: float = seconds(300.0)
     #: The maximum number of waiting messages that one request reads from the view.
@@ -229,6 +230,11 @@ class Options:
     task_history: bool = switch(True)
     #: The name of the schedule that `celery beat -S couchdb` runs. Apps that share a database need different ones.
     schedule_name: str | None = text()
+
+    @property
+    def http(self) -> HTTPOptions:
+        """How requests are sent."""
+        return HTTPOptions(self.request_timeout, self.connect_timeout)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:

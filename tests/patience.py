@@ -9,6 +9,8 @@ from typing import Any
 
 from kombu import Connection
 
+from kombu_couchdb.couchdb.call import HTTPOptions
+
 __all__ = ['PATIENCE', 'PatientConnection']
 
 #: How long a test waits for an expected event, in seconds. No test depends on speed: only a test that hangs waits this
@@ -27,5 +29,5 @@ class PatientConnection(Connection):
         """Return the transport, with the longer time limits."""
         transport = super().create_transport()
         if not {'request_timeout', 'connect_timeout'} & self.transport_options.keys():
-            transport.couchdb.timeouts = (PATIENCE, PATIENCE)
+            transport.couchdb.options = HTTPOptions(PATIENCE, PATIENCE)
         return transport

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import click
 
 from kombu_couchdb.couchdb.address import TOKENS, Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.shapes import rows
 from kombu_couchdb.errors import IndexNotReady, ServerUnavailable
@@ -141,7 +142,7 @@ def admin_option(command: F) -> F:
 
 def _client(client: Client, admin: Login | None, seconds: float = REQUEST_SECONDS) -> Client:
     address = admin.at(client.address) if admin else client.address
-    return (_PatientClient if seconds >= REQUEST_SECONDS else Client)(address, seconds)
+    return (_PatientClient if seconds >= REQUEST_SECONDS else Client)(address, HTTPOptions(seconds))
 
 
 class _PatientClient(Client):

@@ -80,7 +80,7 @@ class ResultQueue:
     ) -> None:
         self._store, self._on_stored, self._on_refused = store, on_stored, on_refused
         self._others = others
-        self.timeout = sum(store.client.timeouts) + _GRACE_SECONDS
+        self.timeout = store.client.options.seconds + _GRACE_SECONDS
         self._relay = Relay(self.timeout)
         #: The database of the broker, if messages can be handed over.
         self.broker: Client | None = None

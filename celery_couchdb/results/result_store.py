@@ -436,7 +436,7 @@ class ResultStore:
             return float(next(iter(intervals)))
 
         # The pauses alone would not limit the time: a server that hangs costs each attempt its time limit.
-        policy, limit = self._options.retry_policy, sum(self.client.timeouts)
+        policy, limit = self._options.retry_policy, self.client.options.seconds
         timeout = (
             policy.get('max_retries') is not None and policy['max_retries'] * policy.get('interval_max', 30) + limit
         )

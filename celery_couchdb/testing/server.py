@@ -10,13 +10,14 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 from kombu_couchdb.queues.databases import broadcasts_of
 
 #: How long a request of a test may take: long, so that tests do not fail only because the machine is busy.
-_REQUEST_SECONDS = 180.0
+_HTTP = HTTPOptions(180.0, 180.0)
 
 
 class Server:
@@ -46,9 +47,7 @@ class Server:
     def client(self, database: str, **address: Any) -> Client:
         """Return a client for a database on this server; `address` has other arguments of `Address`."""
         given = {'user': self.user or None, 'password': self.password, 'tls': self.tls, **address}
-        return Client(
-            Address(host=self.host, port=self.port, database=database, **given), _REQUEST_SECONDS, _REQUEST_SECONDS
-        )
+        return Client(Address(host=self.host, port=self.port, database=database, **given), _HTTP)
 
     def delete(self, database: str) -> None:
         """Delete a database, if it exists, and the broadcasts database that belongs to it."""

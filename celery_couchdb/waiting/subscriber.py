@@ -83,7 +83,7 @@ class Subscriber:
         """Return the only subscriber of this process to a database. Celery may make a backend for each thread."""
         return _subscribers.of(
             (address, repr(options)),
-            lambda: cls(ResultStore(Client(address, options.request_timeout, options.connect_timeout), options)),
+            lambda: cls(ResultStore(Client(address, options.http), options)),
         )
 
     def reset(self) -> None:

@@ -67,7 +67,7 @@ class HandOver:
         broker = None
         with self._app.connection_for_write() as connection:
             if self._has_our_broker and connection.transport.driver_type == 'couchdb':
-                broker = Client(connection.transport.address, *reversed(connection.transport.couchdb.timeouts))
+                broker = Client(connection.transport.address, connection.transport.couchdb.options)
         self.queue.open(broker, serve_children=serve_children)
 
     def hand_over(self, doc: Result | ChordPart, request: Any, part: ChordPart | None = None) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.embedded import EmbeddedServer, install
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing, NotFound
@@ -84,7 +85,7 @@ class Databases:
         }
         if self.server.username:
             address |= {'user': unquote(self.server.username), 'password': unquote(self.server.password or '')}
-        return Client(Address(**address), _TIMEOUT, _TIMEOUT)
+        return Client(Address(**address), HTTPOptions(_TIMEOUT, _TIMEOUT))
 
     def _url(self, database: str) -> str:
         login, at, _ = self.server.netloc.rpartition('@')

@@ -11,6 +11,23 @@ from math import inf
 from typing import NamedTuple
 
 
+@dataclass(frozen=True)
+class HTTPOptions:
+    """How a client sends requests. Durations are seconds."""
+
+    #: How long the response to a request may take.
+    request_timeout: float = 8.0
+    #: How long it may take to connect.
+    connect_timeout: float = 4.0
+    #: The most idle connections of a client to a node. More may be in use; those are closed after use.
+    idle_connections: int = 16
+
+    @property
+    def seconds(self) -> float:
+        """How long a request may take in all, if it is not large."""
+        return self.connect_timeout + self.request_timeout
+
+
 class Limits(NamedTuple):
     """The limits of all requests that a thread sends."""
 

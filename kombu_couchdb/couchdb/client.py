@@ -15,7 +15,7 @@ from ..values import chunks, revision_parts
 from . import shapes
 from .address import Address
 from .bulk import BulkWrite, RequestSize, Unusable, first_revision, read_in_parts
-from .call import Call
+from .call import Call, HTTPOptions
 from .clock import ServerClock
 from .failures import from_answer, not_offered
 from .http import Connections, decoded, encoded, path_of, query_of
@@ -40,6 +40,8 @@ _INFO_SECONDS = 2.0
 
 _Doc = TypeVar('_Doc', bound=Mapping[str, Any])
 
+_DEFAULTS = HTTPOptions()
+
 
 class Client:
     """Requests to one database. Thread-safe. Durations are seconds.
@@ -47,14 +49,14 @@ class Client:
     *Every* method raises the errors of `kombu_couchdb.errors`.
     """
 
-    def __init__(self, address: Address, request_timeout: float = 8.0, connect_timeout: float = 4.0) -> None:
-        self.address = address
-        #: Seconds to connect, and seconds to wait for a response.
-        self.timeouts = (connect_timeout, request_timeout)
+    def __init__(self, address: Address, options: HTTPOptions = _DEFAULTS) -> None:
+        self.address, self.options = address, options
         #: What this process knows of the server.
         self.server = Server.of(address)
         self._nodes = (address, *address.others)
-        self._connections = [Connections(node.server, node.url, node.verify, node.cert) for node in self._nodes]
+        self._connections = [
+            Connections(node.server, node.url, node.verify, node.cert, options.idle_connections) for node in self._nodes
+        ]
         #: Documents that cannot be written.
         self.unusable = Unusable()
         #: The size of the requests that write many documents.
@@ -118,8 +120,8 @@ class Client:
             connections.close()
 
     def beside(self, database: str) -> Client:
-        """Return a client for another database on the same server, with the same user and time limits."""
-        return type(self)(self.address.beside(database), self.timeouts[1], self.timeouts[0])
+        """Return a client for another database on the same server, with the same user and options."""
+        return type(self)(self.address.beside(database), self.options)
 
     def welcome(self) -> Document:
         """Return CouchDB's response to `GET /`; *raises* `NotCouchDB` if another service responds."""
@@ -191,7 +193,10 @@ class Client:
         if isinstance(body, dict) and 'queries' in body:
             fields['size'] = len(body['queries'])
         fields['body'] = body if body is None or isinstance(body, bytes) else encoded(body)
-        fields['timeouts'] = self.timeouts if timeout is None else (self.timeouts[0], timeout)
+        fields['timeouts'] = (
+            self.options.connect_timeout,
+            self.options.request_timeout if timeout is None else timeout,
+        )
         return self.server.send(Call(method, path, query_of(params) if params else '', **fields), self._connections)
 
     def content(self, path: str, params: Mapping[str, Any], size: int) -> bytes:

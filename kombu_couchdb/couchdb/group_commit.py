@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from ..errors import RETRIED, CouchDBError
 from .address import Address
 from .bulk import BATCH_DOCS
+from .call import HTTPOptions
 from .client import Client
 from .fork_safety import Shared, reset_in_child
 from .http import encoded
@@ -53,13 +54,13 @@ class GroupCommit:
 
     @classmethod
     def of_new(cls, client: Client) -> GroupCommit:
-        """Return this process's object for new documents with the database and timeouts of `client`.
+        """Return this process's object for new documents with the database and options of `client`.
 
         All its clients share it.
         """
         return _shared.of(
-            (client.address, client.timeouts),
-            lambda: cls(Client(client.address, *reversed(client.timeouts)), once=True),
+            (client.address, client.options),
+            lambda: cls(Client(client.address, client.options), once=True),
         )
 
     def reset(self) -> None:
@@ -159,4 +160,4 @@ class GroupCommit:
 
 
 #: The objects of this process, see `GroupCommit.of_new`.
-_shared: Shared[tuple[Address, tuple[float, float]], GroupCommit] = Shared(WeakValueDictionary())
+_shared: Shared[tuple[Address, HTTPOptions], GroupCommit] = Shared(WeakValueDictionary())

@@ -16,11 +16,8 @@ from kombu.utils.json import JSONEncoder
 from .. import errors
 from . import failures
 from .bounds import MIN_BYTES_PER_SECOND, BoundedAdapter, Upload
-from .call import Call
+from .call import Call, HTTPOptions
 from .fork_safety import reset_in_child
-
-#: The maximum number of idle connections to a node. More may be in use; those are closed after use.
-_MAX_IDLE_CONNECTIONS = 16
 
 #: From this size in bytes on, a request body is sent in blocks, so that the timeout applies to each block: urllib3
 #: applies it to the whole body if it is sent in one piece.
@@ -66,9 +63,14 @@ class Connections:
         database: str | None = None,
         verify: bool | str = True,
         cert: str | tuple[str, str] | None = None,
+        idle: int = HTTPOptions.idle_connections,
     ) -> None:
-        """`server` and `database` are the URLs of the node and of its database; the others are those of `Address`."""
+        """`server` and `database` are the URLs of the node and of its database; `verify` and `cert` are of `Address`.
+
+        At most `idle` connections stay open while no request is sent.
+        """
         self.server, self.url, self._verify, self._cert = server, database or server, verify, cert
+        self._idle = idle
         self._has_responded = False
         self.reset()
         reset_in_child(self)
@@ -136,7 +138,7 @@ class Connections:
                     session = requests.Session()
                     found = session.merge_environment_settings(self.server, {}, False, self._verify, self._cert)
                     self._settings = {name: found[name] for name in ('verify', 'cert', 'proxies')}
-                    self._adapter = BoundedAdapter(pool_connections=2, pool_maxsize=_MAX_IDLE_CONNECTIONS)
+                    self._adapter = BoundedAdapter(pool_connections=2, pool_maxsize=self._idle)
                     self._pid = os.getpid()
         return self._adapter, self._settings
 

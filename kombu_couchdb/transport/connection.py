@@ -89,7 +89,7 @@ class Transport(virtual.Transport):
         self.address = joined(self.address, _failover_nodes(self.options, self.address, client), 'broker_url')
         _hide_passwords(client)
         self._named = self.address
-        self.couchdb = Client(self.address, self.options.request_timeout, self.options.connect_timeout)
+        self.couchdb = Client(self.address, self.options.http)
         #: What optional rooms store in another place than the queues.
         self.publishers = [publisher for room in rooms() if (publisher := room.publisher(self))]
         self.broadcasts = BroadcastsDatabase(self.couchdb, create=self.options.create_database)
@@ -148,7 +148,7 @@ class Transport(virtual.Transport):
         self.temporary_queues.close()
         self._abandon.detach()
         if self._consumer is not None:
-            timeout = self.options.request_timeout + self.options.connect_timeout
+            timeout = self.options.http.seconds
             self._consumer.close(timeout, in_outage=self.temporary_queues.in_outage)
             self._consumer = None
         self._mailbox.close()

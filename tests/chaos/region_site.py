@@ -23,6 +23,7 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.address import parse_list
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client, chunks
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
 from kombu_couchdb.queues.databases import broadcasts_of
@@ -63,7 +64,9 @@ class RegionSite:
         self.servers = servers
         self.database = {kind: f'{prefix}-{name}-{kind}' for kind in _DESIGNS}
         self.client = {
-            kind: Client(parse_list(self.url(kind).split(';'), 'REGION_URLS', 'celery'), _PATIENCE, _PATIENCE)
+            kind: Client(
+                parse_list(self.url(kind).split(';'), 'REGION_URLS', 'celery'), HTTPOptions(_PATIENCE, _PATIENCE)
+            )
             for kind in _DESIGNS
         }
         self.app = Celery(name, set_as_current=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 
 __all__ = ['Server']
@@ -54,8 +55,7 @@ class Server:
                 user=unquote(self.parts.username or '') or None,
                 password=unquote(self.parts.password or '') or None,
             ),
-            _PATIENCE,
-            _PATIENCE,
+            HTTPOptions(_PATIENCE, _PATIENCE),
         )
 
     def url_through(self, port: int, database: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ServerUnavailable
@@ -201,7 +202,7 @@ def test_consumer_that_closes_during_an_outage_does_not_say_that_the_server_resp
 
 def test_idle_connections_that_a_network_has_forgotten_delay_one_request_only(proxy: Proxy, client: Client) -> None:
     address = replace(client.address, host='127.0.0.1', port=proxy.port)
-    through = Client(address, 1.0, 1.0)
+    through = Client(address, HTTPOptions(1.0, 1.0))
     proxy.delay = 0.2
     readers = [threading.Thread(target=through.info) for _ in range(4)]
     for reader in readers:

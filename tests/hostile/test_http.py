@@ -21,11 +21,12 @@ from kombu import Connection
 from kombu_couchdb import outage
 from kombu_couchdb.couchdb import auth, bounds, pacing
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.changes import Longpoll, open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import RETRIED, AnswerTooLarge, BrokenAnswer, CouchDBError, NotCouchDB, ServerUnavailable
 from tests.chaos.proxy import Answer, Proxy
-from tests.conftest import PATIENCE, PATIENT
+from tests.conftest import PATIENCE
 from tests.patience import PatientConnection
 from tests.support import Inbox, publish, run_python
 
@@ -78,7 +79,9 @@ def wires() -> Iterator[Callable[[], Wire]]:
 
 def ask(wire: Wire, call: Callable[[Client], Any] = lambda client: client.get('x'), limit: float = PATIENCE) -> Any:
     """Read a document, and return the document or the error."""
-    client = Client(Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET), limit, limit)
+    client = Client(
+        Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET), HTTPOptions(limit, limit)
+    )
     try:
         return call(client)
     except CouchDBError as exc:
@@ -253,10 +256,11 @@ def test_slow_response_is_given_up_in_greenlets(wires: Callable[[], Wire], pool:
     done = run_python(f"""
 {'from gevent import monkey; monkey.patch_all()' if pool == 'gevent' else 'import eventlet; eventlet.monkey_patch()'}
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 for _ in range(2):
     try:
-        print(Client(Address(host='127.0.0.1', port={wire.server_address[1]}), request_timeout=0.3).get('x'))
+        print(Client(Address(host='127.0.0.1', port={wire.server_address[1]}), HTTPOptions(0.3)).get('x'))
     except Exception as exc:
         print(exc)
 """)
@@ -329,7 +333,7 @@ def test_user_locked_by_one_node_uses_the_next(wires: Callable[[], Wire]) -> Non
     first, second = (
         Address(host='127.0.0.1', port=wire.server_address[1], user='me', password=SECRET) for wire in (one, other)
     )
-    client = Client(replace(first, others=(second,)), **PATIENT)
+    client = Client(replace(first, others=(second,)), HTTPOptions(PATIENCE, PATIENCE))
     with pytest.raises(ServerUnavailable, match="has locked user 'me'"):
         client.get('x')
     assert client.get('x')['_id'] == 'x'

@@ -18,12 +18,12 @@ import requests
 
 from kombu_couchdb.couchdb import bounds, credentials, pacing, server, tokens
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.call import Call
+from kombu_couchdb.couchdb.call import Call, HTTPOptions
 from kombu_couchdb.couchdb.changes import Longpoll
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.errors import CouchDBError
-from tests.conftest import PATIENT
+from tests.conftest import PATIENCE
 
 from .test_http import DOC, Wire, dripped, endless, head, wires
 
@@ -143,7 +143,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client_of(port: int, auth: str = 'basic', **more: Any) -> Client:
-    return Client(Address(host='127.0.0.1', port=port, user='me', password=PASSWORD, auth=auth, **more), **PATIENT)
+    return Client(
+        Address(host='127.0.0.1', port=port, user='me', password=PASSWORD, auth=auth, **more),
+        HTTPOptions(PATIENCE, PATIENCE),
+    )
 
 
 @pytest.mark.parametrize('auth', ['basic', 'cookie', 'jwt', 'proxy'])
@@ -172,7 +175,7 @@ def test_error_responses(wires: Callable[[], Wire], call: str, auth: str, caplog
 
 def limit(client: Client, answer: str) -> None:
     """Set a short time limit for slow responses."""
-    client.timeouts = (0.3, 0.3) if answer.startswith('slow') else client.timeouts
+    client.options = HTTPOptions(0.3, 0.3) if answer.startswith('slow') else client.options
 
 
 def test_session_that_cannot_be_opened(wires: Callable[[], Wire], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +208,7 @@ def test_token_from_a_key_that_is_refused(wires: Callable[[], Wire]) -> None:
         wire.answer = answer
         url = f'http://127.0.0.1:{exchange.server_address[1]}/token'
         client = client_of(wire.server_address[1], 'iam', token_url=url)
-        client.timeouts = (0.3, 0.3)
+        client.options = HTTPOptions(0.3, 0.3)
         check(failure(lambda client=client: client.get('x')))  # type: ignore[misc]
         client.close()
 

@@ -22,6 +22,7 @@ from examples.managed.service import TOKENS, Service
 from kombu_couchdb.contrib.regions.region import addresses
 from kombu_couchdb.couchdb import auth
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.server import Server as CouchServer
 from kombu_couchdb.errors import AccessDenied, ServerUnavailable
@@ -325,7 +326,7 @@ def test_short_tokens_under_load(
         auth='iam',
         token_url=token_server.url,
     )
-    writer, failures, stop = Client(address, PATIENCE, PATIENCE), list[Exception](), threading.Event()
+    writer, failures, stop = Client(address, HTTPOptions(PATIENCE, PATIENCE)), list[Exception](), threading.Event()
 
     def write() -> None:
         while not stop.is_set():
@@ -367,7 +368,7 @@ def test_managed_service(server: Server, database: str, client: Client, monkeypa
     with Service(server.url, {}, api_key='a-key', token_seconds=0.5) as service:
         address = Address(port=urlsplit(service.url).port or 0, host='127.0.0.1', database=database)
         address = replace(address, password='a-key', auth='iam', token_url=service.url + TOKENS)
-        writer = Client(address, PATIENCE, PATIENCE)
+        writer = Client(address, HTTPOptions(PATIENCE, PATIENCE))
         assert service.tokens is not None
         while service.tokens.count < 5:
             writer.put({'_id': uuid.uuid4().hex})

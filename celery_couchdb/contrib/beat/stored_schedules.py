@@ -13,6 +13,7 @@ from celery.schedules import BaseSchedule
 from kombu.utils.json import dumps
 
 from kombu_couchdb.couchdb.bulk import ATTEMPTS, deletion
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client, Document, winning
 from kombu_couchdb.documents.validation import check_value
 from kombu_couchdb.errors import ConfigurationError, Conflict, CouchDBError, DatabaseMissing, NotFound
@@ -105,7 +106,7 @@ class Schedules:
             #: The ids of the documents, and the name of the leader.
             self.names = Names.of(connection.transport.options.schedule_name)
             self._may_create: bool = connection.transport.options.create_database
-            self.client = client or Client(connection.transport.address, REQUEST_SECONDS)
+            self.client = client or Client(connection.transport.address, HTTPOptions(REQUEST_SECONDS))
         self._records = records
         #: By name, what was changed in entries.
         self.changes: dict[str, audit.Changes] = {}

@@ -19,6 +19,7 @@ from kombu_couchdb.contrib.parcels.device_setup import used_otherwise
 from kombu_couchdb.contrib.parcels.stored_parcels import moving
 from kombu_couchdb.contrib.regions.records import Direction, Records, Tally, direction, outgoing, unreadable
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.server import Server
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
@@ -38,7 +39,7 @@ from ..parcels.cli import add_commands, databases_of, selected
 NO_REGIONS = 'There are no other regions.'
 
 #: The longest wait for another region, in seconds: for one request, and for all together.
-_REQUEST_SECONDS, _REMOTE_SECONDS = 3.0, 7.0
+_HTTP, _REMOTE_SECONDS = HTTPOptions(3.0, 3.0), 7.0
 
 #: What waits longer for the workers of a region is a problem. Without an outage it takes less than a second.
 _WAIT_SECONDS = 30.0
@@ -85,7 +86,7 @@ class OwnRegion:
 
     def incoming(self) -> Iterator[Direction]:
         """Yield what the databases of the other regions have for this one. All are read at the same time."""
-        clients = {name: Client(self.addresses[name], _REQUEST_SECONDS, _REQUEST_SECONDS) for name in self.others}
+        clients = {name: Client(self.addresses[name], _HTTP) for name in self.others}
         calls = {name: start(partial(direction, client, name, self.name)) for name, client in clients.items()}
         until = time.monotonic() + _REMOTE_SECONDS
         for name, client in clients.items():

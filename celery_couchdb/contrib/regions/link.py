@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from kombu_couchdb.contrib.regions import records, region
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_current
 from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
@@ -30,8 +31,8 @@ from .taker import DELAY_SECONDS, Taker
 
 logger = get_logger(__name__)
 
-#: The time limits of connecting to another region and of its responses, in seconds.
-_CONNECT_SECONDS, _REQUEST_SECONDS = 3.0, 8.0
+#: The time limits of the responses of another region and of connecting to it, in seconds.
+_HTTP = HTTPOptions(8.0, 3.0)
 
 #: The pause after another region refused the user or the password, in seconds. CouchDB locks a user after five wrong
 #: passwords in a short time.
@@ -191,7 +192,7 @@ class Link(Duty):
         self._name, self._other, self._lead = own, other, lead
         address = region.addresses(options, app.conf.broker_use_ssl)[other]
         self._own = transport.couchdb.beside(region.database(options.regions, own))
-        self._there = Client(address, _REQUEST_SECONDS, _CONNECT_SECONDS)
+        self._there = Client(address, _HTTP)
         prefixes = region.results_to(own), region.records_to(own), region.region_id('')
         self._arriving = Inbox(self._there, wake, *prefixes, docs=True)
         self._taker = Taker(app, transport, self._own, self._arriving, own, other)

@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from kombu_couchdb import design
 from kombu_couchdb.couchdb.address import Address
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import CouchDBError, DatabaseMissing, NotFound
 
@@ -38,7 +39,7 @@ class CouchDB(System):
                 password=unquote(parts.password or ''),
                 tls=parts.scheme == 'https',
             ),
-            request_timeout=60.0,
+            HTTPOptions(request_timeout=60.0),
         )
 
     def url_of(self, scheme: str, database: str) -> str:

@@ -22,12 +22,12 @@ import pytest
 from kombu_couchdb import errors
 from kombu_couchdb.couchdb import http, pacing, server
 from kombu_couchdb.couchdb.address import Address
-from kombu_couchdb.couchdb.call import time_limit, urgent
+from kombu_couchdb.couchdb.call import HTTPOptions, time_limit, urgent
 from kombu_couchdb.couchdb.changes import open_feed
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.fork_safety import Shared
 from kombu_couchdb.couchdb.write_result import WriteResult, WriteStatus
-from tests.conftest import PATIENT
+from tests.conftest import PATIENCE
 
 #: A stored document.
 DOC = {'_id': 'x', '_rev': '1-a'}
@@ -111,7 +111,8 @@ def peer(running: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
 @pytest.fixture
 def client(peer: Peer) -> Iterator[Client]:
     client = Client(
-        Address(host='127.0.0.1', port=peer.server_port, database='a/b', user='jürgen', password='p:ß@ /'), **PATIENT
+        Address(host='127.0.0.1', port=peer.server_port, database='a/b', user='jürgen', password='p:ß@ /'),
+        HTTPOptions(PATIENCE, PATIENCE),
     )
     yield client
     client.close()
@@ -256,7 +257,7 @@ def test_retry_after_delays_the_next_request(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, status: int, retry_after: str, seconds: float
 ) -> None:
     """Once, and no longer than the time limit: a header of one hour once delayed each request within that hour."""
-    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
+    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), HTTPOptions(request_timeout=100.0))
     slept: list[float] = []
     # Not time.sleep itself, which other threads use as well.
     clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append)
@@ -277,7 +278,7 @@ def test_a_response_on_its_way_does_not_end_the_pause(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, retry_after: str
 ) -> None:
     """Another thread of the process has been told to pause for longer meanwhile."""
-    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), request_timeout=100.0)
+    client = Client(Address(host='127.0.0.1', port=peer.server_port, database='db'), HTTPOptions(request_timeout=100.0))
     slept: list[float] = []
     clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + sum(slept), sleep=slept.append)
     monkeypatch.setattr(server, 'time', clocks)
@@ -315,7 +316,7 @@ def test_a_silent_proxy_is_not_taken_for_a_server_without_tls(monkeypatch: pytes
     with socket.create_server(('127.0.0.1', 0)) as proxy:
         monkeypatch.setenv('HTTPS_PROXY', f'http://127.0.0.1:{proxy.getsockname()[1]}')
         with pytest.raises(errors.ServerUnavailable) as caught:
-            Client(Address(host='db.example', port=6984, tls=True), 0.3, 0.3).get('x')
+            Client(Address(host='db.example', port=6984, tls=True), HTTPOptions(0.3, 0.3)).get('x')
     assert 'TLS' not in str(caught.value)
 
 
@@ -373,7 +374,7 @@ def test_refused_request_is_sent_again_by_the_same_call(peer: Peer, paced: Clien
 
 
 def test_refused_request_waits_no_longer_than_the_time_limit_of_a_response(peer: Peer, paced: Client) -> None:
-    paced.timeouts = (2.0, 2.0)
+    paced.options = HTTPOptions(2.0, 2.0)
     peer.responses = [respond({'error': 'too_many_requests'}, 429, Retry_After='3600'), respond(DOC)]
     with time_limit(60):
         assert paced.get('x')['_id'] == 'x'
