@@ -37,7 +37,8 @@ _KOMBU = frozenset(
 #: Celery's setting with the options. A program without Celery gives them to its connection, as `transport_options`.
 _SETTING = 'broker_transport_options'
 
-#: How often a consumer writes a heartbeat during its lease: one may be late without the loss of the lease.
+#: How often a consumer writes a heartbeat during its lease: one may be late without the loss of the lease. All that
+#: follows from it is computed, here and in `leases.lease`.
 HEARTBEATS_PER_LEASE = 3
 
 #: How alike an unknown name and a known one must be so that the error suggests the latter: from 0, not at all, to 1.
@@ -49,6 +50,11 @@ _MAX_ERROR_CHARACTERS = 480
 
 
 # -- kinds of options: each function returns a field for a dataclass
+
+
+def heartbeat_interval(lease: float) -> float:
+    """Return the seconds between two heartbeats of a consumer whose lease lasts for so many seconds."""
+    return lease / HEARTBEATS_PER_LEASE
 
 
 def option(check: Check, default: Any = MISSING, **field_arguments: Any) -> Any:
@@ -248,7 +254,7 @@ class Options:
         lease = options.get('visibility_timeout', cls.visibility_timeout)
         for name in ('request_timeout', 'connect_timeout'):
             # A third of the lease is the pause between heartbeats: after a request that hung, the next one is in time.
-            if options.setdefault(name, min(getattr(cls, name), lease / HEARTBEATS_PER_LEASE)) >= lease:
+            if options.setdefault(name, min(getattr(cls, name), heartbeat_interval(lease))) >= lease:
                 raise ConfigurationError(
                     f'{_SETTING}: transport option {name} ({options[name]:g} s) must be less than visibility_timeout '
                     f'({lease:g} s): while a request hangs no heartbeat is sent'

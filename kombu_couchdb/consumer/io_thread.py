@@ -22,7 +22,7 @@ from ..couchdb.fork_safety import at_exit
 from ..errors import AccessDenied, ConfigurationError, CouchDBError
 from ..leases.lease import GRACE_SECONDS
 from ..log import get_logger
-from ..options import HEARTBEATS_PER_LEASE, Options
+from ..options import Options, heartbeat_interval
 from ..outage import Outage
 from ..queues.databases import ensure
 from ..queues.fanout import Listener
@@ -182,7 +182,7 @@ class IOThread:
         at = self._cycle.next_at()
         if self._idle_since is not None:
             at = min(at, self._idle_since + _IDLE_SECONDS)
-        slept_at, longest = time.monotonic(), max(self._cycle.lease.timeout / HEARTBEATS_PER_LEASE, GRACE_SECONDS)
+        slept_at, longest = time.monotonic(), max(heartbeat_interval(self._cycle.lease.timeout), GRACE_SECONDS)
         at = max(min(at, slept_at + longest), slept_at)  # so that a stall is noticed
         cycle_is_due = self.unacked.wakeup.wait(at - slept_at)
         self._note_stall(slept_at, at + longest)
@@ -227,7 +227,7 @@ class IOThread:
         """Warn once if this thread is a greenlet, and a task has kept it from running for the time of a heartbeat."""
         lease = self._cycle.lease.timeout
         if (
-            seconds > lease / HEARTBEATS_PER_LEASE
+            seconds > heartbeat_interval(lease)
             and not self._was_late
             and (library := detect_environment()) != 'default'
         ):

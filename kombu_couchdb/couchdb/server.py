@@ -1,6 +1,6 @@
-"""Server: the nodes of a CouchDB server with one login, clock and pace, which all clients of a process share.
+"""Server: its nodes, one login, clock and pace, and the pauses that it asks for (`Retry-After`); all clients share it.
 
-A server may ask for a pause (`Retry-After`), with the status 429 or 503: see `Server`.
+With the status 503 all threads of this process pause (`Server._exchange`), with 429 requests of one kind (`pacing`).
 
 Every node of a CouchDB cluster accepts all reads and writes of the cluster's databases. A request goes to the current
 node, and to the next one if that does not respond.
@@ -249,7 +249,10 @@ class Server:
         return found
 
     def _pause_after(self, response: requests.Response, call: Call) -> float:
-        """Return the seconds for which a response asks, but not more than the time limit for a response."""
+        """Return the seconds for which a response asks, but not more than the time limit for a response.
+
+        The thread that writes heartbeats pauses, too: a longer pause could cost it its lease.
+        """
         return min(_retry_after_seconds(response.headers.get('Retry-After'), self.clock.now()), call.timeouts[1])
 
 

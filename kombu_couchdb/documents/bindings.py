@@ -1,4 +1,4 @@
-"""Bindings and fanout exchanges: the ids of their documents, and which messages a binding matches.
+"""Bindings and fanout exchanges: the ids of their documents, and to which queues the bindings of an exchange lead.
 
 A Binding leads from an exchange to a queue. Bindings of topic exchanges have a pattern, those of headers exchanges have
 arguments; all other exchanges that have bindings are direct. An Exchange document marks a fanout exchange. The ids of
@@ -8,7 +8,7 @@ both begin with `BINDING` and the name of the exchange, so one range read return
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..schema import Schema
@@ -87,6 +87,13 @@ def new(
 def fanout(exchange: str) -> FanoutExchange:
     """Return the document that marks a fanout exchange."""
     return {'_id': exchange_id(exchange), 'type': 'Exchange', 'name': exchange, 'kind': FANOUT}
+
+
+def destinations(
+    found: Iterable[Mapping[str, Any]], routing_key: str, headers: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the queues to which an exchange with these Bindings delivers a message, each with its Binding."""
+    return {doc['queue']: doc for doc in found if is_binding(doc) and matches(doc, routing_key, headers)}
 
 
 def matches(binding: Mapping[str, Any], routing_key: str, headers: Mapping[str, Any]) -> bool:

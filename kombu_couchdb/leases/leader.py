@@ -33,7 +33,7 @@ from ..documents import shared_documents
 from ..documents.ids import LEADER
 from ..errors import CouchDBError, DatabaseMissing, NotFound
 from ..log import get_logger
-from ..options import HEARTBEATS_PER_LEASE
+from ..options import heartbeat_interval
 from ..outage import Outage, cause_of
 from .lease import worker_name
 
@@ -65,7 +65,7 @@ class LeaderLease:
         self._client, self._id, self._node = client, LEADER + name, node
         self._lease = lease or LEASE_SECONDS
         #: The interval at which the leader renews its lease, in seconds.
-        self.renewal = self._lease / HEARTBEATS_PER_LEASE
+        self.renewal = heartbeat_interval(self._lease)
         self._holder = f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
         #: How often this process began to lead.
         self._terms = 0

@@ -25,7 +25,7 @@ from ..couchdb.client import Document
 from ..couchdb.clock import ServerClock, uptime
 from ..documents.ids import CONSUMER
 from ..documents.shared_documents import Consumer
-from ..options import HEARTBEATS_PER_LEASE
+from ..options import heartbeat_interval
 from ..schema import Schema
 from ..values import MAX_DATE, MAX_NUMBER
 
@@ -44,9 +44,9 @@ _IDLE_SHARE = 2 / 3
 GRACE_SECONDS = 2.0
 
 #: The largest part of a lease that may count as passed by the server's time alone, as a fraction. The sweeper must
-#: measure the rest with its monotonic clock. The rest is longer than a third of the lease, the interval of heartbeats,
-#: so a living consumer writes a heartbeat in it, and does not lose its lease because a clock is wrong.
-CLOCK_SHARE = 0.6
+#: measure the rest with its monotonic clock. The rest is 1.2 times the interval of heartbeats, so a living consumer
+#: writes a heartbeat in it, and does not lose its lease because a clock is wrong.
+CLOCK_SHARE = 1 - 1.2 * heartbeat_interval(1.0)
 
 
 class _Process:
@@ -139,7 +139,8 @@ class Lease:
 
         An idle consumer waits for longer, and writes the heartbeat with its next claim if the third has passed.
         """
-        return self.sent + self.timeout * (IDLE_LEASES * _IDLE_SHARE if self.idle else 1 / HEARTBEATS_PER_LEASE)
+        idle, busy = IDLE_LEASES * _IDLE_SHARE * self.timeout, heartbeat_interval(self.timeout)
+        return self.sent + (idle if self.idle else busy)
 
     def needs_heartbeat(self, queues: Collection[str]) -> bool:
         """Tell whether a heartbeat is due: it is time for it, or the consumed queues have changed."""
@@ -306,7 +307,10 @@ class Watch:
     @property
     def suspects(self) -> bool:
         """Whether, at the last look, the heartbeat of a consumer that holds something was missing."""
-        return any(seen.holds and self._looked - seen.since > seen.lease / 2 for seen in self._seen.values())
+        return any(
+            seen.holds and self._looked - seen.since > 1.5 * heartbeat_interval(seen.lease)
+            for seen in self._seen.values()
+        )
 
     def next_in(self) -> float:
         """Return the seconds until the next look is due; infinite if no consumer was seen.

@@ -24,7 +24,7 @@ from ..documents import concurrency, conflict_rules, rates
 from ..documents.queue import limit_of
 from ..errors import ServerUnavailable
 from ..log import get_logger
-from ..options import HEARTBEATS_PER_LEASE
+from ..options import heartbeat_interval
 from ..queues.store import LeaseStats, Store
 from ..queues.topology import Topology
 from ..rooms import rooms
@@ -98,7 +98,7 @@ class Sweeper:
         self._store, self._topology, self._timeout, self._sweep_limits = store, topology, timeout, sweep_limits
         self._watch = Watch(store.client.clock, timeout)
         #: Queues whose lifetime has passed by the server's time, by name, with the time at which it had.
-        self._overdue = Unchanged(timeout / HEARTBEATS_PER_LEASE)
+        self._overdue = Unchanged(heartbeat_interval(timeout))
         #: Deletes queues without consumers.
         self.unused = UnusedQueues(store, topology)
         #: Whether this consumer rests, and listeners sweep, too.
@@ -163,7 +163,7 @@ class Sweeper:
             self._sweep_limits(leases, own, {doc['_id'] for doc in expired})
         living = set(leases['consumer']) - {doc['_id'] for doc in expired}
         self.unused.abandoned |= {queue for doc in expired for queue in queues_of(doc)}
-        pause = min(_MAX_DELETING_SECONDS, self._timeout / HEARTBEATS_PER_LEASE / 2)
+        pause = min(_MAX_DELETING_SECONDS, heartbeat_interval(self._timeout) / 2)
         until = time.monotonic() + pause
         deleted = self._delete_unused_queues(leases, now, asked, until)
         deleted += self._enforce_limits(leases, now, until)
@@ -208,7 +208,7 @@ class Sweeper:
             return []
         asked = time.monotonic()
         try:
-            with urgent(self._timeout / HEARTBEATS_PER_LEASE):
+            with urgent(heartbeat_interval(self._timeout)):
                 results = client.bulk([deletion(doc) for doc in docs])
         except ServerUnavailable as exc:
             if exc.status != 429:

@@ -184,11 +184,7 @@ class Declarations:
             return None
         with self._lock:
             table = [doc for doc in self._docs.values() if doc.get('exchange') == exchange]
-        return {
-            doc['queue']: doc
-            for doc in table
-            if bindings.is_binding(doc) and bindings.matches(doc, routing_key, headers)
-        }
+        return bindings.destinations(table, routing_key, headers)
 
     def note_reply(self, binding: Any) -> None:
         """Take in the binding of a temporary queue that a broadcast names for the replies to it."""

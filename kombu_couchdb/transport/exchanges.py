@@ -2,7 +2,7 @@
 
 A class makes the Bindings (`binding`, with the pattern of kombu's hook `prepare_bind`) and looks them up. The channel
 stores the copies of a message, all in one request. To add an exchange type, write one class and add it to
-`EXCHANGE_TYPES`; which messages its bindings match is a rule in `documents.bindings`.
+`EXCHANGE_TYPES`; `documents.bindings.destinations` says to which queues its bindings lead.
 """
 
 from __future__ import annotations
