@@ -31,10 +31,15 @@ def is_whole(value: Any, least: int, most: float) -> TypeGuard[int]:
 def nesting(value: Any) -> tuple[int, int]:
     """Return how many levels a JSON value has, and how many lists and objects; without recursion, for any depth."""
     levels = containers = 0
-    level = [value]
-    while level := [item for item in level if isinstance(item, (dict, list))]:
+    level = [value] if isinstance(value, (dict, list)) else []
+    while level:
         levels, containers = levels + 1, containers + len(level)
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
     return levels, containers
 
 
