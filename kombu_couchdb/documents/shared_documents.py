@@ -208,6 +208,7 @@ class HistoryTask(TypedDict, total=False):
     succeeded: float
     failed: float
     retried: float
+    rejected: float
     seconds: float
 
 
