@@ -44,7 +44,7 @@ def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
         Column('PREFETCHED', 'prefetched', count_cell, right=True),
         Column('RUNNING', 'running', count_cell, right=True),
         Column('DEAD', 'dead', partial(count_cell, tone='bad'), right=True),
-        Column('OLDEST', 'oldest', _oldest, right=True),
+        Column('OLDEST', None, _oldest, right=True),
         Column('RATE/S', 'rate', rate_cell, right=True),
         Column('CONSUMERS', 'consumers', count_cell, right=True),
         Column('PAUSED', 'paused', partial(_pause, now=now), min_width=10),
@@ -53,9 +53,10 @@ def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
     return [column for column in columns if column.member not in rare or any(row[column.member] for row in queues)]
 
 
-def _oldest(seconds: float | None) -> Cell:
+def _oldest(row: Row) -> Cell:
+    seconds = row['oldest']
     if seconds is None:
-        return Cell(NO_VALUE, 'dim')
+        return Cell('…' if row['ready'] else NO_VALUE, 'dim')  # it was not read yet
     return Cell(format_duration(seconds), 'warning' if seconds > LATE_SECONDS else '')
 
 

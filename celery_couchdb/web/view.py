@@ -48,8 +48,8 @@ class View:
         return 'hx-request' in self.request.headers
 
     def snapshot(self) -> StatusReading:
-        """Return what was read of the broker's database last; see `Live.snapshot`."""
-        return self.account.live.snapshot()
+        """Return what was read of the broker's database last, for a program with all of it; see `Live.snapshot`."""
+        return self.account.live.snapshot(fully=self.wants_json)
 
     def history(self) -> RecentHours:
         """Return the history of tasks and queues; see `RecentHistory.read`."""

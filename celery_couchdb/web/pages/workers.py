@@ -75,7 +75,11 @@ def show(view: View) -> Response:
     )
     choices = [
         (f'All {len(running):,}', view.link('/workers', worker=view.param('worker')), not is_long),
-        (f'{len(long):,} longer than usual', view.link('/workers', worker=view.param('worker'), running='long'), is_long),
+        (
+            f'{len(long):,} longer than usual',
+            view.link('/workers', worker=view.param('worker'), running='long'),
+            is_long,
+        ),
     ]
     return view.render('workers.html', consumers=consumers, tasks=tasks, choices=choices)
 

@@ -106,7 +106,14 @@ def test_tasks_that_run_longer_than_usual(history: None, client: Client, open_pa
     tasks = [{'id': name, 'task': task, 'queue': 'q', 'since': date} for name, (task, date) in since.items()]
     happened(client, 30, {'mail': {'succeeded': 2, 'seconds': 100}})
     client.put(
-        {'_id': 'broker:consumer:vm:1:a', 'type': 'Consumer', 'host': 'vm', 'pid': 1, 'worker': 'w1@vm', 'queues': ['q']}
+        {
+            '_id': 'broker:consumer:vm:1:a',
+            'type': 'Consumer',
+            'host': 'vm',
+            'pid': 1,
+            'worker': 'w1@vm',
+            'queues': ['q'],
+        }
         | {'date': now, 'expires': now + 600, 'running': {'tasks': tasks, 'queues': {'q': [3, 0]}}}
     )
     admin = open_page()
