@@ -19,7 +19,7 @@ from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..jobs import Jobs, Unreadable
-from ..worker.history import LAST_ERROR
+from ..worker.history import tries_in
 from .columns import Cell, Column, Row, Tone, format_ago, format_date, format_duration
 from .resource import Resource
 
@@ -133,8 +133,8 @@ def _describe(
 
 def _error(doc: Document) -> str | None:
     """Return the error of a task that failed, or that of the last attempt before a retry, such as `ValueError: no`."""
-    error = dead_letter.error_in(doc) or headers_of(doc).get(LAST_ERROR)
-    return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
+    error = dead_letter.error_in(doc) or next(reversed(tries_in(headers_of(doc))), {})
+    return f'{error.get("type")}: {error.get("text")}' if error else None
 
 
 def _details(job: Row, now: float) -> Row:
