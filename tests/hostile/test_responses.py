@@ -142,7 +142,9 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'listen': heard,
     'status': lambda c: status(c, c),
     'dead letters': lambda c: dead.replay(c, list(dead.letters(c))),
-    'latest dead letters': lambda c: dead.drop(c, list(dead.latest(c, task='add', error='rejected'))),
+    'selected dead letters': lambda c: dead.drop(
+        c, list(dead.letters(c, dead.FailureFilter(task='add', error='rejected')))
+    ),
     'groups of dead letters': lambda c: dead.groups(c),
     'queues': lambda c: [
         queues.names(c),

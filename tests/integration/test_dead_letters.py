@@ -47,9 +47,9 @@ def test_dead_letters_of_one_queue(connect: Connect, client: Client) -> None:
         publish(connection, number, to='q')
     publish(connection, 'other', to='q2')
     kill_all(Inbox(connect(), 'q', 'q2', ack=False), client, 4)
-    assert dead.count(client, 'q') == 3
-    assert {doc['message']['body'] for doc in dead.letters(client, 'q')} == {'0', '1', '2'}
-    assert len(dead.drop(client, list(dead.letters(client, 'q')))) == 3
+    assert dead.count(client, dead.FailureFilter('q')) == 3
+    assert {doc['message']['body'] for doc in dead.letters(client, dead.FailureFilter('q'))} == {'0', '1', '2'}
+    assert len(dead.drop(client, list(dead.letters(client, dead.FailureFilter('q'))))) == 3
     assert [doc['message']['body'] for doc in items(client)] == ['"other"']
 
 
@@ -63,7 +63,7 @@ def test_many_dead_letters_are_read_in_pages(client: Client, connection: Connect
     connection.ensure_connection()
     client.bulk([letter(number) for number in range(250)])
     wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 250, 'all dead letters to be listed')
-    letters = dead.letters(client, 'q')
+    letters = dead.letters(client, dead.FailureFilter('q'))
     assert sum(len(dead.drop(client, [doc])) for doc in letters) == 250
 
 
