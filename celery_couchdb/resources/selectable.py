@@ -91,6 +91,11 @@ class Selectable(Generic[S, T]):
         shown = ', '.join(words)
         return f' ({shown})' if shown else ''
 
+    def no_match(self, values: Values) -> str:
+        """Return the sentence that nothing matches the values of filters, or that there is nothing."""
+        words = self.in_words(values, arguments=True)
+        return f'No {self.noun} matches these filters{words}.' if values else f'There are no {self.noun}s.'
+
     def named(self, action: ItemAction[S, T], source: S, items: Sequence[T], *, arguments: bool) -> tuple[str, int]:
         """Return what some items are called in a question, and how many things the action changes."""
         name = self.name_of(source, items[0], arguments) if len(items) == 1 else ''
