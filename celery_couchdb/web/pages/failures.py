@@ -120,7 +120,9 @@ def show(view: View) -> Response:
         rows,
         lambda row: row['id'],
         links={
+            **view.names(),
             'ID': lambda row: view.link(f'/tasks/{row["id"]}'),
+            'TASK': lambda row: view.link('/failures', task=row['task']) if row['task'] else None,
             'QUEUE': lambda row: view.link('/failures', queue=row['queue']) if row['queue'] else None,
         },
         dates={'WHEN': lambda row: [row['date']] if row['date'] else []},

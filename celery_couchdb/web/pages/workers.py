@@ -30,7 +30,6 @@ _COLUMNS = [
     Column('RATE/S', 'rate', rate_cell, right=True),
     *(column for column in CONSUMERS if column.title in ('RUNNING', 'QUEUES', 'LEADS')),
     Column('STARTED', 'pool', lambda pool: NO_VALUE),
-    Column('VERSIONS', 'pool', lambda pool: ', '.join(pool.get('versions', ())) or NO_VALUE, min_width=12),
 ]
 
 #: A task runs longer than usual if it has run for so many times as long as it did on average in the last day.
@@ -54,6 +53,7 @@ def show(view: View) -> Response:
         links={'WORKER': lambda row: view.link('/workers', worker=row['name'])},
         dates={'STARTED': lambda row: [row['pool']['since']] if row['pool'] else []},
         note=lambda row: ('', '') if row['alive'] else ('bad', 'overdue'),
+        remark=lambda row: ', '.join(row['pool'].get('versions', ())),
         selectable=view.may_act,
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
@@ -69,7 +69,11 @@ def show(view: View) -> Response:
         [*columns[:-1], usual, *columns[-1:]],
         shown[:_LIMIT],
         lambda task: f'{task["worker"]} {task["id"]}',
-        links={'ID': lambda task: view.link(f'/tasks/{task["id"]}')},
+        links={
+            **view.names(),
+            'RUNNING TASK': view.names()['TASK'],
+            'ID': lambda task: view.link(f'/tasks/{task["id"]}'),
+        },
         empty=_NONE_LONG if is_long else 'No task has been running for more than a second.',
         more=f'These run for longest; there are {len(shown) - _LIMIT:,} more.' if len(shown) > _LIMIT else '',
     )
