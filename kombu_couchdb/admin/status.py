@@ -190,7 +190,7 @@ def status(
         heartbeat = _heartbeat(doc, now, alive=doc['_id'] in load.alive)
         heartbeat['queues'] = [name for name in heartbeat['queues'] if name not in hidden]
         is_served = (heartbeat['host'], heartbeat['pid']) in serving
-        if not heartbeat['queues'] and (is_served or (queues_of(doc) and not isinstance(doc.get('worker'), str))):
+        if not heartbeat['queues'] and (is_served or _only_receives_replies(doc)):
             continue  # the connection of a worker for remote control alone, or one that only receives replies
         own = f'{heartbeat["host"]}:{heartbeat["pid"]}:'
         leads = [lead['duty'] for lead in led if lead['alive'] and str(lead['holder']).startswith(own)]
@@ -248,6 +248,11 @@ def _queues(
 
 
 # -- consumers
+
+
+def _only_receives_replies(doc: Document) -> bool:
+    """Tell whether a heartbeat, which may be malformed, without a queue to show is not of a worker."""
+    return isinstance(doc.get('queues'), list) and not isinstance(doc.get('worker'), str)
 
 
 def consumers(client: Client, prefix: str = '') -> list[HeartbeatStatus]:

@@ -120,7 +120,7 @@ def test_tasks_that_run_longer_than_usual(history: None, client: Client, open_pa
     admin.log_in(server.user, server.password)
     admin.get('/workers')
     assert 'Running tasks All 3 1 longer than usual' in admin.text
-    assert ('pay a1 q 1 m 0 s 520 ms' in admin.text, 'mail c3 q 1 m 0 s 50.0 s' in admin.text) == (True, True)
+    assert re.search(r'pay a1 q 1 m \d+ s 520 ms .* mail c3 q 1 m \d+ s 50.0 s', admin.text)
     admin.get('/workers?running=long')
     assert 'a1 q 1 m' in admin.text
     assert 'unknown' not in admin.text
