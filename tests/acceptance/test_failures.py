@@ -48,7 +48,7 @@ def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
     selected = listed(site, 'failures', 'list', '--task', 'fragile', '--limit', '1', '--since', '1h')
     assert [each['id'] for each in selected] == [third]
     assert succeeded(couchdb(site, 'failures', 'list', '--since', '2100-01-01T12:30')) == (
-        'No failure matches these filters.\n'
+        'No failure matches these filters (since: 2100-01-01T12:30).\n'
     )
 
     assert couchdb(site, 'failures', 'retry', first).exit_code == 1, 'it was not confirmed'
