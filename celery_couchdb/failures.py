@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu_couchdb.admin import dead
-from kombu_couchdb.admin.dead import ErrorGroup as FailureGroup
+from kombu_couchdb.admin.dead import EVERY, FailureFilter, FailureGroup
 from kombu_couchdb.admin.jobs import choose, complete, find_all
-from kombu_couchdb.admin.listing import mentions
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter, workitem
-from kombu_couchdb.documents.task_message import headers_of
+from kombu_couchdb.documents.task_message import arguments_in, headers_of
 from kombu_couchdb.errors import ConfigurationError
 from kombu_couchdb.values import is_number
 
@@ -28,41 +26,6 @@ from .rooms import rooms
 __all__ = ['EVERY', 'Failure', 'FailureFilter', 'FailureGroup', 'Failures']
 
 _CHANGED = 'it was changed by somebody else just now'
-
-
-class FailureFilter(NamedTuple):
-    """Which failures are meant; None stands for all."""
-
-    #: The name of the queue.
-    queue: str | None = None
-    #: The name of the task.
-    task: str | None = None
-    #: The type of the exception (`ValueError`) or the kind of another reason (`rejected`), as in groups; or with a
-    #: colon the beginning of the error from its type on: `ValueError: no such`.
-    error: str | None = None
-    #: When the task failed, at the earliest and at the latest, in seconds since the epoch.
-    since: float | None = None
-    until: float | None = None
-    #: Text that the arguments, as Python shows them, must contain.
-    args: str | None = None
-
-    @property
-    def error_type(self) -> str | None:
-        """The type of the exception or the kind of the reason."""
-        return None if self.error is None else self.error.partition(':')[0]
-
-    def matches(self, failure: Failure) -> bool:
-        """Tell whether a failure is one of these, apart from its date."""
-        return (
-            self.queue in (None, failure.queue)
-            and self.task in (None, failure.task)
-            and (self.error is None or failure.has_error(self.error))
-            and (self.args is None or mentions(failure.letter, self.args))
-        )
-
-
-#: All failures.
-EVERY = FailureFilter()
 
 
 @dataclass(frozen=True)
@@ -101,8 +64,7 @@ class Failure:
     @property
     def error(self) -> str:
         """The type and the text of the exception, in one short line; or the reason."""
-        reason = str(self.letter.get('reason') or dead_letter.OTHER)
-        return reason.removeprefix(f'{dead_letter.FAILED}: ')
+        return dead_letter.error_text(self.letter)
 
     @property
     def error_type(self) -> str:
@@ -118,12 +80,7 @@ class Failure:
     @property
     def arguments(self) -> str:
         """The arguments as Python shows them, in one short line; '' if they are unknown."""
-        shown = map(headers_of(self.letter).get, ('argsrepr', 'kwargsrepr'))
-        return ' '.join(text for text in shown if isinstance(text, str) and text not in ('()', '[]', '{}'))
-
-    def has_error(self, wanted: str) -> bool:
-        """Tell whether `FailureFilter.error` selects this failure."""
-        return self.error.startswith(wanted) if ':' in wanted else self.error_type == wanted
+        return arguments_in(headers_of(self.letter))
 
 
 class Failures:
@@ -148,9 +105,7 @@ class Failures:
         For the first 50 failures, and then for 200 each, there are two requests. You may retry and drop failures while
         you iterate. What fails again meanwhile is newer, and not in the list.
         """
-        where = {'queue': wanted.queue, 'task': wanted.task, 'error': wanted.error_type}
-        letters = dead.latest(self.jobs.client, **where, since=wanted.since, until=wanted.until)
-        return filter(wanted.matches, map(Failure, letters))
+        return map(Failure, dead.letters(self.jobs.client, wanted))
 
     def groups(self, wanted: FailureFilter = EVERY) -> list[FailureGroup]:
         """Return failures in groups by task and error, the largest group first.
@@ -171,13 +126,7 @@ class Failures:
         The index has it for a queue, a task, a type of error or both, and dates: one request or two. For other filters,
         the failures are read; None if they are more than `most`.
         """
-        if wanted.args is None and wanted.error == wanted.error_type:
-            where = {'queue': wanted.queue, 'task': wanted.task, 'error': wanted.error}
-            found = dead.count_matching(self.jobs.client, **where, since=wanted.since, until=wanted.until)
-            if found is not None:
-                return found
-        read = sum(1 for _ in islice(self.listing(wanted), None if most is None else most + 1))
-        return read if most is None or read <= most else None
+        return dead.count(self.jobs.client, wanted, most)
 
     def named(self, names: Sequence[str]) -> dict[str, list[Failure]]:
         """Return the failures with exactly these ids: of tasks, or of documents; three requests for each 100 ids."""

@@ -32,7 +32,8 @@ def list_(ctx: click.Context, /, limit: int, as_json: bool, **options: Any) -> N
     --task, --since, --args or the state "done", the latest come first.
     """
     jobs, values = jobs_of(ctx), given(JOBS.filters, options)
-    empty = 'There are no such jobs.' if values else 'There are no jobs that wait or run.'
+    empty = JOBS.no_match(values) if values else 'There are no jobs that wait or run.'
+    empty += '' if 'state' in values else ' Dead and done jobs are listed with --state only.'
     found = listing(jobs.client, wanted_jobs(jobs, values), limit + 1)
     print_list(job_resource(jobs), found, as_json, empty=empty, limit=limit)
 

@@ -17,7 +17,7 @@ from kombu_couchdb.values import enumerated
 from .. import audit
 from ..resources.columns import Row
 from ..resources.queue_actions import DELETE, PAUSE, PURGE, QUEUES, RESUME
-from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
+from ..resources.queues import NO_QUEUES, queue_columns, queue_remarks, queue_rows
 from ..resources.resource import Resource, counted
 from ..resources.selectable import ItemAction
 from .clients import app_of, broker_of
@@ -37,12 +37,14 @@ def command() -> None:
 def list_(ctx: click.Context, temporary: bool, as_json: bool) -> None:
     """List queues with their messages and pauses.
 
-    The columns are those of "couchdb status"; a pause has a date, who began it, and why.
+    The columns are those of "couchdb status". Below them are the pauses, each with its date, who began it, and why,
+    and the queues that no worker consumes.
     """
     client = broker_of(app_of(ctx))
     rows = queue_rows(status(client, temporary=temporary))
-    columns = queue_columns(rows, client.clock.now())
-    print_list(Resource[Row](list, columns), rows, as_json, empty=NO_QUEUES)
+    print_list(Resource[Row](list, queue_columns(rows)), rows, as_json, empty=NO_QUEUES)
+    for remark in () if as_json else queue_remarks(rows, client.clock.now()):
+        echo(f'{remark}.')
 
 
 @command.command('pause')

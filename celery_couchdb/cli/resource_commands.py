@@ -234,7 +234,10 @@ def action_command(
         else:
             total = selectable.count(source, wanted, True) or 0
             items, what = selectable.matching(source, wanted), counted(total, noun)
-        asks = total and not yes and (not names or (action.asks and not action.needs))
+        if not total and not names:
+            echo(selectable.no_match(wanted))
+            return
+        asks = not yes and (not names or (action.asks and not action.needs))
         question = action.question.format(what) if asks else ''
         title, chosen = f'{action.title.lower()} {noun}', selectable.in_words(wanted, arguments=False)
         targets = names or [f'all {what}{chosen}']

@@ -28,7 +28,7 @@ from kombu_couchdb.queues.databases import broadcasts_of
 from .. import design
 from ..resources.columns import json_line
 from ..resources.databases import DATABASES, NO_BROADCASTS, databases, server_title
-from ..resources.queues import NO_QUEUES, queue_columns, queue_rows
+from ..resources.queues import NO_QUEUES, queue_columns, queue_remarks, queue_rows
 from ..resources.resource import counted
 from ..resources.workers import CONSUMERS, LEADERS, running_tasks, task_columns
 from .clients import Login, admin_option, app_of, broker_of, result_of, results_of, seconds_option, start
@@ -62,8 +62,8 @@ def command(ctx: click.Context, watch: float | None, as_json: bool, temporary: b
     READY messages can run now. SCHEDULED messages have a due date in the future. PARKED messages wait for a
     concurrency limit or a rate. A worker has claimed PREFETCHED messages, and has not reported that they run. RUNNING
     tasks have run for a second, and their worker has reported them. DEAD messages are dead letters. OLDEST is how long
-    the oldest ready message has been due. RATE/S is the number of messages acknowledged per second. PAUSED, if a queue
-    is paused, says since when, by whom and why.
+    the oldest ready message has been due. RATE/S is the number of messages acknowledged per second. Lines
+    below say since when, by whom and why queues are paused, and which queues with messages no worker consumes.
 
     A worker reports its running tasks with its heartbeat, at most every 5 seconds. While it holds messages, it is
     overdue if its HEARTBEAT is older than the visibility timeout, and its messages go to other workers. While it holds
@@ -100,7 +100,8 @@ def _text(broker: Client, results: Client | None, as_json: bool, temporary: bool
 
 def _format(found: Status, now: float) -> str:
     queues = queue_rows(found)
-    parts = [printable(server_title(found)), format_table(queue_columns(queues, now), queues) if queues else NO_QUEUES]
+    parts = [printable(server_title(found)), format_table(queue_columns(queues), queues) if queues else NO_QUEUES]
+    parts += [click.style(printable(f'{remark}.'), fg='yellow') for remark in queue_remarks(queues, now)]
     if found['malformed']:
         parts.append(
             click.style(f'{found["malformed"]:,} without a queue that can be read: see "couchdb failures"', fg='red')

@@ -32,6 +32,9 @@ _STYLES: Mapping[Tone, Mapping[str, Any]] = {
 
 _GAP = '  '
 
+#: The least number of characters that stay of a title.
+_TITLE_CHARACTERS = 6
+
 #: The width of a file or a pipe, in characters: wider than any table.
 _UNLIMITED_WIDTH = 1_000_000
 
@@ -82,19 +85,24 @@ def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int 
     """Return a table with a line of titles, by default as wide as the terminal.
 
     Columns are shortened, the widest first, until the table has at most `max_width` characters in a line, or no column
-    may become narrower.
+    may become narrower: of numbers, only the title.
     """
     max_width = max_width or terminal_width()
     lines = [[Cell(column.title, 'strong') for column in columns]]
     lines += [[column.cell(row) for column in columns] for row in rows]
     widths = [max(len(line[i].text) for line in lines) for i in range(len(columns))]
+    cells = [max([_TITLE_CHARACTERS, *(len(line[i].text) for line in lines[1:])]) for i in range(len(columns))]
+    least = [
+        column.min_width or (min(cells[i], widths[i]) if column.right else widths[i])
+        for i, column in enumerate(columns)
+    ]
     max_width -= len(_GAP) * (len(widths) - 1)
     for i, column in enumerate(columns):
         # Ids become narrow first: their first characters are enough for a command.
         if column.title == 'ID' and sum(widths) > max_width:
-            widths[i] = min(widths[i], column.min_width or widths[i])
+            widths[i] = min(widths[i], least[i])
     while sum(widths) > max_width:
-        flexible = [i for i, column in enumerate(columns) if widths[i] > (column.min_width or widths[i])]
+        flexible = [i for i in range(len(columns)) if widths[i] > least[i]]
         if not flexible:
             break
         widths[max(flexible, key=widths.__getitem__)] -= 1

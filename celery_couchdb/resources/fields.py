@@ -75,19 +75,19 @@ ARGS = Field(
 
 
 def since(what: str) -> Field:
-    """Return the field for the earliest date of `what` happened; its value is a function of the server's time."""
+    """Return the field for the earliest date of `what` happened; its value is a `Moment`."""
     hint = f'Only what {what} since then: a duration before now (90s, 30m, 2h, 1d) or a date (2026-11-22T14:30; UTC).'
     return Field('since', 'Since', hint=hint, read=moment, metavar='TIME')
 
 
 def before(what: str) -> Field:
-    """Return the field for the latest date of `what` happened; its value is a function of the server's time."""
+    """Return the field for the latest date of `what` happened; its value is a `Moment`."""
     return Field('before', 'Before', hint=f'Only what {what} before then, given likewise.', read=moment, metavar='TIME')
 
 
 def dates_in(values: Values, now: float) -> tuple[float | None, float | None]:
     """Return the values of the fields `since` and `before` as dates; `now` is the server's time."""
-    since, before = (values[name](now) if name in values else None for name in ('since', 'before'))
+    since, before = (values[name].date(now) if name in values else None for name in ('since', 'before'))
     return since, before
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -32,20 +33,29 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def moment(text: str) -> Callable[[float], float]:
-    """Return a date, as a function of the server's time: a duration with a unit before it, or a date, UTC by default.
+@dataclass(frozen=True)
+class Moment:
+    """A date as somebody has typed it."""
 
-    Dates are in seconds since the epoch.
-    """
+    text: str
+    #: In seconds since the epoch, or in seconds before the server's time.
+    seconds: float
+    is_ago: bool
+
+    def date(self, now: float) -> float:
+        """Return the date; `now` is the server's time. Both are in seconds since the epoch."""
+        return now - self.seconds if self.is_ago else self.seconds
+
+
+def moment(text: str) -> Moment:
+    """Return a date: a duration with a unit before the server's time, or a date, UTC by default."""
     if re.fullmatch(r'[\d.]+[smhd]', text):
-        seconds = duration(text)
-        return lambda now: now - seconds
+        return Moment(text, duration(text), True)
     try:
         date = date_of(text)
     except ValueError:
         raise ValueError(f'{text!r:.80} is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22)') from None
-    found = (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
-    return lambda now: found
+    return Moment(text, (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp(), False)
 
 
 def due_date(text: str) -> datetime | None:

@@ -15,7 +15,7 @@ from kombu_couchdb.admin.listing import JobFilter, listing
 from kombu_couchdb.admin.status import status
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import workitem
-from kombu_couchdb.documents.task_message import HIGHEST, headers_of
+from kombu_couchdb.documents.task_message import HIGHEST, arguments_in, headers_of
 from kombu_couchdb.errors import CouchDBError, NotChangeable
 
 from ..jobs import Jobs
@@ -24,7 +24,6 @@ from .columns import json_line
 from .fields import ARGS, QUEUE, SEEN, TASK, Field, Values, before, dates_in, new_arguments
 from .fields import since as since_field
 from .inputs import due_date, duration
-from .jobs import arguments_of
 from .selectable import MAX_COUNTED, MAX_NAME, ItemAction, Selectable
 
 
@@ -66,7 +65,7 @@ def _find(jobs: Jobs, names: Sequence[str], exact: bool) -> Sequence[str]:
 
 def _name_of(jobs: Jobs, name: str, arguments: bool) -> str:
     doc: Document = next(iter(find(jobs.client, name)), {})
-    task, shown = workitem.task_name(doc), arguments_of(headers_of(doc)) if arguments else ''
+    task, shown = workitem.task_name(doc), arguments_in(headers_of(doc)) if arguments else ''
     return f'{task}{shown}'[:MAX_NAME] if task else name
 
 

@@ -14,12 +14,12 @@ from kombu_couchdb.admin.listing import workers_of
 from kombu_couchdb.couchdb.client import Document
 from kombu_couchdb.documents import concurrency, dead_letter, workitem
 from kombu_couchdb.documents.ids import CONSUMER
-from kombu_couchdb.documents.task_message import headers_of
+from kombu_couchdb.documents.task_message import arguments_in, headers_of
 from kombu_couchdb.errors import CouchDBError
 from kombu_couchdb.log import get_logger
 
 from ..jobs import Jobs, Unreadable
-from ..worker.history import LAST_ERROR
+from ..worker.history import tries_in
 from .columns import Cell, Column, Row, Tone, format_ago, format_date, format_duration
 from .resource import Resource
 
@@ -47,7 +47,11 @@ def job_resource(jobs: Jobs, *, arguments: bool = False) -> Resource[Document]:
     columns = [
         Column('ID', None, lambda job: job['id'] or job['document'], min_width=9),
         Column('TASK', 'task', min_width=8),
-        *([Column('ARGUMENTS', 'headers', arguments_of, min_width=8)] if arguments else []),
+        *(
+            [Column('ARGUMENTS', 'headers', lambda headers: arguments_in(headers or {}), min_width=8)]
+            if arguments
+            else []
+        ),
         Column('QUEUE', 'queue', min_width=6),
         Column('STATE', None, _state),
         Column('WHEN', None, partial(_when, now=now), right=True),
@@ -122,7 +126,7 @@ def _describe(
         'reason': doc.get('reason'),
         'failed': doc.get('failed'),
         'error': _error(doc),
-        'headers': message.get('headers') if isinstance(message, dict) else None,
+        'headers': headers_of(doc) if isinstance(message, dict) else None,
         'args': body[0] if task else None,
         'kwargs': body[1] if task else None,
         'body': None if task else body,
@@ -133,8 +137,8 @@ def _describe(
 
 def _error(doc: Document) -> str | None:
     """Return the error of a task that failed, or that of the last attempt before a retry, such as `ValueError: no`."""
-    error = dead_letter.error_in(doc) or headers_of(doc).get(LAST_ERROR)
-    return f'{error.get("type")}: {error.get("text")}' if isinstance(error, dict) else None
+    error = dead_letter.error_in(doc) or next(reversed(tries_in(headers_of(doc))), {})
+    return f'{error.get("type")}: {error.get("text")}' if error else None
 
 
 def _details(job: Row, now: float) -> Row:
@@ -153,13 +157,6 @@ def _dated(value: Any, now: float) -> str:
     if not isinstance(value, (int, float)):
         return date
     return f'{date} ({format_ago(value, now)} ago)' if value <= now else f'{date} (in {format_duration(value - now)})'
-
-
-def arguments_of(headers: Any) -> str:
-    """Return the arguments as Celery writes them into the headers, without what says that there are none."""
-    headers = headers if isinstance(headers, dict) else {}
-    shown = (headers.get('argsrepr'), headers.get('kwargsrepr'))
-    return ' '.join(text for text in shown if isinstance(text, str) and text not in ('()', '{}'))
 
 
 def _state(job: Row) -> Cell:

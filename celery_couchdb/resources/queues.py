@@ -14,6 +14,8 @@ from .columns import NO_VALUE, Cell, Column, Row, count_cell, format_duration, r
 #: Shown in place of a table of queues.
 NO_QUEUES = 'No queues yet: they are declared by the first worker, or with the first message.'
 
+_PAUSED = 'Paused'
+
 #: Mark the oldest ready message of a queue if it has waited longer than this.
 LATE_SECONDS = 300.0
 
@@ -28,14 +30,18 @@ def queue_warnings(queues: Sequence[Row]) -> list[tuple[str, list[str]]]:
     """Return what is wrong with queues: sentences, each with the names of the queues."""
     paused = [row['name'] for row in queues if row['paused']]
     idle = [row['name'] for row in queues if row['ready'] and not row['consumers'] and not row['paused']]
-    return [(text, names) for text, names in (('Paused', paused), ('No worker consumes', idle)) if names]
+    return [(text, names) for text, names in ((_PAUSED, paused), ('No worker consumes', idle)) if names]
 
 
-def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
-    """Return the columns for queues; `now` is in seconds since the epoch.
+def queue_remarks(queues: Sequence[Row], now: float) -> list[str]:
+    """Return the same as lines below a table, with the dates and the reasons of pauses."""
+    pauses = [f'{row["name"]} is paused: {pause_text(row["paused"], now)}' for row in queues if row['paused']]
+    others = [f'{text}: {", ".join(names)}' for text, names in queue_warnings(queues) if text != _PAUSED]
+    return [*pauses, *others]
 
-    The columns PARKED and PAUSED are there only if they say something of a queue: limits and pauses are rare.
-    """
+
+def queue_columns(queues: Sequence[Row]) -> list[Column]:
+    """Return the columns for queues. PARKED is there only if a message is parked: limits are rare."""
     columns = [
         Column('QUEUE', 'name', min_width=6),
         Column('READY', 'ready', count_cell, right=True),
@@ -44,25 +50,23 @@ def queue_columns(queues: Sequence[Row], now: float) -> list[Column]:
         Column('PREFETCHED', 'prefetched', count_cell, right=True),
         Column('RUNNING', 'running', count_cell, right=True),
         Column('DEAD', 'dead', partial(count_cell, tone='bad'), right=True),
-        Column('OLDEST', 'oldest', _oldest, right=True),
+        Column('OLDEST', None, _oldest, right=True),
         Column('RATE/S', 'rate', rate_cell, right=True),
         Column('CONSUMERS', 'consumers', count_cell, right=True),
-        Column('PAUSED', 'paused', partial(_pause, now=now), min_width=10),
     ]
-    rare = ('parked', 'paused')
-    return [column for column in columns if column.member not in rare or any(row[column.member] for row in queues)]
+    return [column for column in columns if column.member != 'parked' or any(row['parked'] for row in queues)]
 
 
-def _oldest(seconds: float | None) -> Cell:
+def _oldest(row: Row) -> Cell:
+    seconds = row['oldest']
     if seconds is None:
-        return Cell(NO_VALUE, 'dim')
+        return Cell('…' if row['ready'] else NO_VALUE, 'dim')  # it was not read yet
     return Cell(format_duration(seconds), 'warning' if seconds > LATE_SECONDS else '')
 
 
-def _pause(paused: Paused | None, now: float) -> Cell:
-    if paused is None:
-        return Cell('')
+def pause_text(paused: Paused, now: float) -> str:
+    """Return since when a queue is paused, by whom and why; `now` is in seconds since the epoch."""
     text = 'paused' if paused['date'] is None else f'{format_duration(now - paused["date"])} ago'
     text += f' by {paused["by"]}' if paused['by'] else ''
     text += ', takes no new messages' if paused['refuse'] else ''
-    return Cell(f'{text}: {paused["reason"]}' if paused['reason'] else text, 'warning')
+    return f'{text}: {paused["reason"]}' if paused['reason'] else text

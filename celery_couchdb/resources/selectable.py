@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kombu_couchdb.couchdb.client import Client
 
 from .change import Change, Part
 from .columns import Tone
 from .fields import Field, Values
+from .inputs import Moment
 from .resource import counted
 
 #: Up to this number, items that match filters are read to count them before a page asks whether to change them.
@@ -84,12 +85,17 @@ class Selectable(Generic[S, T]):
         Without `arguments`, those of tasks are left out: for a record that pages without arguments show, too.
         """
         words = (
-            f'{field.label.lower()}: {", ".join(value) if isinstance(value, list) else value:.80}'
+            f'{field.label.lower()}: {_text(values[field.name])}'
             for field in self.filters
-            if isinstance(value := values.get(field.name), (str, list)) and (arguments or not field.is_argument)
+            if values.get(field.name) and (arguments or not field.is_argument)
         )
         shown = ', '.join(words)
         return f' ({shown})' if shown else ''
+
+    def no_match(self, values: Values) -> str:
+        """Return the sentence that nothing matches the values of filters, or that there is nothing."""
+        words = self.in_words(values, arguments=True)
+        return f'No {self.noun} matches these filters{words}.' if values else f'There are no {self.noun}s.'
 
     def named(self, action: ItemAction[S, T], source: S, items: Sequence[T], *, arguments: bool) -> tuple[str, int]:
         """Return what some items are called in a question, and how many things the action changes."""
@@ -99,3 +105,8 @@ class Selectable(Generic[S, T]):
             return what, len(items)
         total = action.amount(source, items)
         return f'{what} with {counted(total, action.unit)}', total
+
+
+def _text(value: Any) -> str:
+    text = ', '.join(value) if isinstance(value, list) else value.text if isinstance(value, Moment) else str(value)
+    return text[:MAX_NAME]

@@ -21,6 +21,7 @@ from ..connections import backend_of, has_our_broker
 from ..jobs import Jobs
 from ..rooms import rooms
 from ..stored_results import StoredResult, StoredResults
+from ..worker.history import tries_in
 from .columns import Lines, Row, format_date, format_duration, json_line
 from .jobs import job_resource
 from .resource import Resource
@@ -252,7 +253,7 @@ def _is_child(child: Any) -> bool:
 
 def _timeline(messages: Sequence[Row], result: StoredResult | None) -> list[dict[str, Any]]:
     """Return what happened to a task and what will, each with its date, in this order."""
-    events = [event for message in messages for event in _events(message)]
+    events = [*dict.fromkeys(event for message in messages for event in _events(message))]
     if result is not None:
         events.append((result.date, f'result stored: {result.state}'))
         events.append((result.document.get('expires'), 'the result expires'))
@@ -262,10 +263,14 @@ def _timeline(messages: Sequence[Row], result: StoredResult | None) -> list[dict
 
 def _events(message: Row) -> Iterator[tuple[Any, str]]:
     headers = message['headers'] if isinstance(message['headers'], dict) else {}
-    retries = headers.get('retries')
+    retries, tries = headers.get('retries'), tries_in(headers)
+    first = retries - len(tries) + 1 if isinstance(retries, int) else 1
+    for number, one in enumerate(tries, first):
+        text = f'try {number} failed at {one.get("worker")}: {one.get("type")}: {one.get("text")}'
+        yield one.get('date') if is_number(one.get('date')) else None, text
     texts = {name: message[name] if message[name] is not None else '?' for name in ('queue', 'worker', 'reason')}
     for name, event in _EVENTS.items():
-        if not (name == 'expires' and message['state'] == 'done'):
+        if is_number(message[name]) and not (name == 'expires' and message['state'] == 'done'):
             yield message[name], event.format(retry=f' (retry {retries})' if retries else '', **texts)
 
 

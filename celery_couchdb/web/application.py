@@ -49,7 +49,7 @@ def application(site: Site) -> Starlette:
         Route('/login', login(site), methods=['GET', 'POST']),
         Route('/logout', _answering(site, log_out), methods=['POST']),
         Route('/events', events(site)),
-        Route('/status', _answering(site, lambda view: view.json(view.snapshot().status))),
+        Route('/status', _answering(site, lambda view: view.json(view.account.live.snapshot(fully=True).status))),
         Route('/metrics', _answering(site, _metrics)),
         Route('/health', _health(site)),
         Mount('/static', StaticFiles(directory=STATIC)),
@@ -131,7 +131,7 @@ def _first(view: View) -> Response:
 def _metrics(view: View) -> Response:
     from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-    found = view.snapshot()
+    found = view.account.live.snapshot(fully=True)
     for room in rooms():
         if (text := room.exposition(found.status, found.seconds)) is not None:
             return Response(text, media_type=CONTENT_TYPE_LATEST)

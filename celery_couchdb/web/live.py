@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from math import inf
 from typing import Any, NamedTuple, cast
 
 from kombu_couchdb.admin.status import Status, status
@@ -38,6 +39,10 @@ _STALE_SECONDS = 20.0
 #: For how long a reading, or an error, counts for pages while nobody watches, in seconds.
 _FRESH_SECONDS = 1.5
 
+#: For so many queues and priorities with messages, the first page has the ages of the oldest ones. Each takes CouchDB
+#: about a millisecond.
+_MAX_AGES = 100
+
 #: For how long the thread goes on when the last browser has left, in seconds: it may be on its way to another page.
 _LINGER_SECONDS = 5.0
 
@@ -51,6 +56,12 @@ class StatusReading(NamedTuple):
     #: The monotonic time of the reading, and how many seconds it took.
     at: float
     seconds: float
+    #: Whether the ages of the oldest messages are in it.
+    is_full: bool
+
+
+def _has_ages(found: Status) -> bool:
+    return all(queue['oldest'] is not None for queue in found['queues'].values() if queue['ready'])
 
 
 class Problem(NamedTuple):
@@ -135,12 +146,13 @@ class Live:
             if self._ping_error:
                 raise copy.copy(self._ping_error)
 
-    def snapshot(self) -> StatusReading:
+    def snapshot(self, *, fully: bool = False) -> StatusReading:
         """Return what was read last, if that is recent or is kept up to date; otherwise read now.
 
-        *Raises* the errors of `Client` if nothing was read yet.
+        Unless `fully`, it may lack the ages of the oldest messages, if many queues and priorities have some. *Raises*
+        the errors of `Client` if nothing was read yet.
         """
-        return self._known() or self._read()
+        return self._known(fully) or self._read(fully=fully)
 
     def recent(self) -> StatusReading | None:
         """Return what was read in the last seconds; otherwise read now, unless CouchDB cannot be read just now."""
@@ -156,7 +168,7 @@ class Live:
         with self._lock:
             self._snapshot = None
         with suppress(CouchDBError):
-            self._read(again=True)  # what another thread reads just now may have begun before the change
+            self._read(again=True, fully=True)  # what another thread reads just now may have begun before the change
         self._tell()
 
     def watch(self, watch: BrowserWatch) -> None:
@@ -185,30 +197,33 @@ class Live:
 
     # -- reading
 
-    def _known(self) -> StatusReading | None:
+    def _known(self, fully: bool) -> StatusReading | None:
         with self._lock:
             now, found, problem = time.monotonic(), self._snapshot, self._problem
-            if found and (self._is_following or now - found.at < _FRESH_SECONDS):
+            if found and found.is_full >= fully and (self._is_following or now - found.at < _FRESH_SECONDS):
                 return found
         if problem and now - problem.at < _FRESH_SECONDS:
             raise copy.copy(problem.error)  # without the traceback
         return None
 
-    def _read(self, *, again: bool = False) -> StatusReading:
+    def _read(self, *, fully: bool, again: bool = False) -> StatusReading:
         """Read the status; with `again` even if another thread has done so just now."""
         with self._reading:
-            if not again and (found := self._known()):
+            if not again and (found := self._known(fully)):
                 return found
             begun = time.monotonic()
             try:
                 earlier = self._snapshot if begun - self._sized_at < _SIZES_SECONDS else None
-                read = status(self._broker, self._results, earlier=earlier and earlier.status)
+                # Only the first page is in a hurry: a browser without JavaScript has the ages on the second one.
+                is_first = self._snapshot is None or begun - self._snapshot.at >= _STALE_SECONDS
+                most = _MAX_AGES if is_first and not fully else inf
+                read = status(self._broker, self._results, earlier=earlier and earlier.status, max_ages=most)
             except CouchDBError as exc:
                 self._note(exc)
                 raise
             now = time.monotonic()
             self._sized_at = self._sized_at if earlier else now
-            found = StatusReading(read, self._broker.clock.now(), now, now - begun)
+            found = StatusReading(read, self._broker.clock.now(), now, now - begun, _has_ages(read))
             with self._lock:
                 self._snapshot, self._problem = found, None
             return found
@@ -227,7 +242,7 @@ class Live:
                 had_problem = self._problem is not None
                 try:
                     since = self._broker.sequence()
-                    self._read(again=True)
+                    self._read(again=True, fully=True)
                     self._is_following = True
                     outage.recovered()
                     self._tell()

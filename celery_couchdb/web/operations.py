@@ -98,9 +98,10 @@ class Operations:
             self._known = [one for one in self._known if one.is_under_way or one.ended_at > last]
             return [*self._known]
 
-    def stop(self, name: str) -> bool:
-        """Let the action with this id end after what it does just now; return False if none is under way."""
-        found = [one for one in self.shown() if one.id == name and one.is_under_way]
-        for one in found:
-            one.change.stop()
-        return bool(found)
+    def stop(self, name: str) -> str:
+        """Let the action with this id end after what it does just now; return its title, or '' if it has ended."""
+        found = next((one for one in self.shown() if one.id == name and one.is_under_way), None)
+        if found is None:
+            return ''
+        found.change.stop()
+        return found.title

@@ -15,9 +15,13 @@ from kombu_couchdb.errors import CouchDBError
 
 from ..resources.change import Change
 from ..resources.fields import SEEN, Field, Values, values_in
+from ..resources.inputs import moment
 from ..resources.resource import counted
 from ..resources.selectable import MAX_COUNTED, ItemAction, Selectable
 from .view import Action, InputRefused, View
+
+#: In a target: when the page was shown, which is the latest date unless the filters have one.
+_SHOWN = 'shown'
 
 S = TypeVar('S')
 T = TypeVar('T')
@@ -25,8 +29,8 @@ T = TypeVar('T')
 
 def target_of(query: Mapping[str, Any], now: float) -> str:
     """Return filters as a target: what matches them now. What happens after `now`, the server's time, is left out."""
-    last = {} if query.get('before') else {'before': datetime.fromtimestamp(now + 1e-6, timezone.utc).isoformat()}
-    return urlencode({**{name: value for name, value in query.items() if value}, **last}, doseq=True)
+    given = {name: value for name, value in query.items() if value}
+    return urlencode({**given, _SHOWN: datetime.fromtimestamp(now + 1e-6, timezone.utc).isoformat()}, doseq=True)
 
 
 def filled(selectable: Selectable[S, T], view: View) -> list[Field]:
@@ -163,11 +167,11 @@ class _ForAll(_ForSelected[S, T]):
         No page has a target without a date, or with masked arguments, whose number would tell what they are.
         """
         fields = [field for field in self.selectable.filters if not (field.is_argument and view.site.mask_args)]
-        names = {field.name for field in fields}
+        names = {_SHOWN, *(field.name for field in fields)}
         try:
             found = [parse_qs(target, strict_parsing=True) for target in targets]
-            if all('before' in texts and texts.keys() <= names for texts in found):
-                return [values_in(fields, texts) for texts in found]
+            if all(_SHOWN in texts and texts.keys() <= names for texts in found):
+                return [{'before': moment(texts[_SHOWN][0]), **values_in(fields, texts)} for texts in found]
         except ValueError:
             pass
         raise InputRefused('This form is not from this page: load it again')
@@ -183,7 +187,9 @@ class _ForAll(_ForSelected[S, T]):
         number = f'more than {MAX_COUNTED:,} {noun}s' if total is None else counted(total, noun)
         if len(filters) > 1:
             return f'{counted(len(filters), "group")} with {number}'
-        return f'all {number}{self.selectable.in_words(filters[0], arguments=True)}'
+        typed = parse_qs(targets[0])
+        shown = {name: value for name, value in filters[0].items() if name in typed}
+        return f'all {number}{self.selectable.in_words(shown, arguments=True)}'
 
     def names(self, view: View, targets: Sequence[str]) -> Sequence[str]:
         return ()

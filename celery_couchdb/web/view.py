@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..audit import Changes
 from ..resources.change import Change
-from ..resources.columns import Tone, json_line
+from ..resources.columns import Row, Tone, json_line
 from ..resources.fields import Field
 from ..resources.queues import queue_rows, queue_warnings
 from .live import StatusReading
@@ -48,8 +48,8 @@ class View:
         return 'hx-request' in self.request.headers
 
     def snapshot(self) -> StatusReading:
-        """Return what was read of the broker's database last; see `Live.snapshot`."""
-        return self.account.live.snapshot()
+        """Return what was read of the broker's database last, for a program with all of it; see `Live.snapshot`."""
+        return self.account.live.snapshot(fully=self.wants_json)
 
     def history(self) -> RecentHours:
         """Return the history of tasks and queues; see `RecentHistory.read`."""
@@ -65,6 +65,18 @@ class View:
         A value of `query` may be a list.
         """
         return link(self.request, path, **query)
+
+    def names(self) -> dict[str, Callable[[Row], str | None]]:
+        """Return by title of a column where the names in it lead to, for `Table.of`."""
+
+        def leads(path: str, member: str) -> Callable[[Row], str | None]:
+            return lambda row: self.link(path, **{member: row[member]}) if row[member] else None
+
+        return {
+            'TASK': leads('/jobs', 'task'),
+            'QUEUE': leads('/jobs', 'queue'),
+            'WORKER': leads('/workers', 'worker'),
+        }
 
     def asset(self, name: str) -> str:
         """Return the URL of a static file, which changes with its content."""

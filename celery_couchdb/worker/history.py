@@ -1,4 +1,4 @@
-"""Celery hooks for the history of jobs: `keep_done` of tasks, the name of the worker, and the error of a retry.
+"""Celery hooks for the history of jobs: `keep_done` of tasks, the name of the worker, and the tries before a retry.
 
 `startup.prepare` calls `install`. Nothing here is used if the broker is not CouchDB.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -18,11 +19,18 @@ from kombu_couchdb.leases.lease import set_worker
 from kombu_couchdb.transport import Transport
 from kombu_couchdb.values import storable
 
-#: The header of a retry with the exception of the attempt before: `{'type', 'text'}`.
-LAST_ERROR = 'last_error'
+#: The header of a retry with the tries before it, the first one first: `{'date', 'worker', 'type', 'text'}`, when each
+#: ended, and its exception. The most tries that it has; the first ones are left out.
+TRIES, _MAX_TRIES = 'tries', 10
 
 #: The maximum length of the type and of the text of an exception, in characters; longer ones are cut.
 _MAX_TYPE, _MAX_TEXT = 200, 500
+
+
+def tries_in(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tries that the headers of a message tell of, which may be anything."""
+    found = headers.get(TRIES)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def install(app: Any, worker: str | None) -> None:
@@ -39,13 +47,14 @@ def install(app: Any, worker: str | None) -> None:
     signals.before_task_publish.connect(_on_publish)
 
 
-def error_of(exc: BaseException) -> dict[str, str]:
-    """Return the type and the text of an exception, as text that CouchDB can store."""
+def _try_of(request: Any, exc: BaseException) -> dict[str, Any]:
+    """Return the try of a task that ends now; the exception as text that CouchDB can store."""
     try:
         text = str(exc)
     except Exception:  # an exception of the application whose own text fails
         text = ''
-    return {'type': storable(type(exc).__qualname__, _MAX_TYPE), 'text': storable(text, _MAX_TEXT)}
+    error = {'type': storable(type(exc).__qualname__, _MAX_TYPE), 'text': storable(text, _MAX_TEXT)}
+    return {'date': round(time.time(), 3), 'worker': request.hostname, **error}
 
 
 def _revoke(task_id: str) -> None:
@@ -60,9 +69,9 @@ def _on_publish(headers: dict[str, Any] | None = None, properties: dict[str, Any
         return
     if (headers.get('retries') or 0) <= (request.retries or 0):
         return
-    headers.pop(LAST_ERROR, None)  # that of an earlier attempt: Celery copies the headers
     if (exc := sys.exc_info()[1]) is not None:
-        headers[LAST_ERROR] = error_of(exc)
+        # Celery copies the headers, and with them the tries before this one.
+        headers[TRIES] = [*tries_in(headers), _try_of(request, exc)][-_MAX_TRIES:]
     kept = getattr(request, 'properties', None)
     if properties is not None and isinstance(kept, Mapping) and KEEP_DONE in kept:
         properties.setdefault(KEEP_DONE, kept[KEEP_DONE])

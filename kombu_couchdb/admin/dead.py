@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from .. import design
 from ..couchdb.bulk import BATCH_DOCS
@@ -13,12 +14,13 @@ from ..couchdb.shapes import both, items, members, number, text
 from ..documents import dead_letter, validation, workitem
 from ..documents.dead_letter import NO_QUEUE
 from ..documents.ids import ONCE, job_id
+from ..documents.task_message import mentions
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue, was_enqueued
 from .jobs import FIRST_ROWS, needs_jobs_view, paged
 
-#: The shape of the rows of the views `dead` and `failures`.
+#: The shape of the rows of the views of dead letters.
 _LETTER = members(id=text, key=items(lambda part: True))
 
 #: The shape of the responses to several queries of the views `failures` and `dead`, reduced to numbers.
@@ -38,7 +40,7 @@ Before = Callable[[Sequence[Document]], object]
 
 
 @dataclass(frozen=True)
-class ErrorGroup:
+class FailureGroup:
     """Dead letters of one task for one reason."""
 
     task: str | None
@@ -50,31 +52,95 @@ class ErrorGroup:
     last: float
 
 
-def count_matching(
-    client: Client,
-    *,
-    queue: str | None = None,
-    task: str | None = None,
-    error: str | None = None,
-    since: float | None = None,
-    until: float | None = None,
-) -> int | None:
-    """Return the number of dead letters that `latest` yields; None if it has to read them, as with queue and task.
+class FailureFilter(NamedTuple):
+    """Which dead letters are meant; None stands for all."""
 
-    One request, or two with an error of any task, however many letters there are.
+    #: The name of the queue.
+    queue: str | None = None
+    #: The name of the task.
+    task: str | None = None
+    #: The type of the exception (`ValueError`) or the kind of another reason (`rejected`), as in groups; or with a
+    #: colon the beginning of the error from its type on: `ValueError: no such`.
+    error: str | None = None
+    #: When the task failed, at the earliest and at the latest, in seconds since the epoch.
+    since: float | None = None
+    until: float | None = None
+    #: Text that the arguments, as Python shows them, must contain.
+    args: str | None = None
+
+    @property
+    def error_type(self) -> str | None:
+        """The type of the exception or the kind of the reason."""
+        return None if self.error is None else self.error.partition(':')[0]
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the rows of a view are those of these letters, so that none must be read."""
+        by_task = self.task is not None or self.error is not None
+        return self.args is None and self.error == self.error_type and not (self.queue is not None and by_task)
+
+    def matches(self, letter: Document) -> bool:
+        """Tell whether a dead letter is one of these, apart from its date."""
+        return (
+            self.queue in (None, letter.get('queue'))
+            and self.task in (None, workitem.task_name(letter))
+            and self.error_type in (None, dead_letter.error_type(letter))
+            and (self.error == self.error_type or dead_letter.error_text(letter).startswith(str(self.error)))
+            and (self.args is None or mentions(letter, self.args))
+        )
+
+    def rows(self) -> tuple[str, str, list[Any], list[Any]]:
+        """Return a design document, its view, and the first and the last key of rows with these letters."""
+        after, last = [] if self.since is None else [self.since], LAST if self.until is None else self.until
+        if self.queue is not None:
+            name, view, start = design.NAME, 'dead', [design.key_of(self.queue)]
+        else:
+            name, view, task, error = design.JOBS, 'failures', self.task, self.error_type
+            start = ['date'] if task is None else ['task', task] if error is None else ['group', task, error]
+        return name, view, [*start, *after], [*start, last]
+
+
+#: All dead letters.
+EVERY = FailureFilter()
+
+
+def letters(client: Client, wanted: FailureFilter = EVERY) -> Iterator[Document]:
+    """Yield dead letters, the latest first, in batches that are read when they are needed.
+
+    Two requests for the first 50, then for 200 each. You may delete or replay the letters while you iterate.
     """
-    if queue is not None and (task is not None or error is not None):
-        return None
-    tasks = [task]
-    if task is None and error is not None:
+    name, view, first, last = wanted.rows()
+    where = {'startkey': last, 'endkey': first, 'descending': True, 'include_docs': True}
+    with needs_jobs_view(client):
+        for row in paged(client, name, view, _LETTER, first=FIRST_ROWS, **where, reduce=False):
+            if (doc := row.get('doc')) and is_letter(doc) and wanted.matches(letter := as_letter(doc)):
+                yield letter
+
+
+def count(client: Client, wanted: FailureFilter = EVERY, most: int | None = None) -> int | None:
+    """Return the number of dead letters that `letters` yields.
+
+    The index has it for a queue, a task, a type of error or both, and dates: one request or two. For other filters, the
+    letters are read; None if they are more than `most`.
+    """
+    if wanted.is_indexed and (found := _counted(client, wanted)) is not None:
+        return found
+    read = sum(1 for _ in islice(letters(client, wanted), None if most is None else most + 1))
+    return read if most is None or read <= most else None
+
+
+def _counted(client: Client, wanted: FailureFilter) -> int | None:
+    """Return the number of rows that match; None if no range of keys has them, or there may be more tasks."""
+    each = [wanted]
+    if wanted.task is None and wanted.error is not None:
         known = groups(client)
-        tasks = [group.task for group in known if group.error == error]
-        if None in tasks or len(known) >= _MAX_GROUPS:
-            return None  # no range of keys has them, or there are more
-    ranges = [_range(queue, name, error, since, until) for name in tasks]
-    queries = [{'startkey': first, 'endkey': last} for _, _, first, last in ranges]
-    if not queries:
+        each = [wanted._replace(task=group.task) for group in known if group.error == wanted.error]
+        if any(one.task is None for one in each) or len(known) >= _MAX_GROUPS:
+            return None
+    if not each:
         return 0
+    ranges = [one.rows() for one in each]
+    queries = [{'startkey': first, 'endkey': last} for _, _, first, last in ranges]
     name, view, *_ = ranges[0]
     with needs_jobs_view(client):
         found = client.query(name, 'POST', f'{view}/queries', None, {'queries': queries}, shape=_COUNTED)
@@ -82,44 +148,7 @@ def count_matching(
     return sum(int(value['count'] if isinstance(value, dict) else value) for value in values)
 
 
-def _range(
-    queue: str | None, task: str | None, error: str | None, since: float | None, until: float | None
-) -> tuple[str, str, list[Any], list[Any]]:
-    """Return the design document, the view, and its first and last key with the latest letters."""
-    after, last = [] if since is None else [since], LAST if until is None else until
-    if queue is not None:
-        name, view, start = design.NAME, 'dead', [design.key_of(queue)]
-    else:
-        name, view = design.JOBS, 'failures'
-        start = ['date'] if task is None else ['task', task] if error is None else ['group', task, error]
-    return name, view, [*start, *after], [*start, last]
-
-
-def latest(
-    client: Client,
-    *,
-    queue: str | None = None,
-    task: str | None = None,
-    error: str | None = None,
-    since: float | None = None,
-    until: float | None = None,
-) -> Iterator[Document]:
-    """Yield dead letters, the latest first, in batches that are read when they are needed.
-
-    Two requests for the first 50, then for 200 each. None stands for all; `error` is as in groups, `since` and `until`
-    are in seconds since the epoch. You may delete or replay the letters while you iterate.
-    """
-    name, view, first, last = _range(queue, task, error, since, until)
-    where = {'startkey': last, 'endkey': first, 'descending': True, 'include_docs': True}
-    with needs_jobs_view(client):
-        for row in paged(client, name, view, _LETTER, first=FIRST_ROWS, **where, reduce=False):
-            if (doc := row.get('doc')) and is_letter(doc):
-                letter = as_letter(doc)
-                if task in (None, workitem.task_name(letter)) and error in (None, dead_letter.error_type(letter)):
-                    yield letter
-
-
-def groups(client: Client) -> list[ErrorGroup]:
+def groups(client: Client) -> list[FailureGroup]:
     """Return the dead letters in groups by task and error; one request, for up to 1,000 groups."""
     where = {'startkey': ['group'], 'endkey': ['group', LAST], 'group_level': 3, 'limit': _MAX_GROUPS}
     found = []
@@ -128,7 +157,7 @@ def groups(client: Client) -> list[ErrorGroup]:
     for row in rows:
         task, error = (part if isinstance(part, str) else None for part in row['key'][-2:])
         stats = row['value']
-        found.append(ErrorGroup(task, error, int(stats['count']), float(stats['min']), float(stats['max'])))
+        found.append(FailureGroup(task, error, int(stats['count']), float(stats['min']), float(stats['max'])))
     return found
 
 
@@ -144,11 +173,6 @@ def as_letter(doc: Document) -> Document:
         if doc.get('status') or not is_letter(doc)
         else {**doc, 'status': 'fail', 'reason': NO_QUEUE, 'failed': None}
     )
-
-
-def range_of(queue: str | None) -> dict[str, Any]:
-    """Return `startkey` and `endkey` for the dead letters of a queue, or of all queues."""
-    return {} if queue is None else design.rows_of(queue)
 
 
 def replay(

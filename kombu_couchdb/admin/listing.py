@@ -11,9 +11,10 @@ from .. import design
 from ..couchdb.client import LAST, Client, Document
 from ..couchdb.shapes import anything, exactly, maybe, members, number, text
 from ..documents import workitem
+from ..documents.task_message import mentions
 from ..queues.backlog import internal
 from .claimants import Claimants
-from .dead import as_letter, range_of
+from .dead import as_letter
 from .jobs import BATCH_ROWS, TYPES, items_in, needs_jobs_view, paged
 
 #: The most documents that one page reads; the first requests for a queue count as so many documents.
@@ -193,7 +194,7 @@ def _rows(
                 if state in states and not is_before:
                     yield from _range(client, design.NAME, 'waiting', begin(state, queue), first, reduce=False, **where)
     if 'dead' in states:
-        where = range_of(wanted.queue)
+        where = {} if wanted.queue is None else design.rows_of(wanted.queue)
         yield from _range(client, design.NAME, 'dead', begin('dead'), first, reduce=False, **where)
 
 
@@ -238,21 +239,6 @@ def _ranges(queue: str, now: float) -> dict[str, dict[str, Any]]:
         'scheduled': design.planned_rows(queue, now),
         'parked': design.rows_of(queue, design.PARKED),
     }
-
-
-def mentions(doc: Document, searched: str) -> bool:
-    """Tell whether the arguments of a task contain a text.
-
-    They are searched as Celery writes them into the headers `argsrepr` and `kwargsrepr` (Python's `repr`, at most about
-    1,000 characters each), so that no body is read or decoded. A message without these headers is searched in its body,
-    if that is text in the document.
-    """
-    message = doc.get('message')
-    headers = message.get('headers') if isinstance(message, dict) else None
-    if not isinstance(message, dict) or not isinstance(headers, dict):
-        return False
-    shown = [value for name in ('argsrepr', 'kwargsrepr') if isinstance(value := headers.get(name), str)]
-    return any(searched in value for value in shown or [str(message.get('body'))])
 
 
 def workers_of(claimants: Claimants, docs: Collection[Document]) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from math import inf
 from typing import Any, TypedDict
 
 from .. import design
@@ -148,14 +149,19 @@ class Status(TypedDict):
 
 
 def status(
-    client: Client, results: Client | None = None, *, temporary: bool = False, earlier: Status | None = None
+    client: Client,
+    results: Client | None = None,
+    *,
+    temporary: bool = False,
+    earlier: Status | None = None,
+    max_ages: float = inf,
 ) -> Status:
     """Return the status of the broker's database, and of the database of `results` if given.
 
     Unless `temporary` is true, queues for replies, events and remote control are hidden, and so are other auto-delete
     queues, in `queues` while they are empty, in a consumer's `queues` always. Server and databases are those of an
-    `earlier` status, if it is given. Six requests then, and otherwise up to ten, for any number of queues. *Raises*
-    `DatabaseMissing` if the broker's database is not set up.
+    `earlier` status, if it is given. Six requests then, and otherwise up to ten, for any number of queues. For
+    `max_ages` see `backlog`. *Raises* `DatabaseMissing` if the broker's database is not set up.
     """
     try:
         stores = earlier or _stores(client, results)
@@ -169,7 +175,8 @@ def status(
         declared = {doc['name']: doc for doc in leaders_and_queues if _is_queue(doc)}
         auto_delete = {name for name, doc in declared.items() if doc.get('auto_delete')}
         hidden = set() if temporary else auto_delete
-        queues, malformed = _queues(client, {*(declared.keys() - hidden), *pauses}, auto_delete, pauses, load)
+        names = {*(declared.keys() - hidden), *pauses}
+        queues, malformed = _queues(client, backlog(client, max_ages), names, auto_delete, pauses, load)
     except (DatabaseMissing, NotFound) as exc:
         raise DatabaseMissing(
             f'{client.address.url}: the database is not set up; run "celery -A your_app couchdb setup"'
@@ -185,7 +192,7 @@ def status(
         heartbeat = _heartbeat(doc, now, alive=doc['_id'] in load.alive)
         heartbeat['queues'] = [name for name in heartbeat['queues'] if name not in hidden]
         is_served = (heartbeat['host'], heartbeat['pid']) in serving
-        if not heartbeat['queues'] and (is_served or (queues_of(doc) and not isinstance(doc.get('worker'), str))):
+        if not heartbeat['queues'] and (is_served or _only_receives_replies(doc)):
             continue  # the connection of a worker for remote control alone, or one that only receives replies
         own = f'{heartbeat["host"]}:{heartbeat["pid"]}:'
         leads = [lead['duty'] for lead in led if lead['alive'] and str(lead['holder']).startswith(own)]
@@ -214,13 +221,13 @@ def _is_queue(doc: Document) -> bool:
 
 def _queues(
     client: Client,
+    found: Mapping[str, Backlog],
     declared: Iterable[str],
     auto_delete: Collection[str],
     pauses: Mapping[str, Paused],
     load: WorkerLoad,
 ) -> tuple[dict[str, QueueStatus], int]:
     """Return the declared queues and those with messages, by name, and the number of messages without a valid queue."""
-    found = backlog(client)
     dead = Counter[str]()
     malformed = 0
     for row in map(QueueCount.from_row, client.view(design.NAME, 'dead', _DEAD, group_level=1)):
@@ -243,6 +250,11 @@ def _queues(
 
 
 # -- consumers
+
+
+def _only_receives_replies(doc: Document) -> bool:
+    """Tell whether a heartbeat, which may be malformed, without a queue to show is not of a worker."""
+    return isinstance(doc.get('queues'), list) and not isinstance(doc.get('worker'), str)
 
 
 def consumers(client: Client, prefix: str = '') -> list[HeartbeatStatus]:

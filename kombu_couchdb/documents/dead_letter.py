@@ -89,6 +89,11 @@ def error_type(doc: Mapping[str, Any]) -> str:
     return found if isinstance(found, str) and len(found) <= MAX_LINE else kind_of(doc)
 
 
+def error_text(doc: Mapping[str, Any]) -> str:
+    """Return the type and the text of the exception of a dead letter, in one short line; or the reason."""
+    return str(doc.get('reason') or OTHER).removeprefix(f'{FAILED}: ')
+
+
 # -- documents
 
 

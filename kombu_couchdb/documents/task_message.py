@@ -196,6 +196,26 @@ def headers_of(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     return headers if isinstance(headers, dict) else {}
 
 
+def arguments_in(headers: Mapping[str, Any]) -> str:
+    """Return the arguments as Celery writes them into the headers, in one short line; '' if there are none.
+
+    They are Python's `repr`, and at most about 1,000 characters each. No body is read or decoded for them.
+    """
+    shown = (headers.get('argsrepr'), headers.get('kwargsrepr'))
+    return ' '.join(text for text in shown if isinstance(text, str) and text not in ('()', '[]', '{}'))
+
+
+def mentions(doc: Mapping[str, Any], searched: str) -> bool:
+    """Tell whether the arguments of a task contain a text, see `arguments_in`.
+
+    A message without these headers is searched in its body, if that is text in the document.
+    """
+    headers, message = headers_of(doc), doc.get('message')
+    shown = [value for name in ('argsrepr', 'kwargsrepr') if isinstance(value := headers.get(name), str)]
+    body = str(message.get('body')) if isinstance(message, dict) else ''
+    return any(searched in value for value in shown or [body])
+
+
 def due_date(message: Mapping[str, Any]) -> float | None:
     """Return when a Celery message with an `eta` header is due, in seconds since the epoch; None for at once.
 

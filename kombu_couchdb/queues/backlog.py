@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 from typing import TypedDict
 
 from .. import design
@@ -29,7 +30,7 @@ class Backlog(TypedDict):
     scheduled: int
     #: Messages that wait for a slot of their concurrency key or a start of their rate key.
     parked: int
-    #: How long the oldest ready message has been due, in seconds; None without ready messages.
+    #: How long the oldest ready message has been due, in seconds; None without ready messages, or if it was not read.
     oldest: float | None
 
 
@@ -37,8 +38,12 @@ class Backlog(TypedDict):
 EMPTY: Backlog = {'ready': 0, 'scheduled': 0, 'parked': 0, 'oldest': None}
 
 
-def backlog(client: Client) -> dict[str, Backlog]:
-    """Return the messages that no consumer has claimed, by queue, for queues that have any; at most two requests."""
+def backlog(client: Client, max_ages: float = inf) -> dict[str, Backlog]:
+    """Return the messages that no consumer has claimed, by queue, for queues that have any; at most two requests.
+
+    CouchDB needs about a millisecond for each queue and priority with messages to find the oldest ones. These are read
+    only if there are at most `max_ages`.
+    """
     found, parked = Counter[str](), Counter[str]()
     ranks: dict[str, list[int]] = defaultdict(list)  # by queue, the ranks of its messages that are not parked
     for row in map(QueueCount.from_row, client.view(design.NAME, 'waiting', _COUNTED, group_level=2)):
@@ -47,7 +52,8 @@ def backlog(client: Client) -> dict[str, Backlog]:
         elif row.queue is not None:
             found[row.queue] += row.total
             ranks[row.queue].append(row.rank)
-    scheduled, oldest = _dates(client, ranks, client.clock.now())
+    is_read = sum(map(len, ranks.values())) <= max_ages
+    scheduled, oldest = _dates(client, ranks, client.clock.now(), with_oldest=is_read)
     return {
         name: {
             'ready': max(0, found[name] - scheduled.get(name, 0)),
@@ -59,13 +65,15 @@ def backlog(client: Client) -> dict[str, Backlog]:
     }
 
 
-def _dates(client: Client, ranks: Mapping[str, Sequence[int]], now: float) -> tuple[dict[str, int], dict[str, float]]:
+def _dates(
+    client: Client, ranks: Mapping[str, Sequence[int]], now: float, *, with_oldest: bool
+) -> tuple[dict[str, int], dict[str, float]]:
     """Return by queue how many messages have a due date after `now`, and how long the oldest ready one has been due.
 
     `ranks` has the ranks of the messages of each queue. One request, or none.
     """
     planned = [name for name, known in ranks.items() if design.PLANNED in known]
-    pairs = [(name, rank) for name, known in ranks.items() for rank in known]
+    pairs = [(name, rank) for name, known in ranks.items() for rank in known if with_oldest]
     later = [design.planned_rows(name, now) for name in planned]
     # From date 1 on: the date of a malformed message is 0 in the view.
     first = [

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import design
 from ..couchdb.bulk import BATCH_DOCS
-from ..couchdb.client import LAST, Client, Document, chunks
+from ..couchdb.client import LAST, Client, Document, Row, chunks
 from ..couchdb.conflicts import write_each
 from ..couchdb.group_commit import GroupCommit
 from ..couchdb.shapes import both, exactly, maybe, members, number, revision, text
@@ -26,6 +26,7 @@ from ..documents.types import WorkItem
 from ..documents.unique_merge import once_id
 from ..errors import DocumentTooLarge, RequestRefused, ServerUnavailable, Unstorable
 from ..log import get_logger
+from ..values import is_number
 from . import waiting
 from .unique_jobs import enqueue, keep_copies
 
@@ -265,7 +266,8 @@ class Store:
         """
         now, where, last = self.client.clock.now(), design.rows_of(queue), ''
         while rows := self.client.view(design.NAME, 'waiting', _WAITING, limit=MAX_BATCH_DOCS, reduce=False, **where):
-            old = [(row['id'], revision_in(row)) for row in rows if not workitem.has_later_id(row['id'], now)]
+            new = self._published_after(now, rows)
+            old = [(row['id'], revision_in(row)) for row in rows if row['id'] not in new]
             # A unique job that was published again meanwhile stays, whatever its due date is.
             yield self._delete(old, lambda doc: workitem.ready_since({**doc, 'date': None}) <= now)
             if len(rows) < MAX_BATCH_DOCS or rows[-1]['id'] == last:
@@ -274,6 +276,21 @@ class Store:
             # Messages that are due at once are in the order of publishing: those after a new one are new.
             is_over = rank < design.PLANNED and date > now
             where |= {'startkey': [name, rank, {} if is_over else date], 'startkey_docid': last}
+
+    def _published_after(self, date: float, rows: Sequence[Row]) -> set[str]:
+        """Return the ids of the messages in rows of `waiting` that were published after a date; one request or none.
+
+        Rows of messages that are due at once say when they were published. Of the others, most ids say it.
+        """
+        at_once = [row for row in rows if row['key'][1] < design.PLANNED]
+        others = [row['id'] for row in rows[len(at_once) :]]
+        derived = [doc_id for doc_id in others if ':' in doc_id and not doc_id.startswith(JOB)]
+        docs = [doc for doc in self.client.fetch(derived) if doc] if derived else ()
+        return {
+            *(row['id'] for row in at_once if row['key'][2] > date),
+            *(doc_id for doc_id in others if workitem.has_later_id(doc_id, date)),
+            *(doc['_id'] for doc in docs if is_number(doc.get('published')) and doc['published'] > date),
+        }
 
     # -- limits
 

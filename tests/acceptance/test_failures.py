@@ -47,7 +47,9 @@ def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
     assert '  ValueError: second may not pass\n' in succeeded(couchdb(site, 'failures', 'show', second[:13]))
     selected = listed(site, 'failures', 'list', '--task', 'fragile', '--limit', '1', '--since', '1h')
     assert [each['id'] for each in selected] == [third]
-    assert succeeded(couchdb(site, 'failures', 'list', '--since', '2100-01-01T12:30')) == 'There are no failures.\n'
+    assert succeeded(couchdb(site, 'failures', 'list', '--since', '2100-01-01T12:30')) == (
+        'No failure matches these filters (since: 2100-01-01T12:30).\n'
+    )
 
     assert couchdb(site, 'failures', 'retry', first).exit_code == 1, 'it was not confirmed'
     site.journal.with_name('may pass').touch()
@@ -58,7 +60,7 @@ def test_failed_tasks_are_listed_and_retried(site: Site) -> None:
     for task_id, name in ((second, 'second'), (third, 'third')):
         assert site.app.AsyncResult(task_id).get(timeout=PATIENCE) == name
     assert sorted(site.journalled()) == ['1st', 'second', 'the third']
-    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == 'no failure was changed.\n'
+    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == 'There are no failures.\n'
     assert sentence(couchdb(site, 'failures', 'retry', first, '--yes')) == f"Error: there is no failure '{first}'"
 
 
@@ -68,7 +70,7 @@ def test_refused_tasks_are_listed_shown_retried_and_dropped(site: Site) -> None:
     first = site.send('refused', str(site.journal), 'a', task_id='known')
     others = [site.send('refused', str(site.journal), name) for name in 'bc']
     results = [first, *others]
-    wait_for(lambda: dead.count_matching(site.client) == 3, 'three dead letters')
+    wait_for(lambda: dead.count(site.client) == 3, 'three dead letters')
     found = listed(site, 'failures', 'list')
     assert {(each['id'], each['reason'], each['error_type']) for each in found} == {
         (result.id, 'rejected', 'rejected') for result in results
@@ -211,7 +213,7 @@ def test_messages_that_no_worker_can_run_become_dead_letters(site: Site) -> None
     with site.app.producer_pool.acquire() as producer:
         producer.publish({'hello': 'world'}, routing_key='celery', serializer='json')
     site.send('add', 1, 2, serializer='pickle')
-    wait_for(lambda: dead.count_matching(site.client) == 3, 'the dead letters')
+    wait_for(lambda: dead.count(site.client) == 3, 'the dead letters')
     unknown, no_task, pickled = (item['reason'] for item in items(site.client))
     assert unknown == 'rejected: the worker that received it does not know the task unknown.task'
     assert no_task == 'rejected: the message names no task'

@@ -112,11 +112,11 @@ def test_replayed_dead_letter_continues_its_trace(traced: Traced) -> None:
     site = traced.site
     with traced.begin('request'):
         result = site.send('refused', str(site.journal), 'a')
-    wait_for(lambda: dead.count_matching(site.client), 'the dead letter')
+    wait_for(lambda: dead.count(site.client), 'the dead letter')
     site.journal.with_name('may pass').touch()
     jobs = Jobs(site.app)
     with traced.begin('replay'):
-        jobs.replay(list(dead.latest(jobs.client)))
+        jobs.replay(list(dead.letters(jobs.client)))
     wait_for(site.journalled, 'the task to run')
     spans = traced.spans('run/refused', 'run/refused')
     assert lineage(spans, result.id) == ['run/refused', 'apply_async/refused', 'request']

@@ -74,7 +74,7 @@ def test_no_output_of_a_site_contains_a_secret(
         told = [str(answer) for answer in (inspect.stats(), inspect.conf(with_defaults=True), inspect.report())]
         assert 'couchdb' in told[0]
         assert all('broker_read_url' in answer and site.results in answer for answer in told[1:])
-        wait_for(lambda: dead.count_matching(server.client(site.database)) == 3, 'the dead letters')
+        wait_for(lambda: dead.count(server.client(site.database)) == 3, 'the dead letters')
         for words in ('report', 'inspect conf', 'couchdb status --json'):
             done = celery(*words.split(), **site.environment, SETTINGS=json.dumps(settings))
             told += [done.stdout, done.stderr]

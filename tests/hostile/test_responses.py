@@ -141,8 +141,10 @@ HIGHER: dict[str, Callable[[Client], Any]] = {
     'broadcast': lambda c: Broadcaster(BroadcastsDatabase(c), 60.0).send('fanout', '', WORKITEM['message']),
     'listen': heard,
     'status': lambda c: status(c, c),
-    'dead letters': lambda c: dead.replay(c, list(dead.latest(c))),
-    'latest dead letters': lambda c: dead.drop(c, list(dead.latest(c, task='add', error='rejected'))),
+    'dead letters': lambda c: dead.replay(c, list(dead.letters(c))),
+    'selected dead letters': lambda c: dead.drop(
+        c, list(dead.letters(c, dead.FailureFilter(task='add', error='rejected')))
+    ),
     'groups of dead letters': lambda c: dead.groups(c),
     'queues': lambda c: [
         queues.names(c),

@@ -21,7 +21,7 @@ from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import DatabaseMissing, NotFound
 from kombu_couchdb.leases import leader
 from kombu_couchdb.queues.databases import broadcasts_name, broadcasts_of
-from tests.conftest import PATIENT, PATIENT_BROKER, wait_for
+from tests.conftest import PATIENCE, PATIENT, PATIENT_BROKER, wait_for
 from tests.patience import PatientConnection
 from tests.support import Inbox, Request, command_of, end, record_requests, release_all
 
@@ -136,10 +136,13 @@ def open_app(server: Server, stack: ExitStack) -> OpenApp:
 
 
 @pytest.fixture
-def admin(open_page: Open, server: Server) -> Browser:
-    """A browser whose user has logged in as the administrator."""
+def admin(open_page: Open, server: Server, monkeypatch: pytest.MonkeyPatch) -> Browser:
+    """A browser whose user has logged in as the administrator. The page waits for a server with much else to do."""
+    from celery_couchdb.web import accounts
+
+    monkeypatch.setattr(accounts, '_SECONDS', PATIENCE)
     browser = open_page()
-    browser.log_in(server.user, server.password)
+    assert browser.log_in(server.user, server.password).ok, browser.text
     return browser
 
 
@@ -148,7 +151,7 @@ def kill_all(inbox: Inbox, client: Client, count: int) -> None:
     inbox.wait(count)
     for message in inbox.messages:
         message.reject()
-    wait_for(lambda: dead.count_matching(client) == count, 'the dead letters')
+    wait_for(lambda: dead.count(client) == count, 'the dead letters')
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_dead_letters_are_replayed_at_the_end_of_their_queue(app: Celery, connec
     kill_all(inbox, client, 1)
     waiting = app.send_task('waiting')
     inbox.wait(2)
-    [letter] = dead.latest(client)
+    [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
     assert (len(back), refused) == (1, {})
     assert result.state == 'PENDING'
@@ -38,7 +38,7 @@ def test_dead_letters_are_replayed_at_the_end_of_their_queue(app: Celery, connec
     assert [one.headers['id'] for one in inbox.messages[1:]] == [waiting.id, result.id]
     assert message.properties['delivery_info']['redelivered'] is False
     assert message.headers['expires'] is None
-    assert dead.count_matching(client) == 0
+    assert dead.count(client) == 0
 
 
 def test_dead_letters_of_one_queue(connect: Connect, client: Client) -> None:
@@ -47,9 +47,9 @@ def test_dead_letters_of_one_queue(connect: Connect, client: Client) -> None:
         publish(connection, number, to='q')
     publish(connection, 'other', to='q2')
     kill_all(Inbox(connect(), 'q', 'q2', ack=False), client, 4)
-    assert dead.count_matching(client, queue='q') == 3
-    assert {doc['message']['body'] for doc in dead.latest(client, queue='q')} == {'0', '1', '2'}
-    assert len(dead.drop(client, list(dead.latest(client, queue='q')))) == 3
+    assert dead.count(client, dead.FailureFilter('q')) == 3
+    assert {doc['message']['body'] for doc in dead.letters(client, dead.FailureFilter('q'))} == {'0', '1', '2'}
+    assert len(dead.drop(client, list(dead.letters(client, dead.FailureFilter('q'))))) == 3
     assert [doc['message']['body'] for doc in items(client)] == ['"other"']
 
 
@@ -62,8 +62,8 @@ def letter(number: int, queue: str = 'q') -> dict[str, Any]:
 def test_many_dead_letters_are_read_in_pages(client: Client, connection: Connection) -> None:
     connection.ensure_connection()
     client.bulk([letter(number) for number in range(250)])
-    wait_for(lambda: len({doc['_id'] for doc in dead.latest(client)}) == 250, 'all dead letters to be listed')
-    letters = dead.latest(client, queue='q')
+    wait_for(lambda: len({doc['_id'] for doc in dead.letters(client)}) == 250, 'all dead letters to be listed')
+    letters = dead.letters(client, dead.FailureFilter('q'))
     assert sum(len(dead.drop(client, [doc])) for doc in letters) == 250
 
 
@@ -72,18 +72,18 @@ def test_malformed_dead_letter_is_not_replayed(app: Celery, client: Client) -> N
     item = workitem.new('malformed', 'q', message, 1.0)
     client.put({**item, 'status': 'fail', 'reason': 'malformed: body', 'failed': 1e9})
     app.backend.store_result('refused', ValueError('once'), 'FAILURE')
-    [letter] = dead.latest(client)
+    [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
     assert back == []
     assert app.AsyncResult('refused').state == 'FAILURE'
     assert refused == {'malformed': 'it cannot be delivered: malformed: message.body must be text, or null'}
-    assert dead.count_matching(client) == 1
+    assert dead.count(client) == 1
 
 
 def test_second_replay_does_not_forget_the_result_of_the_first(app: Celery, connect: Connect, client: Client) -> None:
     result = app.send_task('failing')
     kill_all(Inbox(connect(), 'celery', ack=False), client, 1)
-    letters = list(dead.latest(client))
+    letters = list(dead.letters(client))
     Jobs(app).replay(letters)
     app.backend.store_result(result.id, 'done', 'SUCCESS')
     assert Jobs(app).replay(letters) == ([], {letters[0]['_id']: 'it was changed by somebody else just now'})
@@ -98,13 +98,13 @@ def test_dead_unique_job_is_replayed_while_another_runs(
     kill_all(inbox, client, 1)
     second = report.apply_async((2,), job_key='k')
     inbox.wait(2)
-    [letter] = dead.latest(client)
+    [letter] = dead.letters(client)
     back, refused = Jobs(app).replay([letter])
     assert (len(back), refused) == (1, {})
     inbox.messages[1].ack()
     inbox.wait(3)
     assert [message.headers['id'] for message in inbox.messages] == [first.id, second.id, first.id]
-    assert dead.count_matching(client) == 0
+    assert dead.count(client) == 0
 
 
 def test_dead_unique_job_that_two_replay_at_once_runs_once(
@@ -116,7 +116,7 @@ def test_dead_unique_job_that_two_replay_at_once_runs_once(
     kill_all(inbox, client, 1)
     report.apply_async((2,), job_key='k')
     inbox.wait(2)
-    [letter] = dead.latest(client)
+    [letter] = dead.letters(client)
     assert dead.replay(client, [letter])[0] == [letter]
     inbox.messages[1].ack()
     inbox.wait(3)
@@ -134,14 +134,14 @@ def test_dead_unique_job_is_not_replayed_while_another_waits(
     first = report.apply_async((1,), job_key='k')
     inbox = Inbox(connect(), 'celery', ack=False)
     kill_all(inbox, client, 1)
-    Jobs(app).replay(list(dead.latest(client)))
+    Jobs(app).replay(list(dead.letters(client)))
     inbox.wait(2)
     inbox.messages[1].reject()
-    wait_for(lambda: dead.count_matching(client) == 1)
+    wait_for(lambda: dead.count(client) == 1)
     inbox.consumer.cancel()
     second = report.apply_async((2,), job_key='k', countdown=3600)
     assert second.outcome == 'enqueued'
-    [letter] = dead.latest(client)
+    [letter] = dead.letters(client)
     assert workitem.task_id(letter) == first.id
     [item] = [doc for doc in items(client) if not doc.get('status')]
     app.backend.store_result(first.id, ValueError('once'), 'FAILURE')

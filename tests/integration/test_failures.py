@@ -298,7 +298,7 @@ def test_commands_select_by_id_or_by_options(failures: Failures, letter: Letter,
     assert [shown[name] for name in ('error', 'worker', 'retries', 'traceback', 'args')] == [
         *('ValueError: no money', 'w@1', 2, 'lines', ['3f2b-failed']),
     ]
-    assert run('failures', 'list', '--task', 'none').stdout == 'There are no failures.\n'
+    assert run('failures', 'list', '--task', 'none').stdout == 'No failure matches these filters (task: none).\n'
     assert run('failures', 'list', '--group', '--error', 'rejected').stdout.splitlines()[1].split()[:3] == [
         *('pay', 'rejected', '1')
     ]
@@ -319,7 +319,7 @@ def test_commands_select_by_id_or_by_options(failures: Failures, letter: Letter,
     assert run('failures', 'drop', '4f2b-failed', '--yes').stdout == '1 failure dropped.\n'
     assert ids(failures) == ['4f2b-other']
     assert run('failures', 'drop', '--all', '--yes').stdout == '1 failure dropped.\n'
-    assert run('failures', 'drop', '--all').stdout == 'no failure was changed.\n'
+    assert run('failures', 'drop', '--all').stdout == 'There are no failures.\n'
 
 
 def test_broker_must_be_couchdb_and_results_may_be_elsewhere(failures: Failures, letter: Letter, app: Celery) -> None:

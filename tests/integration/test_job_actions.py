@@ -45,7 +45,9 @@ def test_jobs_that_match_are_moved_and_removed(app: Celery, connect: Connect, cl
         'Move 3 jobs? [y/N]: y\n3 jobs moved.\n'
     )
     assert queues_of(client) == ['mail'] * 3 + ['slow'] * 3
-    assert run('jobs', 'remove', '--queue', 'mail', '--before', '1h', '-y').stdout == 'no job was changed.\n'
+    assert run('jobs', 'remove', '--queue', 'mail', '--before', '1h', '-y').stdout == (
+        'No job matches these filters (queue: mail, before: 1h).\n'
+    )
     assert run('jobs', 'remove', '--queue', 'mail', '--args', '(1', '-y').stdout == '1 job removed.\n'
     assert run('jobs', 'run', '--state', 'ready', '--queue', 'slow', '-y').stdout == '3 jobs are due now.\n'
     assert run('jobs', 'remove', '--all', '--yes', '--reason', 'sent twice').stdout == '5 jobs removed.\n'

@@ -39,7 +39,7 @@ def test_body_is_transferred_only_to_publish_and_to_deliver(
     inbox.messages[0].requeue()
     inbox.wait(2)
     inbox.messages[1].reject()
-    [letter] = wait_for(lambda: list(dead.latest(client)), 'the dead letter')
+    [letter] = wait_for(lambda: list(dead.letters(client)), 'the dead letter')
     assert dead.replay(client, [letter]) == ([letter], {})
     assert inbox.wait(3) == [of(1)] * 3
     inbox.messages[2].ack()
@@ -64,7 +64,7 @@ def test_body_larger_than_max_document_size(connection: Connection, client: Clie
     inbox.messages[0].requeue()
     assert len(inbox.wait(2)[1]) == 9_000_000
     inbox.messages[1].reject()
-    wait_for(lambda: dead.count_matching(client), 'the dead letter')
+    wait_for(lambda: dead.count(client), 'the dead letter')
 
 
 @pytest.mark.parametrize('size', [LARGE, 80_000])
@@ -164,5 +164,5 @@ def test_forged_attachments_block_no_other_message(
     inbox.drain_until(lambda: others <= {message.body for message in inbox.messages}, 'the other messages')
     # A forged message is delivered or becomes a dead letter.
     inbox.drain_until(lambda: all(doc.get('status') for doc in items(client)), 'the forged messages to leave the queue')
-    dead.drop(client, list(dead.latest(client)))
+    dead.drop(client, list(dead.letters(client)))
     assert not [record for record in caplog.records if record.exc_info]

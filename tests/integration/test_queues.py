@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import ChannelError
 
 from kombu_couchdb.couchdb.client import Client
+from kombu_couchdb.documents.idempotency import idempotent
+from kombu_couchdb.queues import store
 from kombu_couchdb.queues.store import MAX_BATCH_DOCS
 from tests.conftest import wait_for
 from tests.support import Inbox, eta, items, publish, publish_many
@@ -74,6 +77,21 @@ def test_purge_of_more_than_one_batch(connection: Connection, client: Client) ->
 
     wait_for(purge, 'all messages to be purged')
     assert not items(client)
+
+
+@pytest.mark.parametrize('headers', [{}, eta(10**9)], ids=['at once', 'planned'])
+def test_purge_keeps_what_is_published_meanwhile(
+    connection: Connection, client: Client, monkeypatch: pytest.MonkeyPatch, headers: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(store, 'MAX_BATCH_DOCS', 2)
+    publish_many(connection, range(3), 'q', headers=headers)
+    purge = store.Store(client).purging('q')
+    assert next(purge) == 2
+    with idempotent('a schedule'):  # the ids of its messages do not say when they were published
+        publish(connection, 'derived', 'q', headers={**headers, 'id': 'task'})
+    publish(connection, 'usual', 'q', headers=headers)
+    assert sum(purge) == 1
+    assert len(items(client)) == 2
 
 
 def test_delete(connect: Callable[..., Connection], client: Client) -> None:

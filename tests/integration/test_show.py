@@ -113,6 +113,14 @@ def test_waiting_retry_is_shown_with_the_result_of_its_last_try(app: Celery, run
     assert [doc['_id'] for doc in found['documents']['messages']] == [items(client)[0]['_id']]
 
 
+def test_each_try_has_a_line(app: Celery, run: Run) -> None:
+    tries = [{'date': 5.0 + number, 'worker': 'w1@host', 'type': 'ValueError', 'text': 'busy'} for number in range(2)]
+    app.send_task('pay', (1,), task_id='again', countdown=60, retries=3, headers={'tries': [*tries, 7]})
+    lines = details(run, 'again')['timeline']
+    assert 'try 2 failed at w1@host: ValueError: busy' in lines
+    assert 'try 3 failed at w1@host: ValueError: busy' in lines
+
+
 def test_part_of_a_chord_shows_the_progress(app: Celery, connect: Connect, client: Client, run: Run) -> None:
     app.backend.store.database.set_up()
     result = chord([app.signature('part', task_id=name) for name in 'abc'], app=app)(app.signature('body'))
@@ -131,7 +139,7 @@ def test_hostile_documents_are_shown(app: Celery, run: Run, client: Client) -> N
     result = app.backend.client.get('celery-task-meta-sound')
     names = ('published', 'date', 'expires', 'attempts', 'claimed', 'parked', 'status', 'reason', 'failed', 'priority')
     for number, value in enumerate(anything):
-        headers = dict.fromkeys(('group', 'root_id', 'parent_id', 'retries', 'origin', 'stamps', 'last_error'), value)
+        headers = dict.fromkeys(('group', 'root_id', 'parent_id', 'retries', 'origin', 'stamps', 'tries'), value)
         message = {**sound['message'], 'headers': {**sound['message']['headers'], **headers}}
         for name in names:
             changed = {**sound, '_id': f'{name}-{number}', name: value, 'message': message}

@@ -110,6 +110,13 @@ def test_queues_for_replies_and_events_are_never_shown(connection: Connection, c
     assert 'celeryev' not in ''.join(run(*words).output for words in (['status'], ['jobs', 'list'], ['metrics']))
 
 
+def test_program_that_has_received_replies_is_no_worker(client: Client, connection: Connection) -> None:
+    """The page of operators is one, after it has told a worker something."""
+    connection.connect()
+    client.bulk([heartbeat('page', queues=[]), heartbeat('idle', queues=[], worker='w1@here')])
+    assert [consumer['name'] for consumer in status(client)['consumers']] == ['w1@here']
+
+
 def test_running_tasks_and_leaders_of_workers(connection: Connection, client: Client) -> None:
     """A worker whose lease has ended reports nothing, nor does what no worker writes."""
     for name in ('a', 'b'):

@@ -67,7 +67,7 @@ def target(browser: Browser, within: str) -> str:
     part = browser.page.text.partition(within)[2] if within == 'class="all"' else browser.page.text
     [found, *_] = [
         found
-        for value in re.findall(r'name="select" value="([^"]*before=[^"]*)"', part)
+        for value in re.findall(r'name="select" value="([^"]*shown=[^"]*)"', part)
         if within in (found := html.unescape(value)) or within == 'class="all"'
     ]
     return found
@@ -188,6 +188,9 @@ def test_all_that_match_are_retried(
     assert '5 failures retried.' in admin.text
     assert {find(client, one)[0]['queue'] for one in pays} == {'again'}
     assert [states(app, client, one)[1] for one in (pays[0], key, later)] == ['PENDING', 'FAILURE', 'FAILURE']
+    admin.get('/failures?since=9000d&error=KeyError')
+    admin.post('/failures', action='drop-all', select=target(admin, 'class="all"'))
+    assert 'Drop all 1 failure (error: KeyError, since: 9000d)?' in admin.text
     admin.get('/failures')
     admin.post('/failures', action='retry-all', select=target(admin, 'class="all"'), confirmed='1')
     assert states(app, client, letter)[0] == ['ready']
@@ -217,10 +220,10 @@ def test_selected_are_edited_and_dropped(app: Celery, client: Client, fail: Fail
         '',
         'kind=x',
         'since=x',
-        'before=%FF',
+        'shown=%FF',
         'task=pay',
-        'before=2099-01-01&x=1',
-        'before=2099-01-01&kind=x',
+        'shown=2099-01-01&x=1',
+        'shown=2099-01-01&kind=x',
     ):
         admin.post('/failures', action='drop-all', select=hostile, confirmed='1')
         assert 'load it again' in admin.text or 'Select a failure' in admin.text
@@ -247,7 +250,7 @@ def test_arguments_are_masked(app: Celery, fail: Fail, letter: str, open_page: O
     assert 'Retry the failure pay?' in browser.text
     assert ('new_args' in browser.page.text, '4111 1111' in browser.page.text) == (False, False)
     # How many have these arguments would tell what they are.
-    browser.post('/failures', action='drop-all', select='before=2100-01-01T00:00:00%2B00:00&args=4111')
+    browser.post('/failures', action='drop-all', select='shown=2100-01-01T00:00:00%2B00:00&args=4111')
     assert 'This form is not from this page' in browser.text
 
 

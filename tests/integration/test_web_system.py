@@ -1,7 +1,8 @@
-"""The pages of the system and of regions: what they show, and what users can do there."""
+"""The pages of queues, of the system and of regions: what they show, and what users can do there."""
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from celery import Celery
 pytest.importorskip('starlette')
 
 from celery_couchdb.testing import Server
+from celery_couchdb.web import live
 from kombu_couchdb.couchdb.client import Client
 from tests.regions import regions_on
 from tests.support import Inbox, items, publish_many
@@ -97,3 +99,18 @@ def test_regions(open_app: OpenApp, server: Server) -> None:
         assert eu.regions.get_or_none('p:us:refused:1') is None
         browser.get(f'/tasks/{sent.id}')
         assert 'sent to region us' in browser.text
+
+
+# -- queues
+
+
+def test_first_page_does_not_wait_for_the_ages(app: Celery, open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, '_MAX_AGES', 1)
+    monkeypatch.setattr(live, '_FRESH_SECONDS', 0.0)
+    for queue in ('mail', 'pay'):
+        app.send_task('t', queue=queue)
+    browser = open_app(app)  # the login leads to this page
+    assert 'mail no worker 1 0 0 0 0 …' in browser.text
+    assert [row['oldest'] is not None for row in read(browser, '/queues')] == [True, True]
+    browser.get('/queues')  # a browser without scripts
+    assert re.search(r'mail no worker 1 0 0 0 0 \d+ s', browser.text)

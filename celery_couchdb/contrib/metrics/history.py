@@ -40,8 +40,12 @@ _MAX_NAMES = 200
 #: The longest `totals` that are kept, in bytes of JSON. With more, a new leader begins anew.
 _MAX_TOTALS_BYTES = 500_000
 
-#: The numbers of a task in a minute: its outcomes, and how many seconds it ran.
-TASK_NUMBERS = ('succeeded', 'failed', 'retried', 'seconds')
+#: How runs of a task end, as far as they are counted; and its numbers in a minute: these, and how many seconds it ran.
+ENDS = ('succeeded', 'failed', 'retried', 'rejected')
+TASK_NUMBERS = (*ENDS, 'seconds')
+
+#: Such numbers of a task of which nothing is known.
+_NOTHING = [0.0] * len(TASK_NUMBERS)
 
 #: The numbers of a queue at the end of a minute.
 _QUEUE_NUMBERS = ('ready', 'oldest', 'prefetched', 'running')
@@ -63,6 +67,7 @@ class _Runs(TypedDict, total=False):
     succeeded: float
     failed: float
     retried: float
+    rejected: float
     seconds: float
 
 
@@ -196,9 +201,9 @@ class History(Duty):
         new: dict[str, list[float]] = {}
         for counts, base in pairs:
             for task, numbers in counts.items():
-                more = [max(0.0, value - old) for value, old in zip(numbers, base.get(task, [0.0] * 4), strict=True)]
+                more = [max(0.0, value - old) for value, old in zip(numbers, base.get(task, _NOTHING), strict=True)]
                 if any(more):
-                    new[task] = [value + old for value, old in zip(more, new.get(task, [0.0] * 4), strict=True)]
+                    new[task] = [value + old for value, old in zip(more, new.get(task, _NOTHING), strict=True)]
         return _shortened(new), {consumer: found for consumer, found in read.items() if found['tasks']}
 
     def _last_counts(self, consumers: list[str]) -> Iterator[_Totals]:
@@ -259,7 +264,7 @@ def _counts_of(doc: Document) -> _Totals:
     """Return the counts of a heartbeat or of its tombstone, which may be malformed."""
     counts: _Counts = {}
     for task, found in counts_in(doc.get('tasks')).items():
-        numbers = [float(found.outcomes[name]) for name in TASK_NUMBERS[:3]]
+        numbers = [float(found.outcomes[name]) for name in ENDS]
         counts[task] = [*numbers, round(found.histograms['run'].sum, 3)]
     return {'since': since_in(doc.get('tasks')), 'tasks': counts}
 
@@ -290,7 +295,7 @@ def _pop(known: dict[str, _Totals], consumer: str, since: float) -> _Counts:
 
 def _shortened(counts: Mapping[str, list[float]]) -> dict[str, _Runs]:
     """Return numbers by task, without zeros; those of the least frequent tasks together, if there are many."""
-    order = sorted(counts, key=lambda task: (task == OTHER, -sum(counts[task][:3])))
+    order = sorted(counts, key=lambda task: (task == OTHER, -sum(counts[task][: len(ENDS)])))
     named, others = order[: _MAX_NAMES - 1], order[_MAX_NAMES - 1 :]
     found = {task: counts[task] for task in named}
     if others:

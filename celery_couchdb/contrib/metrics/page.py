@@ -1,9 +1,9 @@
-"""The page of tasks: how often each ran and failed in the last hours, how long it took, and a chart of all of them."""
+"""The page of tasks: how often each ran and failed in the last hour or day, how long it took, and a chart of all."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,14 +14,11 @@ from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, 
 from ...web.recent_history import DAY, MINUTE, RecentHours
 from ...web.tables import Table
 from ...web.view import Page, View
-from .history import TASK_NUMBERS
+from .history import ENDS
 
-#: The periods that users choose from: by parameter of the URL, the words, how many steps their charts have, and how
-#: long these are, in seconds.
-_PERIODS = {'hour': ('Last hour', 60, MINUTE), 'day': ('Last 24 hours', 48, DAY / 48)}
-
-#: The bars of the large chart, and their length in seconds: that of a document of the history.
-_BARS, _BAR_SECONDS = 36, 600.0
+#: The periods that users choose from: by parameter of the URL, the words, how many steps their charts have, how long
+#: these are, in seconds, and that in words.
+_PERIODS = {'hour': ('Last hour', 60, MINUTE, 'minute'), 'day': ('Last 24 hours', 48, DAY / 48, '30 minutes')}
 
 #: The height of the large chart, and the least height of what is not 0.
 _HEIGHT, _MIN_HEIGHT = 120.0, 3.0
@@ -47,58 +44,78 @@ class Bar(NamedTuple):
     succeeded: tuple[float, float]
 
 
+#: What ended of each task in each step of a period, the first one first.
+_Steps = Mapping[str, Sequence[Counter[str]]]
+
+
 def show(view: View) -> Response:
     """Show the tasks of the last hour, or day."""
-    now, recent = view.snapshot().date, view.history()
-    rows = task_rows(recent)
+    recent = view.history()
+    steps = {name: _steps(recent, name) for name in _PERIODS}
+    rows = _rows(steps)
     if view.wants_json:
         return view.json(rows)
     period = view.param('period') if view.param('period') in _PERIODS else 'hour'
-    ten_minutes = _ten_minutes(recent, now)
-    top = _top(max(row['succeeded'] + row['failed'] for row in ten_minutes))
+    title, count, seconds, step = _PERIODS[period]
+    ended: list[Row] = [
+        {'date': recent.end - seconds * (count - at), **_numbers(found[at] for found in steps[period].values())}
+        for at in range(count)
+    ]
+    top = _top(max(row['succeeded'] + row['failed'] for row in ended))
     return view.render(
         'tasks.html',
         numbers=_totals([row[period] for row in rows]) if rows else (),
-        bars=_bars(ten_minutes, top),
-        dates=[row['date'] for row in ten_minutes[:: _BARS // 3]] + [now],
+        title=title,
+        step=step,
+        bars=_bars(ended, top),
+        dates=[row['date'] for row in ended[:: count // 3]] + [recent.end],
         axis=(top, top // 2, 0) if top > 1 else (top, 0),
         periods=[(title, view.link(page.path, period=name), name == period) for name, (title, *_) in _PERIODS.items()],
-        table=_table(view, recent, rows[:_LIMIT], period, len(rows) - _LIMIT),
-        ten_minutes=Table.of(
-            'Tasks in ten minutes',
-            _TEN_MINUTES_COLUMNS,
-            ten_minutes[::-1],
+        table=_table(view, steps[period], rows[:_LIMIT], period, len(rows) - _LIMIT),
+        ended=Table.of(
+            f'Tasks in each {step}',
+            _ENDED_COLUMNS,
+            ended[::-1],
             lambda row: row['date'],
             dates={'FROM': lambda row: [row['date']]},
         ),
     )
 
 
-def task_rows(recent: RecentHours) -> list[Row]:
-    """Return what ended of each task in the last hour and day, those with most failures first, as objects for JSON."""
-    counts: defaultdict[str, dict[str, Counter[str]]] = defaultdict(lambda: {name: Counter() for name in _PERIODS})
-    for minute in recent.minutes:
-        for name, (_, count, seconds) in _PERIODS.items():
-            if recent.step(minute, seconds, count) is not None:
-                for task, numbers in minute['tasks'].items():
-                    counts[task][name].update(numbers)
-    rows = [{'task': task, **{name: _row(found[name]) for name in _PERIODS}} for task, found in counts.items()]
+def _rows(steps: Mapping[str, _Steps]) -> list[Row]:
+    """Return what ended of each task in each period, those with most failures first, as objects for JSON."""
+    tasks = {task for found in steps.values() for task in found}
+    rows = [{'task': task, **{name: _row(steps[name].get(task, ())) for name in _PERIODS}} for task in tasks]
     return sorted(
         rows, key=lambda row: [*(-row[name]['failed'] for name in _PERIODS), -row['day']['runs'], row['task']]
     )
 
 
-def _row(counts: Counter[str]) -> Row:
+def _steps(recent: RecentHours, period: str) -> _Steps:
+    _, count, seconds, _ = _PERIODS[period]
+    found = defaultdict[str, list[Counter[str]]](lambda: [Counter() for _ in range(count)])
+    for minute in recent.minutes:
+        if (at := recent.step(minute, seconds, count)) is not None:
+            for task, numbers in minute['tasks'].items():
+                found[task][at].update(numbers)
+    return found
+
+
+def _numbers(counts: Iterable[Counter[str]]) -> dict[str, int]:
+    """Return how many runs ended, by outcome."""
+    found = [*counts]
+    return {name: int(sum(each[name] for each in found)) for name in ENDS}
+
+
+def _row(counts: Sequence[Counter[str]]) -> Row:
     """Return the numbers of a task: how many runs ended, by outcome, and how many seconds a run took on average."""
-    succeeded, failed, retried = (int(counts[name]) for name in TASK_NUMBERS[:3])
-    runs = succeeded + failed + retried
+    numbers = _numbers(counts)
+    runs, ended = sum(numbers.values()), numbers['succeeded'] + numbers['failed']
     return {
         'runs': runs,
-        'succeeded': succeeded,
-        'failed': failed,
-        'retried': retried,
-        'failure_rate': round(failed / (succeeded + failed), 6) if succeeded + failed else None,
-        'mean': round(counts['seconds'] / runs, 3) if runs else None,
+        **numbers,
+        'failure_rate': round(numbers['failed'] / ended, 6) if ended else None,
+        'mean': round(sum(each['seconds'] for each in counts) / runs, 3) if runs else None,
     }
 
 
@@ -115,6 +132,7 @@ def _columns(period: str) -> list[Column]:
         column('SUCCEEDED', 'succeeded', count_cell),
         column('FAILED', 'failed', partial(count_cell, tone='bad')),
         column('RETRIED', 'retried', partial(count_cell, tone='warning')),
+        column('REJECTED', 'rejected', partial(count_cell, tone='warning')),
         column('FAILURE RATE', 'failure_rate', share_cell),
         column('MEAN TIME', 'mean', format_mean),
         column('TREND', 'runs', _in_words('runs'), 'chart'),
@@ -134,18 +152,10 @@ def share_cell(share: float | None) -> Cell:
     return Cell('<0.1 %' if share < 0.001 else f'{100 * share:.1f} %', tone)
 
 
-def _table(view: View, recent: RecentHours, rows: Sequence[Row], period: str, left_out: int) -> Table:
-    _, count, seconds = _PERIODS[period]
-    series = {row['task']: ([0.0] * count, [0.0] * count) for row in rows}
-    for minute in recent.minutes:
-        if (at := recent.step(minute, seconds, count)) is not None:
-            for task in minute['tasks'].keys() & series.keys():
-                numbers = minute['tasks'][task]
-                series[task][0][at] += sum(numbers.get(name, 0.0) for name in TASK_NUMBERS[:3])
-                series[task][1][at] += numbers.get('failed', 0.0)
-
-    def chart(of: int, row: Row) -> Sequence[float] | None:
-        return found if any(found := series[row['task']][of]) else None
+def _table(view: View, steps: _Steps, rows: Sequence[Row], period: str, left_out: int) -> Table:
+    def chart(of: Sequence[str], row: Row) -> Sequence[float] | None:
+        found = [sum(counts[name] for name in of) for counts in steps.get(row['task'], ())]
+        return found if any(found) else None
 
     return Table.of(
         'Tasks',
@@ -156,7 +166,7 @@ def _table(view: View, recent: RecentHours, rows: Sequence[Row], period: str, le
             'TASK': lambda row: view.link('/jobs', task=row['task']),
             'FAILED': lambda row: view.link('/failures', task=row['task']) if row[period]['failed'] else None,
         },
-        charts={'TREND': partial(chart, 0), 'FAILURE TREND': partial(chart, 1)},
+        charts={'TREND': partial(chart, ENDS), 'FAILURE TREND': partial(chart, ['failed'])},
         empty=_EMPTY,
         more=f'These are the first {_LIMIT}; there are {left_out:,} more.' if left_out > 0 else '',
     )
@@ -164,12 +174,11 @@ def _table(view: View, recent: RecentHours, rows: Sequence[Row], period: str, le
 
 def _totals(rows: Sequence[Row]) -> list[tuple[str, str, Tone]]:
     """Return the sums of all tasks, for the numbers above the chart."""
-    sums = {name: sum(row[name] for row in rows) for name in TASK_NUMBERS[:3]}
+    sums = {name: sum(row[name] for row in rows) for name in ENDS}
     ended = sums['succeeded'] + sums['failed']
+    tones: Mapping[str, Tone] = {'failed': 'bad', 'retried': 'warning', 'rejected': 'warning'}
     cells = {
-        'Succeeded': count_cell(sums['succeeded']),
-        'Failed': count_cell(sums['failed'], 'bad'),
-        'Retried': count_cell(sums['retried'], 'warning'),
+        **{name.capitalize(): count_cell(sums[name], tones.get(name, '')) for name in ENDS},
         'Failure rate': share_cell(sums['failed'] / ended if ended else None),
     }
     return [(title, cell.text, cell.tone) for title, cell in cells.items()]
@@ -177,22 +186,10 @@ def _totals(rows: Sequence[Row]) -> list[tuple[str, str, Tone]]:
 
 # -- the chart
 
-_TEN_MINUTES_COLUMNS = (
+_ENDED_COLUMNS = (
     Column('FROM', 'date'),
-    *(Column(name.upper(), name, count_cell, right=True) for name in TASK_NUMBERS[:3]),
+    *(Column(name.upper(), name, count_cell, right=True) for name in ENDS),
 )
-
-
-def _ten_minutes(recent: RecentHours, now: float) -> list[Row]:
-    """Return what ended in each ten minutes of the last six hours, the oldest first."""
-    last = now // _BAR_SECONDS * _BAR_SECONDS
-    dates = [last - _BAR_SECONDS * before for before in reversed(range(_BARS))]
-    counts = {date: Counter[str]() for date in dates}
-    for minute in recent.minutes:
-        if (found := counts.get(minute['date'] // _BAR_SECONDS * _BAR_SECONDS)) is not None:
-            for numbers in minute['tasks'].values():
-                found.update(numbers)
-    return [{'date': date, **{name: int(found[name]) for name in TASK_NUMBERS[:3]}} for date, found in counts.items()]
 
 
 def _top(most: int) -> int:

@@ -81,9 +81,9 @@ def show(view: View) -> Response:
 
 
 def _stop(view: View, targets: Sequence[str]) -> ActionOutcome:
-    stopped = [name for name in targets if view.site.operations.stop(name)]
-    text = 'The action stops after what it does just now.' if stopped else 'The action has ended already.'
-    return ActionOutcome(text, 'info')
+    titles = [view.site.operations.stop(name) for name in targets]
+    texts = [f'{title}: this stops after what it does just now.' for title in titles if title]
+    return ActionOutcome(' '.join(texts) or 'The action has ended already.', 'info')
 
 
 page = Page('/activity', 'Activity', show, noun='action', actions=(Action('stop', 'Stop', _stop),))

@@ -120,7 +120,9 @@ def show(view: View) -> Response:
         rows,
         lambda row: row['id'],
         links={
+            **view.names(),
             'ID': lambda row: view.link(f'/tasks/{row["id"]}'),
+            'TASK': lambda row: view.link('/failures', task=row['task']) if row['task'] else None,
             'QUEUE': lambda row: view.link('/failures', queue=row['queue']) if row['queue'] else None,
         },
         dates={'WHEN': lambda row: [row['date']] if row['date'] else []},
@@ -186,7 +188,9 @@ def _read(failures: Failures, asked: FailureQuery, with_list: bool) -> Found:
         later = failures.listing(asked.wanted._replace(since=nextafter(asked.at, inf)))
         # The embedded server rounds the dates in an index: what is shown already may be among them.
         new = sum(failure.date > asked.at for failure in islice(later, _MAX_NEW))
-    return Found(found, following, groups, _total(asked, groups, found, following), new)
+    is_whole = following is None and asked.after is None and asked.at is None
+    total = len(found) if is_whole else failures.count(asked.wanted, 0)
+    return Found(found, following, groups, total, new)
 
 
 def _page(failures: Failures, asked: FailureQuery) -> tuple[list[Failure], FailurePlace | None]:
@@ -214,16 +218,6 @@ def _newest(found: Found, now: float) -> float:
     """
     dates = [*(failure.date for failure in found.failures), *(group.last for group in found.groups)]
     return max((date for date in dates if date and date < now + _MAX_SKEW_SECONDS), default=now)
-
-
-def _total(
-    asked: FailureQuery, groups: Sequence[FailureGroup], found: Sequence[Failure], following: FailurePlace | None
-) -> int | None:
-    if following is None and asked.after is None and asked.at is None:
-        return len(found)
-    wanted = asked.wanted
-    is_counted = wanted.queue is None and wanted.since is None and wanted.error == wanted.error_type
-    return sum(group.count for group in groups) if is_counted else None
 
 
 def _url_again(view: View, asked: FailureQuery, found: Found, at: float) -> str:

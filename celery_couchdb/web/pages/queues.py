@@ -8,7 +8,7 @@ from kombu_couchdb.admin.status import Status
 
 from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_cell
 from ...resources.queue_actions import QUEUES
-from ...resources.queues import LATE_SECONDS, NO_QUEUES, queue_columns, queue_rows
+from ...resources.queues import LATE_SECONDS, NO_QUEUES, pause_text, queue_columns, queue_rows
 from ..selections import actions_of
 from ..tables import Table
 from ..view import Page, View
@@ -29,11 +29,9 @@ def show(view: View) -> Response:
         numbers = last_hour(row)
         return f'{row["ready"]:,} ready now, {max(numbers):,.0f} at most' if numbers else NO_VALUE
 
-    columns = queue_columns(rows, found.date)
-    others, pauses = ([one for one in columns if (one.member == 'paused') is is_pause] for is_pause in (False, True))
     table = Table.of(
         'Queues',
-        [*others, *([Column('LAST HOUR', None, in_words)] if ready else [])],
+        [*queue_columns(rows), *([Column('LAST HOUR', None, in_words)] if ready else [])],
         rows,
         lambda row: row['name'],
         links={
@@ -42,7 +40,7 @@ def show(view: View) -> Response:
         },
         charts={'LAST HOUR': last_hour},
         note=_note,
-        remark=lambda row: ''.join(pause.cell(row).text for pause in pauses),
+        remark=lambda row: pause_text(row['paused'], found.date) if row['paused'] else '',
         selectable=view.may_act,
         empty=NO_QUEUES,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 
 from starlette.responses import Response
 
@@ -29,8 +30,11 @@ _COLUMNS = [
     Column('RATE/S', 'rate', rate_cell, right=True),
     *(column for column in CONSUMERS if column.title in ('RUNNING', 'QUEUES', 'LEADS')),
     Column('STARTED', 'pool', lambda pool: NO_VALUE),
-    Column('VERSIONS', 'pool', lambda pool: ', '.join(pool.get('versions', ())) or NO_VALUE, min_width=12),
 ]
+
+#: A task runs longer than usual if it has run for so many times as long as it did on average in the last day.
+_MANY_TIMES = 2
+_NONE_LONG = f'No task has run for {_MANY_TIMES} times as long as it took on average in the last day.'
 
 #: The pools whose number of processes can be changed while they run; '' for those that do not say what they are.
 _RESIZABLE = ('prefork', 'gevent', 'eventlet', '')
@@ -49,23 +53,39 @@ def show(view: View) -> Response:
         links={'WORKER': lambda row: view.link('/workers', worker=row['name'])},
         dates={'STARTED': lambda row: [row['pool']['since']] if row['pool'] else []},
         note=lambda row: ('', '') if row['alive'] else ('bad', 'overdue'),
+        remark=lambda row: ', '.join(row['pool'].get('versions', ())),
         selectable=view.may_act,
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
     running = [task for task in running_tasks(found.status) if view.param('worker') in ('', task['worker'])]
-    columns = task_columns(found.date)
     mean = view.history().mean_seconds() if running else {}
+    long = [task for task in running if found.date - task['since'] > _MANY_TIMES * mean.get(task['task'], inf)]
+    is_long = view.param('running') == 'long'
+    shown = long if is_long else running
+    columns = task_columns(found.date)
     usual = Column('USUALLY', 'task', lambda task: format_mean(mean.get(task)), right=True)
     tasks = Table.of(
         'Running tasks',
         [*columns[:-1], usual, *columns[-1:]],
-        running[:_LIMIT],
+        shown[:_LIMIT],
         lambda task: f'{task["worker"]} {task["id"]}',
-        links={'ID': lambda task: view.link(f'/tasks/{task["id"]}')},
-        empty='No task has been running for more than a second.',
-        more=f'These run for longest; there are {len(running) - _LIMIT:,} more.' if len(running) > _LIMIT else '',
+        links={
+            **view.names(),
+            'RUNNING TASK': view.names()['TASK'],
+            'ID': lambda task: view.link(f'/tasks/{task["id"]}'),
+        },
+        empty=_NONE_LONG if is_long else 'No task has been running for more than a second.',
+        more=f'These run for longest; there are {len(shown) - _LIMIT:,} more.' if len(shown) > _LIMIT else '',
     )
-    return view.render('workers.html', consumers=consumers, tasks=tasks)
+    choices = [
+        (f'All {len(running):,}', view.link('/workers', worker=view.param('worker')), not is_long),
+        (
+            f'{len(long):,} longer than usual',
+            view.link('/workers', worker=view.param('worker'), running='long'),
+            is_long,
+        ),
+    ]
+    return view.render('workers.html', consumers=consumers, tasks=tasks, choices=choices)
 
 
 def _is_resizable(view: View) -> bool:

@@ -109,6 +109,13 @@ def test_longest_shortenable_column_is_cut_first() -> None:
     assert narrow[1] == 'qqqq…  hhhh…  1,234,567'
 
 
+def test_titles_of_numbers_are_cut_before_names() -> None:
+    columns = [Column('QUEUE', 'q', min_width=6), Column('PREFETCHED', 'n', right=True)]
+    rows = [{'q': 'billing', 'n': '1'}, {'q': 'mail', 'n': '1,000,000'}]
+    assert format_table(columns, rows, 18).split('\n')[1:] == ['billing          1', 'mail     1,000,000']
+    assert click.unstyle(format_table(columns, rows, 18)).split('\n')[0] == 'QUEUE    PREFETCH…'
+
+
 def test_id_is_cut_to_eight_characters_if_the_table_is_too_wide() -> None:
     columns = [Column('ID', 'id', min_width=9), Column('TASK', 'task', min_width=8)]
     row = {'id': '3c02b1f8-1d4e-4c1e-9d36-0f6c1f2a9b11', 'task': 'shop.reports.monthly'}

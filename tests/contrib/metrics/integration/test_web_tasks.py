@@ -43,7 +43,7 @@ def history(client: Client) -> None:
     happened(client, 1200, {HOSTILE: {'failed': 1}})
     happened(client, 200, {'pay': {'succeeded': 100, 'failed': 20, 'seconds': 60}})
     happened(client, 50, {'pay': {'succeeded': 3, 'retried': 1, 'seconds': 6.0}}, {'mail': {'ready': 40}})
-    happened(client, 40, {'pay': {'failed': 1}, 'add': {'succeeded': 1000}}, {'mail': {'ready': 10}})
+    happened(client, 40, {'pay': {'failed': 1, 'rejected': 2}, 'add': {'succeeded': 1000}}, {'mail': {'ready': 10}})
 
 
 def read(browser: Browser) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def read(browser: Browser) -> dict[str, Any]:
 
 def test_how_long_tasks_usually_take_and_how_many_failed(history: None, client: Client) -> None:
     usual = RecentHistory(client).read().mean_seconds()
-    assert (round(usual['pay'], 3), usual['add'], format_mean(usual['pay'])) == (0.528, 0.0, '528 ms')
+    assert (round(usual['pay'], 3), usual['add'], format_mean(usual['pay'])) == (0.52, 0.0, '520 ms')
     counts = {'pay': {'failed': 3, 'succeeded': 9}, 'add': {'failed': 1}, 'malformed': [], HOSTILE: {'failed': 'x'}}
     assert failed_cell({'since': 1.0, 'counts': counts}).text == '4'
     assert (failed_cell({}).text, failed_cell({'counts': []}).text) == ('-', '-')
@@ -63,34 +63,68 @@ def test_tasks_of_the_last_hour_and_day(history: None, admin: Browser) -> None:
     found = read(admin)
     assert list(found) == ['pay', HOSTILE, 'add']
     hour, day = found['pay']['hour'], found['pay']['day']
-    assert (hour['runs'], hour['succeeded'], hour['failed'], hour['retried']) == (5, 3, 1, 1)
-    assert (hour['failure_rate'], hour['mean']) == (0.25, 1.2)
-    assert (day['runs'], day['succeeded'], day['failed'], day['retried'], day['mean']) == (125, 103, 21, 1, 0.528)
+    ends = ('runs', 'succeeded', 'failed', 'retried', 'rejected')
+    assert [hour[name] for name in ends] == [7, 3, 1, 1, 2]
+    assert (hour['failure_rate'], hour['mean']) == (0.25, 0.857)
+    assert [day[name] for name in ends] == [127, 103, 21, 1, 2]
+    assert day['mean'] == 0.52
     assert (found[HOSTILE]['hour']['runs'], found[HOSTILE]['hour']['failure_rate']) == (0, None)
 
     admin.get('/tasks')
-    assert 'pay 5 3 1 1 25.0 % 1.2 s' in admin.text
-    assert 'Succeeded 1,003 Failed 1 Retried 1 Failure rate <0.1 %' in admin.text
-    assert 'aria-label="5 runs"' in admin.page.text
+    assert 'pay 7 3 1 1 2 25.0 % 857 ms' in admin.text
+    assert 'Succeeded 1,003 Failed 1 Retried 1 Rejected 2 Failure rate <0.1 %' in admin.text
+    assert 'aria-label="7 runs"' in admin.page.text
     assert re.search(r'<b>t|<style|style=|\son\w+=', admin.page.text) is None
-    assert r'"><b>t</b>\x1b[2J/../?a=1 0 0 0 0' in admin.text
+    assert r'"><b>t</b>\x1b[2J/../?a=1 0 0 0 0 0' in admin.text
     admin.get('/tasks?period=day')
-    assert 'pay 125 103 21 1 16.9 % 528 ms' in admin.text
-    assert r'"><b>t</b>\x1b[2J/../?a=1 1 0 1 0 100.0 %' in admin.text
+    assert 'pay 127 103 21 1 2 16.9 % 520 ms' in admin.text
+    assert r'"><b>t</b>\x1b[2J/../?a=1 1 0 1 0 0 100.0 %' in admin.text
     links = re.findall(r'href="([^"]*=%22%3E%3Cb[^"]*)"', admin.page.text)
     assert [link.partition('?')[0] for link in links] == ['/jobs', '/failures']
     assert [admin.get(link).status_code for link in links] == [200, 200]
 
 
 def test_chart_and_its_numbers(history: None, admin: Browser) -> None:
-    page = admin.get('/tasks').text
-    titles = re.findall(r'<title>From (\d\d:\d0) UTC: ([\d,]+) succeeded, (\d+) failed</title>', page)
-    assert len(titles) == 36
-    assert [(good, bad) for _, good, bad in titles if good != '0'] == [('100', '20'), ('3', '0'), ('1,000', '1')]
-    assert 'in each 10 minutes 2,000 1,000 0' in admin.text
-    assert 'ago 1,000 1 0' in admin.text  # the table of the same numbers
+    wanted = {
+        'hour': (60, 'in each minute 2,000 1,000 0', [('3', '0'), ('1,000', '1')]),
+        'day': (48, 'in each 30 minutes 2,000 1,000 0', [('0', '1'), ('100', '20'), ('1,003', '1')]),
+    }
+    for period, (count, axis, bars) in wanted.items():
+        page = admin.get(f'/tasks?period={period}').text
+        assert axis in admin.text
+        titles = re.findall(r'<title>From \d\d:\d\d UTC: ([\d,]+) succeeded, (\d+) failed</title>', page)
+        assert len(titles) == count
+        assert [title for title in titles if title != ('0', '0')] == bars
     heights = [float(height) for height in re.findall(r'class="bad"[^>]* height="([\d.]+)"', page)]
-    assert heights == [3.0, 3.0]  # what is not 0 can be seen
+    assert heights == [3.0, 3.0, 3.0]  # what is not 0 can be seen
+    assert 'ago 1,003 1 1 2' in admin.text  # the table of the same numbers
+
+
+def test_tasks_that_run_longer_than_usual(history: None, client: Client, open_page: Open, server: Server) -> None:
+    now = client.clock.now()
+    since = {'a1': ('pay', now - 60), 'b2': ('unknown', now - 600), 'c3': ('mail', now - 60)}
+    tasks = [{'id': name, 'task': task, 'queue': 'q', 'since': date} for name, (task, date) in since.items()]
+    happened(client, 30, {'mail': {'succeeded': 2, 'seconds': 100}})
+    client.put(
+        {
+            '_id': 'broker:consumer:vm:1:a',
+            'type': 'Consumer',
+            'host': 'vm',
+            'pid': 1,
+            'worker': 'w1@vm',
+            'queues': ['q'],
+        }
+        | {'date': now, 'expires': now + 600, 'running': {'tasks': tasks, 'queues': {'q': [3, 0]}}}
+    )
+    admin = open_page()
+    admin.log_in(server.user, server.password)
+    admin.get('/workers')
+    assert 'Running tasks All 3 1 longer than usual' in admin.text
+    assert re.search(r'pay a1 q 1 m \d+ s 520 ms .* mail c3 q 1 m \d+ s 50.0 s', admin.text)
+    admin.get('/workers?running=long')
+    assert 'a1 q 1 m' in admin.text
+    assert 'unknown' not in admin.text
+    assert 'c3' not in admin.text
 
 
 def test_last_hour_of_a_queue(history: None, admin: Browser, app: Celery) -> None:
@@ -113,7 +147,7 @@ def test_without_history(admin: Browser, app: Celery) -> None:
     admin.get('/tasks')
     assert admin.page.status_code == 200
     assert 'start a worker, and look again a few minutes after it has run a task' in admin.text
-    assert '<svg viewBox="0 0 360' not in admin.page.text
+    assert 'class="card bars"' not in admin.page.text
     assert read(admin) == {}
 
 
