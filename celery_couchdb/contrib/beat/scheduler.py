@@ -281,7 +281,7 @@ class DueTasks(Duty):
         for name in names[:_ROUND_ENTRIES]:
             entry, state = self._entries[name], self._states[name]
             decisions[name] = decision = decide(entry, state, now, max(1, _ROUND_ENTRIES // len(names)))
-            calls += [DueCall(entry, task_id_of(state, due)) for due in decision.send]
+            calls += [DueCall(entry, due, task_id_of(state, due)) for due in decision.send]
             if time.monotonic() >= until:
                 break
         self.check_term()
@@ -414,6 +414,7 @@ class DueCall(NamedTuple):
     """A task to send: one due date of an entry."""
 
     entry: Entry
+    due: float
     task_id: str
 
 
