@@ -50,7 +50,7 @@ from .waiting.callbacks import Callbacks
 from .waiting.mixin import PushMixin
 from .waiting.read_ahead import ReadAhead
 from .waiting.subscriber import Subscriber
-from .worker import expiry, services, startup
+from .worker import expiry, startup
 from .worker.handover import HandOver
 
 __all__ = ['CouchDBBackend', 'ResultTooLarge']
@@ -280,7 +280,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
                 startup.check(self)
                 self._is_checked = True  # the check can end a worker that starts, but not one that is working
             startup.prepare(self.app, getattr(sender, 'hostname', None))
-            services.start(sender)
+            startup.start_services(sender)
             self.sweeper.start()
             if not self.options.confirm_results:
                 self.handover.open(sender, serve_children=False)

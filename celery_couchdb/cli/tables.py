@@ -71,13 +71,6 @@ class Duration(Typed):
         super().__init__('duration', partial(inputs.duration, least=least))
 
 
-class Json(Typed):
-    """A list or an object in JSON."""
-
-    def __init__(self, kind: type[Any]) -> None:
-        super().__init__('json', partial(inputs.json_value, kind=kind))
-
-
 # -- tables
 
 

@@ -13,22 +13,14 @@ from kombu_couchdb.couchdb.client import Client
 
 from .server import Server
 
-COUCHDB_IMAGE = 'couchdb:3.5'
-#: CouchDB's port, and the port mapping: any free port of this machine.
+#: CouchDB's port.
 COUCHDB_PORT = '5984/tcp'
-COUCHDB_PORTS: dict[str, Any] = {COUCHDB_PORT: None}
 #: The administrator. The password is random, because Docker opens the port to the network.
 COUCHDB_ENV = {'COUCHDB_USER': 'celery', 'COUCHDB_PASSWORD': secrets.token_hex(16)}
 #: The image's data folder, as a volume: the data survive a restart, and are deleted with the test.
 COUCHDB_VOLUME = {'bind': '/opt/couchdb/data', 'mode': 'rw'}
-#: The text that CouchDB logs when it accepts connections.
-COUCHDB_READY = 'Apache CouchDB has started on http'
 #: How long a container may take to start, in seconds.
 COUCHDB_CONTAINER_TIMEOUT = 60
-COUCHDB_DATABASE = 'celery'
-
-#: The package that `pip` adds to the worker's image.
-WORKER_PACKAGE = 'celery-couchdb[testing]'
 
 
 class CouchDBContainer(CeleryTestContainer):
@@ -67,12 +59,12 @@ class CouchDBContainer(CeleryTestContainer):
     @property
     def vhost(self) -> str:
         """The name of the database."""
-        return COUCHDB_DATABASE
+        return 'celery'
 
     @property
     def ready_prompt(self) -> str | None:
         """The text that CouchDB logs when it accepts connections."""
-        return COUCHDB_READY
+        return 'Apache CouchDB has started on http'
 
     def version(self) -> str:
         """Return the server's version."""
@@ -87,12 +79,12 @@ class CouchDBContainer(CeleryTestContainer):
     @classmethod
     def image(cls) -> str:
         """Return the name of the Docker image."""
-        return COUCHDB_IMAGE
+        return 'couchdb:3.5'
 
     @classmethod
     def ports(cls) -> dict[str, Any]:
         """Return the port mapping: CouchDB's port to any free port of this machine."""
-        return COUCHDB_PORTS
+        return {COUCHDB_PORT: None}
 
     @classmethod
     def initial_env(cls) -> dict[str, str]:
@@ -116,7 +108,7 @@ class CouchDBWorkerContainer(CeleryWorkerContainer):
     @classmethod
     def pytest_celery_pkg(cls) -> str:
         """Return the package that `pip` installs into the image: `PYTEST_CELERY_PKG`, or the released package."""
-        return os.environ.get('PYTEST_CELERY_PKG', WORKER_PACKAGE)
+        return os.environ.get('PYTEST_CELERY_PKG', 'celery-couchdb[testing]')
 
 
 class _Node:

@@ -35,8 +35,7 @@ from ..options import ResultOptions
 from ..results.documents import Document
 from ..results.result_store import ResultStore
 from .read_ahead import Cache
-from .timing import Pacing
-from .watched import ResultMailbox, Watched
+from .watched import Pacing, ResultMailbox, Watched
 
 logger = get_logger(__name__)
 
@@ -52,7 +51,7 @@ _MAX_CHANGES = 250
 #: and until the server's next empty line.
 _LINGER_SECONDS = 0.1
 
-#: After a response the subscriber pauses at least for so long, in seconds, see also `timing.Pacing`. During the pause,
+#: After a response the subscriber pauses at least for so long, in seconds, see also `Pacing`. During the pause,
 #: threads that have received their documents stop watching.
 _MIN_PAUSE_SECONDS = 0.002
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 
 from kombu_couchdb.couchdb.shapes import exactly, members, revision, text
-from kombu_couchdb.errors import RETRIED, CouchDBError
+from kombu_couchdb.errors import RETRIED
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.outage import Outage
 
 from ..chords.counter import Chords
 from ..results.result_store import ResultStore
@@ -91,17 +92,14 @@ class ExpirySweeper:
             thread.join(_STOP_SECONDS)
 
     def _run(self, end: threading.Event) -> None:
-        last_error = ''
+        outage = Outage(logger, 'expired results are not deleted: %s')
         while True:
             try:
                 self._work(end.is_set)
-                last_error = ''
+                outage.recovered()
             except RETRIED as exc:
                 logger.debug('expired results are not looked for: %s', exc)
-            except CouchDBError as exc:
-                if last_error != (last_error := str(exc)):  # log each error once
-                    logger.error('expired results are not deleted: %s', exc)
-            except Exception:  # go on: one chord that cannot be ended must not keep all results forever
-                logger.exception('the search for expired results failed')
+            except Exception as exc:  # go on: one chord that cannot be ended must not keep all results forever
+                outage.failed(exc)
             if end.wait(self._interval * random.uniform(0.5, 1.0)):
                 return

@@ -1,21 +1,27 @@
-"""The start of a worker: what only workers import, and the check that results can be stored."""
+"""The start of a worker: what only workers import, the check that results can be stored, and the loops of rooms.
+
+A worker runs the loops of optional rooms beside its tasks, each in a thread of its own.
+"""
 
 from __future__ import annotations
 
 import uuid
 from importlib import import_module
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import signals, states
 from celery.exceptions import WorkerShutdown
 
 from kombu_couchdb.errors import RETRIED, CouchDBError
+from kombu_couchdb.leases.leader import Led
 from kombu_couchdb.leases.lease import set_worker
 from kombu_couchdb.log import get_logger
+from kombu_couchdb.transport import Transport
 
+from ..patches import workers
 from ..results.documents import stamp
 from ..rooms import rooms
-from . import services
 
 logger = get_logger(__name__)
 
@@ -24,6 +30,9 @@ _LIFETIME_SECONDS = 60.0
 
 #: The exit status of a worker that fails the check.
 _EXIT_STATUS = 1
+
+#: By app: the loops that run.
+_running: WeakKeyDictionary[Any, list[Led]] = WeakKeyDictionary()
 
 
 def prepare(app: Any, worker: str | None) -> None:
@@ -35,7 +44,7 @@ def prepare(app: Any, worker: str | None) -> None:
     import_module(f'{__package__}.control')
     for room in rooms():
         room.prepare_worker(app)
-    services.connect()
+    _connect()
     import_module(f'{__package__}.history').install(app, worker)
     import_module(f'{__package__}.running').install(app)
 
@@ -68,3 +77,33 @@ def check(backend: Any) -> None:
 def _has_results(app: Any) -> bool:
     tasks = [task for name, task in app.tasks.items() if not name.startswith('celery.')]
     return any(not task.ignore_result for task in tasks) if tasks else not app.conf.task_ignore_result
+
+
+# -- the loops of rooms
+
+
+def _connect() -> None:
+    """Start the loops in each worker of this process that is ready from now on, and stop them when it shuts down."""
+    for signal in workers.READY:
+        signal.connect(start_services)
+    for signal in workers.SHUTDOWN:
+        signal.connect(_stop_services)
+
+
+def start_services(sender: Any = None, **_: Any) -> None:
+    """Start the loops for the app of a worker that is ready, unless they run, if its broker is CouchDB."""
+    if sender is None or sender.app in _running:
+        return
+    app, concurrency = sender.app, getattr(getattr(sender, 'controller', None), 'concurrency', None) or 1
+    with app.connection_for_write() as connection:  # does not connect
+        if not issubclass(connection.get_transport_cls(), Transport):
+            return
+    found = {name: loop for room in rooms() for name, loop in room.services(app, concurrency).items()}
+    _running[app] = [*found.values()]
+    for name, loop in found.items():
+        loop.start(name)
+
+
+def _stop_services(sender: Any = None, **_: Any) -> None:
+    for loop in _running.pop(sender.app, ()) if sender is not None else ():
+        loop.stop()

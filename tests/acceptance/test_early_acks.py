@@ -44,7 +44,10 @@ def runs(site: Site) -> Counter[str]:
 
 
 def run_with_a_kill(site: Site, proxy: Proxy, pool: str, *, in_outage: bool, **options: Any) -> Counter[str]:
-    """Kill a worker that works off a burst, let another one go on, and return how often each task has begun."""
+    """Kill a worker that works off a burst, let another one go on, and return how often each task has begun.
+
+    The message of a task may be gone before the task has begun: the other worker stops when all of them have ended.
+    """
     worker = start(site, pool, **options)
     for number in range(TASKS):
         site.send('nap', str(site.journal), str(number), 0.01)
@@ -54,8 +57,9 @@ def run_with_a_kill(site: Site, proxy: Proxy, pool: str, *, in_outage: bool, **o
         wait_for(lambda: 'trying again until it responds' in worker.logs(), 'the outage to be noticed')
     worker.kill()
     proxy.go_on()
-    start(site, pool, **options)
+    other = start(site, pool, **options)
     wait_for(lambda: not items(site.client), 'all tasks to be acknowledged')
+    other.container.terminate()
     return runs(site)
 
 

@@ -41,13 +41,13 @@ def _no_read_ahead() -> None:
 
 
 def _no_expectation() -> None:
-    from celery_couchdb.waiting.timing import Expectation
+    from celery_couchdb.waiting.watched import Expectation
 
     _replace(Expectation, learn=lambda self, seconds: None)
 
 
 def _no_collecting() -> None:
-    from celery_couchdb.waiting.timing import Pacing
+    from celery_couchdb.waiting.watched import Pacing
 
     _replace(Pacing, pause=lambda self, count, others, now: 0.0)
 

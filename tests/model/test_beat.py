@@ -234,8 +234,8 @@ FAULTS = [
         Beats,
         beat_scheduler,
         'planned',
-        "_next(entry.rule, anchor, max(after, fresh['last'] or 0.0))",
-        '_next(entry.rule, anchor, anchor)',
+        "_next(entry, anchor, max(after, fresh['last'] or 0.0))",
+        '_next(entry, anchor, anchor)',
     ),
     Fault(
         'an entry that was written anew has due dates in the past',

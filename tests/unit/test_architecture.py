@@ -70,7 +70,7 @@ OPERATORS = (
     'celery_couchdb.remote_control',
     'celery_couchdb.plans',
     *(f'celery_couchdb.contrib.{room}.{name}' for room in ('parcels', 'regions') for name in ('cli', 'page')),
-    *(f'celery_couchdb.contrib.beat.{name}' for name in ('cli', 'page', 'resource', 'words')),
+    *(f'celery_couchdb.contrib.beat.{name}' for name in ('cli', 'inputs', 'page', 'resource', 'words')),
     *(f'celery_couchdb.contrib.metrics.{name}' for name in ('cli', 'exporter', 'page')),
 )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.states import PROPAGATE_STATES, READY_STATES
 
 from kombu_couchdb.admin.status import leaders
 
-from ...resources.columns import NO_VALUE, Cell, Column, Row, format_date, format_duration
+from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, format_date, format_duration
 from ...resources.resource import Resource
 from .stored_schedules import Item, Schedules
 from .words import in_words
@@ -132,3 +132,35 @@ def _details(entry: Row) -> Row:
     del shown['known']
     shown |= {name: _date(shown[name]) for name in ('last', 'sent', 'start', 'until') if name in shown}
     return {name: NO_VALUE if value is None else value for name, value in shown.items()}
+
+
+class EntryAction(NamedTuple):
+    """Something that people do to some entries, with a command and on the page."""
+
+    name: str
+    title: str
+    #: Does it to the entry of a name; what was done then, in which `{0}` is what this returns.
+    act: Callable[[Schedules, str], Any]
+    done: str
+    consequence: str
+    #: The question on the page before it; '' to ask nothing. The command asks if the tone is `bad`.
+    question: str = ''
+    tone: Tone = ''
+
+    def do(self, schedules: Schedules, name: str) -> str:
+        """Do it to the entry of a name, and return what was done; *raises* what the method of `Schedules` raises."""
+        return self.done.format(self.act(schedules, name))
+
+
+_NO_PAST = 'Nothing is sent for the time in which they were disabled.'
+_DISABLED = 'Nothing is sent until somebody enables it again.'
+_RESET = 'What the code of the app says replaces all edits.'
+_DELETED = 'Nothing more is sent. A schedule in the code of the app can only be disabled.'
+
+ACTIONS = (
+    EntryAction('run', 'Run now', Schedules.run, 'sent as {0.id}', 'The tasks are sent once; no due date changes.'),
+    EntryAction('enable', 'Enable', Schedules.enable, 'enabled', _NO_PAST),
+    EntryAction('disable', 'Disable', Schedules.disable, 'disabled', _DISABLED, 'Disable {}?'),
+    EntryAction('reset', 'Reset', Schedules.reset, 'as in the code', _RESET, 'Reset {}?'),
+    EntryAction('delete', 'Delete', Schedules.delete, 'deleted', _DELETED, 'Delete {}?', 'bad'),
+)

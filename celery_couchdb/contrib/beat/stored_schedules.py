@@ -138,13 +138,7 @@ class Schedules:
 
         *Raises* `Conflict` if the name is taken, `ConfigurationError` if a member is wrong or nothing would be sent.
         """
-        doc = {'_id': self.names.entries + name, 'type': 'Schedule', 'task': task, 'schedule': _schedule(schedule)}
-        doc |= {
-            'start': self.client.clock.now(),
-            'enabled': True,
-            'source': 'database',
-            **_plain(members, self.app.timezone),
-        }
+        doc = self._new(name) | {'task': task} | self._members({**members, 'schedule': schedule})
         try:
             item = self._written(name, doc, doc.keys())
         except Conflict as exc:
@@ -157,11 +151,7 @@ class Schedules:
 
         *Raises* `ConfigurationError` if a member is wrong.
         """
-        if 'schedule' in members:
-            members['schedule'] = _schedule(members['schedule'])
-            members.setdefault('start', self.client.clock.now())
-        doc = {'_id': self.names.entries + name, 'type': 'Schedule', 'enabled': True, 'source': 'database', **former}
-        entry = Entry.of(name, {**doc, **_plain(members, self.app.timezone)}, self.app)
+        entry = Entry.of(name, self._new(name) | former | self._members(members), self.app)
         if entry.error is not None:
             raise ConfigurationError(entry.error)
         return Item(entry, None)
@@ -171,10 +161,7 @@ class Schedules:
 
         *Raises* `NotFound`, `ConfigurationError`; `Conflict` if the entry has another revision than `rev`.
         """
-        if 'schedule' in members:
-            members['schedule'] = _schedule(members['schedule'])
-            members.setdefault('start', self.client.clock.now())
-        members = _plain(members, self.app.timezone)
+        members = self._members(members)
 
         def change(doc: Document) -> Document:
             if rev not in (None, doc['_rev']):
@@ -274,6 +261,17 @@ class Schedules:
         return tasks
 
     # -- documents
+
+    def _new(self, name: str) -> Document:
+        """Return what every entry that is added has."""
+        return {'_id': self.names.entries + name, 'type': 'Schedule', 'enabled': True, 'source': 'database'}
+
+    def _members(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Return members as a document has them, see `_plain`. A new schedule begins now, unless `start` is given."""
+        if 'schedule' in members:
+            now = self.client.clock.now()
+            members = {'start': now, **members, 'schedule': _schedule(members['schedule'])}
+        return _plain(members, self.app.timezone)
 
     def _find(self, name: str) -> tuple[Document, Document | None]:
         """Return an entry and its state."""

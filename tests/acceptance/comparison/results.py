@@ -243,6 +243,7 @@ def forget(t: Any) -> Any:
     fresh = t.app.AsyncResult(result.id)
     fresh.forget()
     chained = done(chain(t.add.s(1, 1), t.add.s(1)).delay())
+    done(chained.parent)  # Celery before 5.7 sends the second task before it stores the first result
     chained.forget()
     return [state(result), state(fresh), [r.state for r in (chained, t.app.AsyncResult(chained.parent.id))]]
 

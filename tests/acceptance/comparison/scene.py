@@ -53,10 +53,11 @@ class Scene(Tasks):
         """Run a scenario and return its outcome, or the function that reads it."""
         return SCENARIOS[name](self)
 
-    def outcome(self, started: Any, expected: Sequence[Any] = (), patience: float = 1.0) -> Any:
+    def outcome(self, started: Any, expected: Sequence[Any] = (), patience: float = 7.0) -> Any:
         """Return the outcome of a scenario: one that is expected, or one that stays for `patience` seconds.
 
-        `get()` returns before all errbacks have run, and before all members of a group have ended.
+        `get()` returns before all errbacks have run, and before all members of a group have ended. After the loss of a
+        process, its pool starts another one up to five seconds later, and an errback may wait for that.
         """
         if not callable(started):
             return _normal(started)

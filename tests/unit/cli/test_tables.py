@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from celery_couchdb.cli.tables import Duration, Json, format_table, remove_unwanted_colours, shorten
+from celery_couchdb.cli.tables import Duration, format_table, remove_unwanted_colours, shorten
 from celery_couchdb.resources.columns import (
     Cell,
     Column,
@@ -20,6 +20,7 @@ from celery_couchdb.resources.columns import (
     json_line,
     rate_cell,
 )
+from celery_couchdb.resources.inputs import json_value
 from kombu_couchdb.log import printable
 
 
@@ -154,6 +155,6 @@ def test_duration_that_is_too_short_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(('kind', 'text'), [(list, '{}'), (dict, '[]'), (list, '[1'), (dict, '[' * 9999)])
 def test_option_must_be_a_list_or_an_object(kind: type[object], text: str) -> None:
-    assert Json(list)('[1, "two"]') == [1, 'two']
-    with pytest.raises(click.BadParameter, match=r'it must be (a list|an object) in JSON, not'):
-        Json(kind)(text)
+    assert json_value('[1, "two"]', list) == [1, 'two']
+    with pytest.raises(ValueError, match=r'it must be (a list|an object) in JSON, not'):
+        json_value(text, kind)

@@ -1,10 +1,10 @@
-"""When a result may be expected, and how long results are collected (`waiting.timing`)."""
+"""When a result may be expected, and how long results are collected (`waiting.watched`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from celery_couchdb.waiting.timing import Expectation, Pacing
+from celery_couchdb.waiting.watched import Expectation, Pacing
 
 # -- Expectation
 
