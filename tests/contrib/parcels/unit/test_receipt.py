@@ -23,7 +23,8 @@ UNSTORABLE = ['\udc80', ['\ud800'], 'x' * 64_001, float('nan'), {1: {2: float('i
 
 def closed(result: Any = None, error: str | None = None) -> dict[str, Any]:
     """Return the receipt of a task that has ended."""
-    found = parcel.with_outcome(OPEN, 'SUCCESS', result, error, 6.0, 7.0, 60.0)
+    outcome = parcel.error_outcome(error) if error else parcel.result_outcome(result)
+    found = parcel.ended(OPEN, parcel.end_of('SUCCESS', outcome, 6.0, 60.0))
     check_value('the receipt', found)
     return found
 
@@ -31,7 +32,7 @@ def closed(result: Any = None, error: str | None = None) -> dict[str, Any]:
 def test_receipt_is_kept_from_the_end_of_the_task_on() -> None:
     assert parcel.is_open(OPEN)
     assert not parcel.is_open(closed())
-    assert (OPEN['kept_until'], closed()['kept_until']) == (65.0, 67.0)
+    assert (OPEN['kept_until'], closed()['kept_until']) == (65.0, 66.0)
     assert parcel.receipt_of({'_id': 'a', 'task': 't'}, 'a', 100.0, 5.0, 60.0)['kept_until'] == 160.0
 
 
@@ -48,6 +49,6 @@ def test_error_is_cut_and_can_be_stored() -> None:
 
 def test_members_of_an_end_that_a_publisher_wrote_are_replaced() -> None:
     forged = {'error': 'forged', 'left_out': 'forged', 'done': 1.0}
-    found = parcel.with_outcome({**OPEN, **forged}, 'SUCCESS', 1, None, 6.0, 7.0, 60.0)
+    found = parcel.ended({**OPEN, **forged}, parcel.end_of('SUCCESS', {'result': 1}, 6.0, 60.0))
     assert (found.get('error'), found.get('left_out'), found['done'], found['result']) == (None, None, 6.0, 1)
     assert parcel.is_open(parcel.receipt_of({'_id': 'a', 'task': 't', **forged}, 'a', None, 5.0, 60.0))
