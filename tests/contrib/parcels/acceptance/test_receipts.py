@@ -20,11 +20,9 @@ ENDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     'exception': ('FAILURE', 'ValueError: no', {'task': 'raise', 'args': ['no']}),
     'exception of 1 MB': ('FAILURE', 'ValueError: ', {'task': 'huge'}),
     'ignored': ('IGNORED', 'ignores it', {'task': 'ignore'}),
-    'rejected and requeued': ('SUCCESS', '', {'task': 'requeue'}),
     'retried': ('SUCCESS', '', {'task': 'retry', 'args': [2]}),
     'no retry left': ('FAILURE', 'KeyError: retried', {'task': 'retry', 'args': [9]}),
     'expired': ('REVOKED', 'TaskRevokedError: expired', {'task': 'succeed', 'expires': 1}),
-    'unregistered': ('FAILURE', 'NotRegistered: ', {'task': 'unknown'}),
     'time limit': ('FAILURE', 'TimeLimitExceeded: ', {'task': 'hard_limit'}),
     'process lost': ('FAILURE', 'WorkerLostError: ', {'task': 'lost'}),
 }
