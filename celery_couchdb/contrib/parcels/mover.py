@@ -5,8 +5,6 @@ the others. It publishes the message of a parcel under an id derived from the pa
 deletes the parcel, or makes it a receipt (`receipts`) if a program wrote it without Celery. So each parcel is moved
 exactly once, even if the worker is killed or paused in between. The document of a refused parcel stays, with the
 reason.
-
-`start` runs the duties of rooms (`DUTIES`) in threads of each worker that has their transport option.
 """
 
 from __future__ import annotations
