@@ -48,7 +48,7 @@ class Room:
     def complete(self, client: Client, docs: Sequence[Document]) -> None:
         """Write documents of `on_result` into those of the same task in the database of `client`.
 
-        They have the type `completed_type`. *Raises* the errors of `kombu_couchdb.errors` for an outage only.
+        They have the type `completed_type`. *Raises* the errors of `kombu_couchdb.errors`.
         """
 
     def check_header(self, app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from kombu_couchdb.couchdb.http import encoded
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, DatabaseMissing
 from kombu_couchdb.log import get_logger
 
+from ..room import Room
 from ..rooms import rooms
 from .queue_item import QueueItem, Refusal
 
@@ -60,7 +61,7 @@ class OtherDatabases:
         """
         for room in rooms():
             if completing := [item for item in batch if item.head['type'] == room.completed_type]:
-                room.complete(self._client(database), [json.loads(item.text) for item in completing])
+                self._complete(room, database, completing)
                 batch = [item for item in batch if item not in completing]
         refusals = self._write(database, batch) if batch else []
         waiting = [item for item, error in refusals if isinstance(error, AccessDenied)]
@@ -71,6 +72,12 @@ class OtherDatabases:
         for item in waiting:
             logger.warning(text, database, item.head.get('task'))
         return [(item, error) for item, error in refusals if item not in waiting or item.id in refused]
+
+    def _complete(self, room: Room, database: str, batch: Sequence[QueueItem]) -> None:
+        try:
+            room.complete(self._client(database), [json.loads(item.text) for item in batch])
+        except (AccessDenied, ConfigurationError, DatabaseMissing) as exc:
+            logger.warning('%s cannot be written in %s: %s', room.completed_type, database, exc)
 
     def _write(self, database: str, batch: Sequence[QueueItem]) -> list[Refusal]:
         groups = {joined.id: (joined, items) for joined, items in _together(batch)}

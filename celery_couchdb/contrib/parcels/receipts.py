@@ -14,7 +14,6 @@ from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_leaves
 from kombu_couchdb.couchdb.write_result import DOCUMENT_TOO_LARGE, UNSTORABLE, WriteResult
-from kombu_couchdb.errors import AccessDenied, DatabaseMissing
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.values import is_number
 
@@ -51,7 +50,7 @@ def _look_up(broker: Client, client: Client, receipts: Sequence[Document], keep:
     database, now = client.address.database, broker.clock.now()
     found = ends_of_messages(broker, [(database, doc['_id']) for doc in receipts])
     unknown = [doc for doc in receipts if found.get((database, doc['_id']), doc) is None]
-    write(client, [{**doc, 'kept_until': now + keep} for doc in unknown if parcel.outlasts(doc, now + keep)])
+    write(client, [{**doc, 'kept_until': now + keep} for doc in unknown if now + keep < _over_at(doc) < inf])
     ends = {doc_id: (end.state, parcel.error_outcome(end.reason)) for (_, doc_id), end in found.items() if end}
     complete(client, {doc_id: parcel.end_of(*end, now, keep) for doc_id, end in ends.items()})
 
@@ -71,21 +70,18 @@ def complete(client: Client, ends: Mapping[str, Document]) -> None:
 
     If it comes late or twice, nothing is written: the first end counts. A parcel becomes its receipt, if the process
     that has moved it was killed, or is slower than the task. Of a receipt that its publisher has deleted nothing is
-    written. *Raises* the errors of `kombu_couchdb.errors` for an outage only.
+    written. *Raises* the errors of `kombu_couchdb.errors`.
     """
     left = [*ends]
-    try:
-        for _ in range(_ATTEMPTS if ends else 0):
-            docs = [doc for doc in client.fetch(left) if doc and (parcel.is_open(doc) or parcel.is_waiting(doc))]
-            results = write(client, [parcel.ended(doc, ends[doc['_id']]) for doc in docs]) if docs else []
-            for result in results:
-                if result.is_refused:
-                    logger.warning('the receipt of parcel %s cannot be written: %s', result.id, result.reason)
-            left = [result.id for result in results if result.is_conflict or result.is_unproven]
-            if not left:
-                return
-    except (AccessDenied, DatabaseMissing) as exc:
-        logger.warning('the receipts of parcels %s cannot be written: %s', ', '.join(left), exc)
+    for _ in range(_ATTEMPTS if ends else 0):
+        docs = [doc for doc in client.fetch(left) if doc and (parcel.is_open(doc) or parcel.is_waiting(doc))]
+        results = write(client, [parcel.ended(doc, ends[doc['_id']]) for doc in docs]) if docs else []
+        for result in results:
+            if result.is_refused:
+                logger.warning('the receipt of parcel %s cannot be written: %s', result.id, result.reason)
+        left = [result.id for result in results if result.is_conflict or result.is_unproven]
+        if not left:
+            return
 
 
 def write(client: Client, docs: Sequence[Document]) -> list[WriteResult]:

@@ -251,12 +251,6 @@ def is_open(doc: Mapping[str, Any]) -> bool:
     return doc.get('type') == 'Receipt' and 'done' not in doc
 
 
-def outlasts(doc: Mapping[str, Any], date: float) -> bool:
-    """Tell whether a document is an open receipt that is kept longer than until `date`."""
-    until = doc.get('kept_until')
-    return is_open(doc) and isinstance(until, (int, float)) and until > date
-
-
 def result_outcome(result: Any) -> Document:
     """Return the member of a receipt with a result as JSON; or the one that says why it is left out."""
     try:

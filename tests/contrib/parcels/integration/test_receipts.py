@@ -150,9 +150,10 @@ def test_receipt_that_was_deleted_stays_deleted(app: Celery, one: Mover, client:
     assert len(items(client)) == 2
 
 
-def test_database_that_was_removed_loses_no_result(app: Celery, one: Mover, client: Client) -> None:
+@pytest.mark.parametrize('named', ['no_such_database', 'No Database', '_users/..', ''])
+def test_database_that_was_removed_loses_no_result(app: Celery, one: Mover, client: Client, named: str) -> None:
     item = item_of(client, 'a')
-    item['message']['headers'][PARCEL][0] = 'no_such_database'
+    item['message']['headers'][PARCEL][0] = named
     end(app, item)
     assert app.AsyncResult(item['message']['headers']['id']).get(timeout=1) == 3
 
