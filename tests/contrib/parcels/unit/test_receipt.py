@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.app.task import Context
 
+from celery_couchdb.contrib.parcels.room import PARCEL, Origin, ParcelsRoom
 from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.documents.validation import check_value
 
@@ -52,3 +55,24 @@ def test_members_of_an_end_that_a_publisher_wrote_are_replaced() -> None:
     found = parcel.ended({**OPEN, **forged}, parcel.end_of('SUCCESS', {'result': 1}, 6.0, 60.0))
     assert (found.get('error'), found.get('left_out'), found['done'], found['result']) == (None, None, 6.0, 1)
     assert parcel.is_open(parcel.receipt_of({'_id': 'a', 'task': 't', **forged}, 'a', None, 5.0, 60.0))
+
+
+def test_documents_with_the_same_id_in_two_databases_have_a_receipt_each() -> None:
+    """They may be written together: a device chooses its ids."""
+    backend = SimpleNamespace(decode=lambda payload: {'result': 3})
+    result = {'_id': 'r', 'status': 'SUCCESS', 'task': 'add', 'date': 5.0, 'value': {}}
+    ends = dict[str, Any]()
+    for name in ('alice', 'bob'):
+        request = Context(id='a', headers={PARCEL: [*Origin(name, 'order-17', 'a', 4.0, 60.0)]})
+        [(database, doc)], is_here = ParcelsRoom().on_result(backend, request, 'a', result, is_result=True)
+        assert (database, doc['parcel'], is_here) == (name, 'order-17', True)
+        ends[doc['_id']] = doc['end']
+    assert len(ends) == 2
+    assert ends.popitem()[1] == {
+        'id': 'a',
+        'moved': 4.0,
+        'state': 'SUCCESS',
+        'done': 5.0,
+        'result': 3,
+        'kept_until': 65.0,
+    }
