@@ -201,7 +201,7 @@ class CouchDBBackend(ChordMixin, PushMixin):
     ) -> Any:
         """Store the failure of a task and of the later steps of its chain, as Celery does."""
         if not store_result:
-            self.handover.store_end(task_id, request)
+            self.handover.store_end(task_id, request, states.FAILURE, exc)
         with _failure_of(request or _failing.get()):
             return super().mark_as_failure(task_id, exc, traceback, request, store_result, *args, **kwargs)
 

@@ -7,7 +7,7 @@ called only for a task with one of the room's `headers`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from celery.canvas import Signature
@@ -28,6 +28,8 @@ class Room:
 
     #: The headers by which tasks belong to the room. The tasks that such a task sends inherit them.
     headers: tuple[str, ...] = ()
+    #: The type of the documents of `on_result` that `complete` stores; '' if they are stored as they are.
+    completed_type = ''
     #: The name of the room's command `celery couchdb …`; None if it has none.
     command_name: str | None = None
     #: Whether the room has a page.
@@ -35,12 +37,19 @@ class Room:
 
     # -- results and publishers
 
-    def on_result(self, request: Any, task_id: str, doc: Any) -> Elsewhere:
-        """Return where the result `doc` is stored beside, or instead of, the results. It may get more members here.
+    def on_result(self, backend: Any, request: Any, task_id: str, doc: Any, *, is_result: bool) -> Elsewhere:
+        """Return where the result `doc` of the `backend` is stored beside, or instead of, the results.
 
-        `request` is the request of its task, which has one of `headers`, or None.
+        `request` is the request of its task, which has one of `headers`, or None. `is_result` is false if the task has
+        ended and has no result.
         """
         return [], True
+
+    def complete(self, client: Client, docs: Sequence[Document]) -> None:
+        """Write documents of `on_result` into those of the same task in the database of `client`.
+
+        They have the type `completed_type`. *Raises* the errors of `kombu_couchdb.errors`.
+        """
 
     def check_header(self, app: Any, tasks: Iterable[Signature], options: Mapping[str, Any]) -> None:
         """Check the tasks of a chord's header; `options` override those of the tasks.

@@ -68,8 +68,6 @@ class _ResultOptions(Packed, _Expiring, total=False):
     delivery: list[int]
     #: The id of its part of a chord, if the part has no copy of the value.
     part: str
-    #: The database and the document id of the parcel from which the task came, if the parcel has a receipt.
-    parcel: list[str]
     #: The region in which the task ran, if its result returned from there.
     region: str
 

@@ -2,11 +2,13 @@
 
 Results in other databases are those that return to other regions, see `celery_couchdb.contrib.regions`. Those that are
 stored at the same time for the same region are one document, with the documents of all in its member `together`.
+The documents of an optional room that writes them into others, as receipts are, it stores itself (`Room.complete`).
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -17,6 +19,8 @@ from kombu_couchdb.couchdb.http import encoded
 from kombu_couchdb.errors import AccessDenied, ConfigurationError, DatabaseMissing
 from kombu_couchdb.log import get_logger
 
+from ..room import Room
+from ..rooms import rooms
 from .queue_item import QueueItem, Refusal
 
 logger = get_logger(__name__)
@@ -55,7 +59,11 @@ class OtherDatabases:
         If it may accept them later, because somebody has changed its rights for example, they wait in the broker's
         database, where the reader of the other one finds them.
         """
-        refusals = self._write(database, batch)
+        for room in rooms():
+            if completing := [item for item in batch if item.head['type'] == room.completed_type]:
+                self._complete(room, database, completing)
+                batch = [item for item in batch if item not in completing]
+        refusals = self._write(database, batch) if batch else []
         waiting = [item for item, error in refusals if isinstance(error, AccessDenied)]
         if not waiting:
             return refusals
@@ -64,6 +72,12 @@ class OtherDatabases:
         for item in waiting:
             logger.warning(text, database, item.head.get('task'))
         return [(item, error) for item, error in refusals if item not in waiting or item.id in refused]
+
+    def _complete(self, room: Room, database: str, batch: Sequence[QueueItem]) -> None:
+        try:
+            room.complete(self._client(database), [json.loads(item.text) for item in batch])
+        except (AccessDenied, ConfigurationError, DatabaseMissing) as exc:
+            logger.warning('%s cannot be written in %s: %s', room.completed_type, database, exc)
 
     def _write(self, database: str, batch: Sequence[QueueItem]) -> list[Refusal]:
         groups = {joined.id: (joined, items) for joined, items in _together(batch)}

@@ -123,25 +123,33 @@ class HandOver:
     def _is_flowing(self) -> bool:
         return time.monotonic() - self._last_part_at < _FLOW_SECONDS
 
-    def store_elsewhere(self, doc: Result, task_id: str, request: Any, sender: Any) -> bool:
+    def store_elsewhere(self, doc: Result, task_id: str, request: Any, sender: Any, *, is_result: bool = True) -> bool:
         """Store a result in the databases that optional rooms name; return whether it is to be stored here, too.
 
         `request` is that of the task or None, and `sender` the one whose headers count. *Raises* what
         `ResultStore.write` raises.
         """
-        others, is_here = _elsewhere(sender, task_id, doc)
+        others, is_here = self._elsewhere(sender, task_id, doc, is_result=is_result)
         for item in others:
             if self._may_hand_over(request) and self.queue.hand_over(item):
                 continue
             is_here |= not self._write_elsewhere(item)
         return is_here
 
-    def store_end(self, task_id: str, request: Any) -> None:
-        """Tell the databases that optional rooms name that a task has ended and has no result."""
+    def store_end(self, task_id: str, request: Any, state: str, error: BaseException | None = None) -> None:
+        """Tell the databases that optional rooms name that a task has ended in this state and has no result."""
         if concerned(request):
-            meta = {'status': states.IGNORED, 'result': None, 'traceback': None, 'children': [], 'date_done': None}
+            result = self._backend.prepare_exception(error) if error else None
+            meta: dict[str, Any] = {
+                'status': state,
+                'result': result,
+                'traceback': None,
+                'children': [],
+                'date_done': None,
+            }
             doc = self._backend.result_document(task_id, getattr(request, 'task', None), meta)
-            self.store_elsewhere(stamp(doc, self._backend.client.clock.now(), None), task_id, request, request)
+            doc = stamp(doc, self._backend.client.clock.now(), None)
+            self.store_elsewhere(doc, task_id, request, request, is_result=False)
 
     def close(self) -> None:
         """Store what was handed over, and close the idle connections."""
@@ -248,22 +256,22 @@ class HandOver:
         backend, task_id = self._backend, item.head['task_id']
         failure = backend.error_document(task_id, item.head['task'], error)
         doc = stamp(failure, backend.client.clock.now(), backend.failure_expires)
-        others, is_here = _elsewhere(Context(json.loads(item.text)['message']['headers']), task_id, doc)
+        request = Context(json.loads(item.text)['message']['headers'])
+        others, is_here = self._elsewhere(request, task_id, doc, is_result=True)
         return [*others, QueueItem.encode(doc)] if is_here else others
+
+    def _elsewhere(self, request: Any, task_id: str, doc: Result, *, is_result: bool) -> tuple[list[QueueItem], bool]:
+        """Return a result as optional rooms store it in other databases, and whether it is stored here, too."""
+        found, is_here = list[QueueItem](), True
+        for room in concerned(request):
+            docs, is_here_too = room.on_result(self._backend, request, task_id, doc, is_result=is_result)
+            found += [QueueItem.of_returned(database, other) for database, other in docs]
+            is_here &= is_here_too
+        return found, is_here
 
     def _task_id(self, item: QueueItem) -> str:
         doc_id: str = json.loads(item.text)['result']['_id'] if item.database else item.id
         return doc_id.removeprefix(self._backend.task_keyprefix)
-
-
-def _elsewhere(request: Any, task_id: str, doc: Result) -> tuple[list[QueueItem], bool]:
-    """Return a result as optional rooms store it in other databases, and whether it is stored here, too."""
-    found, is_here = list[QueueItem](), True
-    for room in concerned(request):
-        docs, is_here_too = room.on_result(request, task_id, doc)
-        found += [QueueItem.of_returned(database, other) for database, other in docs]
-        is_here &= is_here_too
-    return found, is_here
 
 
 def _is_part_of_chord() -> bool:

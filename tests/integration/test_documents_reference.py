@@ -283,8 +283,8 @@ def test_document_of_a_device(client: Client, sent: list[Request], monkeypatch: 
 
 def test_documents_of_receipts() -> None:
     first = parcel.receipt_of({'_id': 'a', 'task': 'add'}, 'b', None, 1.0, 2.0)
-    ends: list[tuple[Any, str | None]] = [(5, None), (None, 'ValueError'), ('x' * 100_000, None)]
-    compare('Receipt', [first, *(parcel.with_outcome(first, 'SUCCESS', *end, 3.0, 4.0, 5.0) for end in ends)])
+    ends = [parcel.result_outcome(5), parcel.error_outcome('ValueError'), parcel.result_outcome('x' * 100_000)]
+    compare('Receipt', [first, *(parcel.ended(first, parcel.end_of('SUCCESS', end, 3.0, 5.0)) for end in ends)])
 
 
 @pytest.fixture
@@ -313,8 +313,6 @@ def test_documents_of_results(made: Callable[..., Celery], sent: list[Request]) 
     backend.store_result('of a run', 1, 'SUCCESS', request=Context(id='of a run', delivery_info={'redelivered': False}))
     part = Context(id='of a part', group='group', group_index=0, chord={'task': 'body'})
     backend.store_result('of a part', 'x' * 5000, 'SUCCESS', request=part)
-    parcel = {'x-parcel': ['parcels', 'order-17', 'of a parcel']}
-    backend.store_result('of a parcel', 1, 'SUCCESS', request=Context(id='of a parcel', **parcel))
     backend.set('text', 'mine')
     backend.set('bytes', b'mine')
     made().backend.set('object', '{"whose": "mine"}')

@@ -42,7 +42,9 @@ WHEN = st.sampled_from(range(12))
 _CLOCKS = [
     'celery_couchdb.contrib.regions.link.time',
     'celery_couchdb.contrib.regions.lending.time',
-    'celery_couchdb.contrib.parcels.look_ups.time',
+    'celery_couchdb.contrib.parcels.due_times.time',
+    'celery_couchdb.contrib.regions.taker.time',
+    'celery_couchdb.contrib.regions.home.time',
     'celery_couchdb.contrib.parcels.inbox.time',
 ]
 

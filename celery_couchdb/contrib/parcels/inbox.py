@@ -12,6 +12,8 @@ from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, DatabaseMissing
 
+from .due_times import DueTimes
+
 #: The ids in one request for all documents.
 _PAGE_IDS = 1000
 
@@ -57,7 +59,7 @@ class Inbox:
         #: The documents that have changed; `_UNREAD` is for those that are to be read.
         self._changed: dict[str, Document | None] = {}
         #: The ids that the last call of `take` has returned, and those that come again, with their monotonic times.
-        self._taken, self._later = list[str](), dict[str, float]()
+        self._taken, self._later = list[str](), DueTimes[str]()
         self._begin_scan()
         #: The monotonic times at which all is read again, and the feed is read if it is polled.
         self._scan_at, self._poll_at = inf, 0.0 if self._poll else inf
@@ -70,7 +72,7 @@ class Inbox:
     def next_at(self) -> float:
         """The monotonic time at which `take` has something to do, unless something changes before; infinite if not."""
         is_due = self._changed or self._left or self._page
-        return 0.0 if is_due else min(self._scan_at, self._poll_at, *self._later.values())
+        return 0.0 if is_due else min(self._scan_at, self._poll_at, self._later.next_at)
 
     def take(self, limit: int) -> dict[str, Document | None]:
         """Return up to `limit` documents by id, None for deleted ones.
@@ -86,21 +88,20 @@ class Inbox:
             self._begin_scan()
             self._scan_at = inf
         self._note_changes()
-        now = time.monotonic()
-        self._changed |= {doc_id: _UNREAD for doc_id, at in self._later.items() if at <= now}
+        self._changed |= dict.fromkeys(self._later.take(), _UNREAD)
         if not self._changed:
             self._read_page()
         source = self._changed or self._page
         found = {doc_id: source.pop(doc_id) for doc_id in list(source)[:limit]}
         self._taken = list(found)
         for doc_id in found:
-            self._later.pop(doc_id, None)
+            self._later.discard(doc_id)
         unread = [doc_id for doc_id, doc in found.items() if doc is _UNREAD]
         return {**found, **dict(zip(unread, self.client.fetch(unread), strict=True))}
 
     def put_back(self, ids: Iterable[str], seconds: float = 0.0) -> None:
         """Return these documents again, after so many seconds: they could not be processed, or are not due."""
-        self._later |= dict.fromkeys(ids, time.monotonic() + seconds)
+        self._later.put(ids, seconds)
 
     def repeat(self) -> None:
         """Return the documents of the last call of `take` again: an error has interrupted what was done with them."""

@@ -5,8 +5,6 @@ the others. It publishes the message of a parcel under an id derived from the pa
 deletes the parcel, or makes it a receipt (`receipts`) if a program wrote it without Celery. So each parcel is moved
 exactly once, even if the worker is killed or paused in between. The document of a refused parcel stays, with the
 reason.
-
-`start` runs the duties of rooms (`DUTIES`) in threads of each worker that has their transport option.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ from kombu_couchdb.contrib.parcels.devices import devices_of
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents.types import WorkItem
-from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
+from kombu_couchdb.errors import AccessDenied, DatabaseMissing
 from kombu_couchdb.leases.leader import Duty, LeaderLease, Led
 from kombu_couchdb.log import get_logger, printable
 
 from .inbox import Inbox
 from .messages import ParcelMessages, attached_body, in_parts
 from .parcel_checks import PRINTED, Accept, ParcelRefused, call_in, checked
-from .receipts import Receipts, write
-from .room import PARCEL
+from .receipts import process, write
+from .room import PARCEL, Origin
 
 logger = get_logger(__name__)
 
@@ -67,10 +65,6 @@ class Mover(Duty):
         #: Why the databases of devices cannot be read.
         self._errors: dict[str, str] = {}
         self._devices_at = 0.0
-        self._receipts: Receipts | None = None
-        self._receipts_error = ''
-        if options.receipts_retention:
-            self._receipts = Receipts(app, transport, self._client_of, wake)
 
     def begin(self) -> None:
         """Forget what a former term knew."""
@@ -91,36 +85,19 @@ class Mover(Duty):
         for database, inbox in [*self._inboxes.items()]:
             self._turn(database, inbox)
             self.renew()
-        if self._receipts is not None:
-            try:
-                self._receipts.step()
-                self._receipts_error = ''
-            except CouchDBError as exc:
-                self._receipts.start_again()
-                if self._receipts_error != str(exc):
-                    self._receipts_error = str(exc)
-                    logger.warning('receipts are not written just now: %s', exc)
         return min(self._devices_at, *(inbox.next_at for inbox in self._inboxes.values())) - time.monotonic()
 
     def close(self) -> None:
         """Release the lead to another process, and close the connections."""
-        if self._receipts is not None:
-            self._receipts.close()
         for database in [*self._inboxes]:
             self._drop(database)
         super().close()
 
     # -- the databases
 
-    def _client_of(self, database: str) -> Client | None:
-        inbox = self._inboxes.get(database)
-        return inbox.client if inbox else None
-
     def _forget(self) -> None:
         for inbox in self._inboxes.values():
             inbox.reset()
-        if self._receipts is not None:
-            self._receipts.reset()
 
     def _find_devices(self) -> None:
         self._devices_at = time.monotonic() + _DEVICES_SECONDS
@@ -141,8 +118,11 @@ class Mover(Duty):
     def _turn(self, database: str, inbox: Inbox) -> None:
         """Process some documents of a database."""
         try:
-            docs = inbox.take(_TURN_DOCS)
-            self._process(database, inbox.client, [doc for doc in docs.values() if doc])
+            docs = [doc for doc in inbox.take(_TURN_DOCS).values() if doc]
+            for part in in_parts(list(filter(parcel.is_waiting, docs))):
+                self._move(database, inbox.client, part)
+            if self._keep and (receipts := [doc for doc in docs if doc.get('type') == 'Receipt']):
+                process(self._broker, inbox, receipts, self._keep)
             self._errors.pop(database, None)
         except (DatabaseMissing, AccessDenied) as exc:
             if inbox is self._own:
@@ -155,13 +135,6 @@ class Mover(Duty):
 
     # -- parcels
 
-    def _process(self, database: str, client: Client, docs: Sequence[Document]) -> None:
-        for doc in docs:
-            if doc.get('type') == 'Receipt' and self._receipts is not None:
-                self._receipts.note(database, doc)
-        for part in in_parts(list(filter(parcel.is_waiting, docs))):
-            self._move(database, client, part)
-
     def _move(self, database: str, client: Client, docs: Sequence[Document]) -> None:
         """Move or refuse parcels.
 
@@ -170,34 +143,22 @@ class Mover(Duty):
         """
         items, refused = self._messages.make(database, docs, partial(self._publish, database, client))
         reasons = {doc_id: str(exc) for doc_id, exc in refused.items()}
-        try:
-            if self._receipts and not all('message' in doc for doc in docs):
-                self._receipts.prepare()
-            reasons |= self._messages.store(items)
-            now = client.clock.now()
-            changes = [
-                parcel.refused(doc, reasons[doc['_id']], now)
-                if doc['_id'] in reasons
-                else self._moved(doc, items[doc['_id']][0], now)
-                for doc in docs
-            ]
-            for doc_id, reason in reasons.items():
-                logger.warning('parcel %s is refused: %s', doc_id, reason)
-            results = write(client, changes)
-        except CouchDBError:
-            if self._receipts:
-                # It is unknown which messages were published, so that their tasks may end before the next try, and
-                # which receipts were written: the next step looks up the results of all.
-                self._receipts.reset()
-            raise
-        for change, result in zip(changes, results, strict=True):
-            logger.debug('parcel %s was processed: %s', change['_id'], result)
-            if self._receipts and result.is_stored and parcel.is_open(change):
-                self._receipts.add(database, change)
+        reasons |= self._messages.store(items)
+        now = client.clock.now()
+        changes = [
+            parcel.refused(doc, reasons[doc['_id']], now)
+            if doc['_id'] in reasons
+            else self._moved(doc, items[doc['_id']][0], now)
+            for doc in docs
+        ]
+        for doc_id, reason in reasons.items():
+            logger.warning('parcel %s is refused: %s', doc_id, reason)
+        for result in write(client, changes):
+            logger.debug('parcel %s was processed: %s', result.id, result)
 
     def _moved(self, doc: Document, item: WorkItem, now: float) -> Document:
         """Return what becomes of a parcel when its message is published: its receipt, or its deletion."""
-        if self._receipts is None or 'message' in doc:
+        if not self._keep or 'message' in doc:
             return deletion(doc)
         return parcel.receipt_of(doc, item['message']['headers']['id'], item['date'], now, self._keep)
 
@@ -211,8 +172,9 @@ class Mover(Duty):
             self._messages.publish(checked(doc, attached_body(client, doc), self._accept, content), doc)
         else:
             call = call_in(doc, self._accept, parcel.moved_id(database, doc['_id']))
-            if self._receipts:
-                call.options['headers'] = {PARCEL: [database, doc['_id'], call.options['task_id']]}
+            if self._keep:
+                origin = Origin(database, doc['_id'], call.options['task_id'], client.clock.now(), self._keep)
+                call.options['headers'] = {PARCEL: [*origin]}
             self._app.send_task(
                 call.task, call.args, call.kwargs, producer=Producer(channel), retry=False, **call.options
             )

@@ -17,6 +17,7 @@ from kombu_couchdb.leases.leader import Led
 
 from ...room import Elsewhere, Room
 from ...rooms import header_of
+from ..parcels import ends
 
 __all__ = ['RegionsRoom']
 
@@ -30,7 +31,7 @@ class RegionsRoom(Room):
 
     headers, command_name, has_page = (FROM_REGION, GIVER), 'regions', True
 
-    def on_result(self, request: Any, task_id: str, doc: Any) -> Elsewhere:
+    def on_result(self, backend: Any, request: Any, task_id: str, doc: Any, *, is_result: bool) -> Elsewhere:
         """Return how a result returns to other regions, and whether it is stored here, too.
 
         It returns to the region where the first task was sent. The result of a task that was given away also returns to
@@ -40,12 +41,12 @@ class RegionsRoom(Room):
         giver, sent_in = Giver.of({GIVER: header_of(request, GIVER)}), header_of(request, FROM_REGION)
         if giver is None:
             return [], True
-        is_given, is_result = giver.task_id == task_id, doc.get('status') != states.IGNORED
+        is_given = giver.task_id == task_id
         is_from_elsewhere = isinstance(sent_in, str) and sent_in != giver.own
         record_in: dict[str, str | None] = {str(sent_in): None} if is_from_elsewhere and is_result else {}
         if is_given:
             record_in[giver.region] = giver.record
-        result = {**doc, 'region': giver.own}
+        result = {**doc, 'region': giver.own, 'status': doc['status'] if is_result else states.IGNORED}
         docs = [returned(home, task_id, uuid4().hex, result, record, doc['date']) for home, record in record_in.items()]
         return [(giver.database, document) for document in docs], not is_given or sent_in == giver.own
 
@@ -69,7 +70,7 @@ class RegionsRoom(Room):
     def prepare_worker(self, app: Any) -> None:
         """Let tasks of other regions that end without a result be told, if the app has the option `region`."""
         if (app.conf.broker_transport_options or {}).get('region'):
-            _part('ends').connect()
+            ends.connect()
 
     def services(self, app: Any, concurrency: int) -> Mapping[str, Led]:
         """Return the loop of the leader of a region, if the app has the option `region`."""

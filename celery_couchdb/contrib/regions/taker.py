@@ -10,6 +10,7 @@ Whoever ends the task returns how it ended. The taker does if the message ends w
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.contrib.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.contrib.regions.region import Giver
-from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.conflicts import delete_current, delete_docs, rivals
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import JOB_KEY
@@ -30,8 +31,9 @@ from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.log import get_logger
 
 from ...backend import couchdb_backend_of
+from ..parcels.due_times import DueTimes
 from ..parcels.inbox import Inbox
-from ..parcels.look_ups import LookUps, ends_of_messages
+from ..parcels.look_ups import ends_of_messages, pause
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..parcels.receipts import write
@@ -42,18 +44,16 @@ logger = get_logger(__name__)
 #: The pause before something is tried again that is not possible yet, in seconds.
 DELAY_SECONDS = 30.0
 
-
-class _Record(NamedTuple):
-    """A record whose task was taken: `region.SOURCE`, and its id; see `parcel.moved_id`."""
-
-    source: str
-    doc_id: str
+#: The messages that are looked up together.
+_LOOK_UP_DOCS = 200
 
 
 class _Taken(NamedTuple):
     task: str | None
     #: The queue of a task that was lent; None for others.
     lent_to: str | None
+    #: The monotonic time at which it was taken.
+    at: float
 
 
 class Taker:
@@ -72,7 +72,7 @@ class Taker:
     def reset(self) -> None:
         """Forget which tasks were taken: all records will be read again."""
         self._taken: dict[str, _Taken] = {}
-        self._look_ups = LookUps[_Record]()
+        self._due = DueTimes[str]()
         #: How many lent tasks have ended here since this process was started, by queue.
         self.done = Counter[str]()
         #: The records that another server with the name of this region has taken.
@@ -85,7 +85,7 @@ class Taker:
     @property
     def next_at(self) -> float:
         """The monotonic time at which `step` has something to do."""
-        return self._look_ups.next_at
+        return self._due.next_at
 
     @property
     def lent(self) -> Counter[str]:
@@ -137,7 +137,7 @@ class Taker:
         docs = [doc for doc in docs if doc['_id'] not in refused]
         for doc in docs:
             queue = items[doc['_id']][0]['queue'] if 'lent' in doc else None
-            self._taken[doc['_id']] = _Taken(doc['message']['headers']['task'], queue)
+            self._note(doc['_id'], doc['message']['headers']['task'], queue)
         merged = self._messages.merged.items()
         self._return([(doc_id, states.REVOKED, merged_into(task_id)) for doc_id, task_id in merged])
         if self._backend is None:  # nobody will say how these end
@@ -145,9 +145,17 @@ class Taker:
 
     def step(self) -> None:
         """Return results for messages that ended without a worker."""
-        records = self._look_ups.take([_Record(region.SOURCE, doc_id) for doc_id in self._taken])
-        found = ends_of_messages(self._broker, records)
-        self._return([(record.doc_id, end.state, end.error or '') for record, end in found.items() if end])
+        for part in chunks([doc_id for doc_id in self._due.take() if doc_id in self._taken], _LOOK_UP_DOCS):
+            now = time.monotonic()
+            for doc_id in part:
+                self._due.put([doc_id], pause(self._taken[doc_id].at, now))
+            found = ends_of_messages(self._broker, [(region.SOURCE, doc_id) for doc_id in part])
+            self._return([(doc_id, end.state, end.reason) for (_, doc_id), end in found.items() if end])
+
+    def _note(self, doc_id: str, task: str | None, lent_to: str | None) -> None:
+        now = time.monotonic()
+        self._taken[doc_id] = _Taken(task, lent_to, now)
+        self._due.put([doc_id], pause(now, now))
 
     def _claimed(self, docs: Sequence[Document]) -> list[Document]:
         """Say `there` in these records; return those whose tasks this server may run."""
@@ -201,7 +209,8 @@ class Taker:
                 over.append(doc)
             else:
                 self._revoke(doc)
-                self._taken.setdefault(doc['_id'], _Taken(None, None))
+                if doc['_id'] not in self._taken:
+                    self._note(doc['_id'], None, None)
         self._return([(doc['_id'], states.REVOKED, 'it was cancelled') for doc in over])
         if self._backend is None:
             self._arriving.put_back(delete_current(self._there, over), DELAY_SECONDS)

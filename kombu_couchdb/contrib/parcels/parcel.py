@@ -27,8 +27,9 @@ becomes the receipt, so that its publisher sees it in the document that it has w
      "result": 42,                                what it returned; or "error", or "left_out"
      "kept_until": 1764313802.5}                  when the receipt is deleted
 
-The publisher creates the document. Afterwards only the process that moves parcels writes it. What a publisher writes
-into a receipt changes nothing that runs.
+The publisher creates the document. The process that moves parcels makes it a receipt, and the worker that ends the task
+writes how it ended, both by revision. The first end counts. If the task ends before its parcel is a receipt, the worker
+makes it one. What a publisher writes into a receipt changes nothing that runs.
 """
 
 from __future__ import annotations
@@ -228,18 +229,21 @@ def receipt_of(doc: Mapping[str, Any], task_id: str, due: float | None, now: flo
     return {**own, **receipt}
 
 
-def with_outcome(
-    doc: Mapping[str, Any], state: str, result: Any, error: str | None, date: float, now: float, keep: float
-) -> Document:
-    """Return a receipt of a task that has ended at `date` with this result, or, if it is not None, this error."""
-    if error is not None:
-        # CouchDB cannot store half of a surrogate pair, which a file name in the text may contain.
-        text = error[:_MAX_ERROR_CHARACTERS].encode('utf-8', 'backslashreplace').decode('utf-8')
-        outcome: Mapping[str, Any] = {'error': text}
-    else:
-        outcome = _value(result)
+def end_of(state: str, outcome: Mapping[str, Any], date: float, keep: float) -> Document:
+    """Return the members of a receipt whose task has ended at `date`; the outcome is one of those below."""
+    return {'state': state, 'done': date, **outcome, 'kept_until': date + keep}
+
+
+def ended(doc: Mapping[str, Any], end: Mapping[str, Any]) -> Document:
+    """Return the receipt that says how a task has ended, see `end_of`."""
     own = {name: value for name, value in doc.items() if name not in _OUTCOME}
-    return {**own, 'state': state, 'done': date, **outcome, 'kept_until': now + keep}
+    return {**own, 'type': 'Receipt', **end}
+
+
+def error_outcome(text: str) -> Document:
+    """Return the member of a receipt with an error."""
+    # CouchDB cannot store half of a surrogate pair, which a file name in the text may contain.
+    return {'error': text[:_MAX_ERROR_CHARACTERS].encode('utf-8', 'backslashreplace').decode('utf-8')}
 
 
 def is_open(doc: Mapping[str, Any]) -> bool:
@@ -247,14 +251,8 @@ def is_open(doc: Mapping[str, Any]) -> bool:
     return doc.get('type') == 'Receipt' and 'done' not in doc
 
 
-def outlasts(doc: Mapping[str, Any], date: float) -> bool:
-    """Tell whether a document is an open receipt that is kept longer than until `date`."""
-    until = doc.get('kept_until')
-    return is_open(doc) and isinstance(until, (int, float)) and until > date
-
-
-def _value(result: Any) -> dict[str, Any]:
-    """Return the member with a result as JSON; or the one that says why it is left out."""
+def result_outcome(result: Any) -> Document:
+    """Return the member of a receipt with a result as JSON; or the one that says why it is left out."""
     try:
         text = json.dumps(result, default=str, allow_nan=False, ensure_ascii=False)
         value = json.loads(text.encode('utf-8'))

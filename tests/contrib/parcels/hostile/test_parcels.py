@@ -114,4 +114,3 @@ def test_forged_receipts_run_nothing_and_stop_nobody(
     one = mover()
     settle(one)
     assert len(items(client)) == 1
-    assert one._receipts_error == ''

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter
 from kombu_couchdb.documents.dead_letter import rejected
-from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.queues.store import Store
 from tests.conftest import wait_for
 from tests.parcels import kill_between_writes, receipt_of, settle, waiting_in
@@ -79,68 +76,103 @@ def test_receipt_tells_what_the_task_returned(
     assert run(one, parcels, 'a')['result'] == 3
 
 
-def test_result_that_was_stored_before_the_leader_changed(
-    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
-) -> None:
-    first = mover()
-    put(parcels, 'a', 'b')
-    settle(first)
-    first._leader.release()
-    end(app, item_of(client, 'a'))
-    second = mover()
-    assert run(second, parcels, 'a')['state'] == 'SUCCESS'
-    end(app, item_of(client, 'b'), ValueError('sold out'), 'FAILURE')
-    assert run(second, parcels, 'b')['error'] == 'ValueError: sold out'
+def test_no_leader_is_needed_for_the_end(app: Celery, one: Mover, client: Client, parcels: Client) -> None:
+    one.close()
+    end(app, item_of(client, 'a'), ValueError('sold out'), 'FAILURE')
+    assert receipt_of(parcels, 'a')['error'] == 'ValueError: sold out'
 
 
-def test_result_of_another_task_does_not_end_a_receipt(
+def test_task_of_another_parcel_does_not_end_a_receipt(
     app: Celery, one: Mover, client: Client, parcels: Client
 ) -> None:
-    """Any member can store a result that names a parcel."""
-    results = app.backend.store.client
+    """A publisher writes into its receipt the id of another task."""
+    parcels.put({**parcels.get('a'), 'id': parcels.get('b')['id']})
     end(app, item_of(client, 'b'))
-    assert run(one, parcels, 'b')['state'] == 'SUCCESS'
-    like = results.get(app.backend.get_key_for_task(parcels.get('b')['id']))
-    del like['_rev']
-    results.put({**like, '_id': app.backend.get_key_for_task('forged'), 'parcel': [parcels.address.database, 'a']})
-    put(parcels, 'c')
-    one._stale = True
-    settle(one)
-    end(app, item_of(client, 'c'))
-    assert run(one, parcels, 'c')['state'] == 'SUCCESS'
+    assert receipt_of(parcels, 'b')['state'] == 'SUCCESS'
     assert parcels.get('a')['state'] == 'PENDING'
     end(app, item_of(client, 'a'), 4)
-    assert run(one, parcels, 'a')['result'] == 4
+    assert receipt_of(parcels, 'a')['result'] == 4
+    assert receipt_of(parcels, 'a')['id'] == item_of(client, 'a')['message']['headers']['id']
 
 
 def test_mover_killed_between_its_two_writes_while_the_task_ends(
     app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = mover()
-    put(parcels, 'a')
+    put(parcels, 'a', customer='Zoë')
     kill_between_writes(first, monkeypatch)
     first._leader.release()
     end(app, item_of(client, 'a'))
-    assert run(mover(), parcels, 'a')['result'] == 3
+    settle(mover())
+    receipt = receipt_of(parcels, 'a')
+    assert (receipt['result'], receipt['customer'], len(items(client))) == (3, 'Zoë', 1)
+    assert receipt['moved'] <= receipt['done']
 
 
-def test_outage_of_the_results_loses_no_receipt(
+def test_first_end_counts(app: Celery, one: Mover, client: Client, parcels: Client) -> None:
+    """The message is delivered twice, or a request comes late."""
+    for value in (3, 4):
+        end(app, item_of(client, 'a'), value)
+    end(app, item_of(client, 'a'), ValueError('late'), 'FAILURE')
+    assert receipt_of(parcels, 'a')['result'] == 3
+
+
+def test_states_before_the_end_are_no_end(app: Celery, one: Mover, client: Client, parcels: Client) -> None:
+    for state in ('STARTED', 'RETRY', 'MINE'):
+        end(app, item_of(client, 'a'), None, state)
+    assert parcels.get('a')['state'] == 'PENDING'
+
+
+def test_publisher_changes_the_receipt_meanwhile(
     app: Celery, one: Mover, client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle(one)
+    """The publisher writes between the reading and the writing of the worker."""
+    fetch, changed = Client.fetch, list[int]()
+
+    def fetch_and_change(self: Client, ids: Any, *args: Any, **options: Any) -> Any:
+        docs = fetch(self, ids, *args, **options)
+        if self.address.database == parcels.address.database and len(changed) < 2:
+            changed.append(len(changed))
+            parcels.put({**parcels.get('a'), 'note': len(changed)})
+        return docs
+
+    monkeypatch.setattr(Client, 'fetch', fetch_and_change)
     end(app, item_of(client, 'a'))
-    failed = list[Any]()
+    receipt = receipt_of(parcels, 'a')
+    assert (receipt['result'], receipt['note']) == (3, 2)
 
-    def fail(*args: Any, **options: Any) -> Any:
-        failed.append(args)
-        raise ServerUnavailable('the results cannot be read')
 
-    with monkeypatch.context() as outage:
-        outage.setattr('celery_couchdb.results.result_store.ResultStore.read_many', fail)
-        wait_for(lambda: one.step() and failed, 'the error')
-    assert run(one, parcels, 'a')['result'] == 3
-    end(app, item_of(client, 'b'))
-    assert run(one, parcels, 'b')['result'] == 3
+def test_receipt_that_was_deleted_stays_deleted(app: Celery, one: Mover, client: Client, parcels: Client) -> None:
+    parcels.bulk([deletion(parcels.get('a'))])
+    end(app, item_of(client, 'a'))
+    settle(one)
+    assert parcels.get_or_none('a') is None
+    assert len(items(client)) == 2
+
+
+@pytest.mark.parametrize('named', ['no_such_database', 'No Database', '_users/..', ''])
+def test_database_that_was_removed_loses_no_result(app: Celery, one: Mover, client: Client, named: str) -> None:
+    item = item_of(client, 'a')
+    item['message']['headers'][PARCEL][0] = named
+    end(app, item)
+    assert app.AsyncResult(item['message']['headers']['id']).get(timeout=1) == 3
+
+
+@pytest.mark.parametrize(
+    ('state', 'error', 'text'),
+    [('SUCCESS', None, 'ignores it'), ('IGNORED', None, 'ignores it'), ('FAILURE', ValueError('no'), 'ValueError: no')],
+)
+def test_task_that_ends_without_a_result(
+    app: Celery, one: Mover, client: Client, parcels: Client, state: str, error: Exception | None, text: str
+) -> None:
+    item = item_of(client, 'a')
+    headers = item['message']['headers']
+    request = Context({**headers, 'headers': {}, 'delivery_info': {}})
+    app.backend.handover.store_end(headers['id'], request, state, error)
+    receipt = receipt_of(parcels, 'a')
+    assert receipt['state'] == state
+    assert text in receipt['error' if error else 'left_out']
+    assert app.AsyncResult(headers['id']).state == 'PENDING'
 
 
 @pytest.mark.parametrize('forged', [{'type': None, 'done': None}, {'state': 'SUCCESS', 'done': 1, 'result': 'forged'}])
@@ -154,26 +186,25 @@ def test_edited_receipt_runs_nothing(
     one._stale = True
     settle(one)
     assert len(items(client)) == 2
-    if 'result' not in forged:  # it looked like a parcel: it is a receipt again
-        assert run(one, parcels, 'a')['result'] == 3
+    if 'result' not in forged:  # it looked like a parcel: it is a receipt again, without the end that was removed
+        assert parcels.get('a')['state'] == 'PENDING'
 
 
 def test_receipt_of_somebody_elses_task_stays_empty(app: Celery, one: Mover, client: Client, parcels: Client) -> None:
     item = item_of(client, 'a')
     parcels.put({'_id': 'spy', 'type': 'Receipt', 'task': 'add', 'id': item['message']['headers']['id']})
-    one._stale = True
     end(app, item)
-    run(one, parcels, 'a')
-    assert 'done' not in (parcels.get_or_none('spy') or {})
+    settle(one)
+    assert 'done' not in parcels.get('spy')
 
 
 def look_up(mover: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step as if so much time had passed that the messages of open receipts are looked up."""
     settle(mover)
-    now = time.monotonic() + 61
-    with monkeypatch.context() as later:
-        later.setattr('celery_couchdb.contrib.parcels.look_ups.time', SimpleNamespace(monotonic=lambda: now))
-        settle(mover)
+    mover._stale = True
+    monkeypatch.setattr('celery_couchdb.contrib.parcels.look_ups._FIRST_SECONDS', 0.0)
+    mover.step()
+    mover.step()
 
 
 def test_messages_that_end_without_a_result(
@@ -197,21 +228,15 @@ def test_messages_that_end_without_a_result(
         assert error in receipt['error']
 
 
-def test_second_task_with_the_same_id_has_no_result(
-    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
+def test_two_tasks_with_the_same_id_have_a_receipt_each(
+    app: Celery, mover: Callable[[], Mover], client: Client, parcels: Client
 ) -> None:
+    """Of two results with one id the first success stays."""
     put(parcels, 'a', 'b', id='order-1')
-    one = mover()
-    settle(one)
+    settle(mover())
     for name, value in (('a', 3), ('b', 4)):
-        item = item_of(client, name)
-        end(app, item, value)
-        client.bulk([deletion(item)])
-    assert run(one, parcels, 'a')['result'] == 3
-    look_up(one, monkeypatch)
-    receipt = parcels.get('b')
-    assert (receipt['state'], 'result' in receipt) == ('FAILURE', False)
-    assert 'another task with the same id' in receipt['error']
+        end(app, item_of(client, name), value)
+    assert [receipt_of(parcels, name)['result'] for name in 'ab'] == [3, 4]
 
 
 def test_forged_receipt_is_deleted_in_time(one: Mover, parcels: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from kombu import Producer, serialization
 from kombu.utils.json import dumps
 
 from celery_couchdb.contrib.parcels.parcel_checks import Accept, ParcelRefused, call_in, checked
-from celery_couchdb.contrib.parcels.room import PARCEL, parcel_of
+from celery_couchdb.contrib.parcels.room import PARCEL, Origin
 from kombu_couchdb.contrib.parcels.parcel import moved_id
 
 ACCEPT = Accept(['add', 'mail.*'], {'celery', 'mail'})
@@ -132,21 +132,26 @@ def test_message_keeps_only_allowed_properties() -> None:
 
 def test_message_cannot_say_where_its_result_goes() -> None:
     own = {'task': 'add', 'id': 'a'}
-    where = {PARCEL: ['parcels', 'order-17', 'a'], 'x-from-region': 'us'}
-    assert parcel_of(Context({**own, 'headers': where}), 'a') == [
-        'parcels',
-        'order-17',
-    ]  # Celery has its own headers there
+    where = {PARCEL: ['parcels', 'order-17', 'a', 5.0, 60], 'x-from-region': 'us'}
+    request = Context({**own, 'headers': where})  # Celery has its own headers there
+    assert Origin.of(request, 'a') == ('parcels', 'order-17', 'a', 5.0, 60)
     forged = message(headers={**own, **where, 'headers': where})
     assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == own
 
 
 @pytest.mark.parametrize(
-    'header', [['parcels', 'order-17', 'another task'], ['order-17', 'a'], ['parcels', 17, 'a'], None]
+    'header',
+    [
+        ['parcels', 'order-17', 'another task', 5.0, 60.0],
+        ['parcels', 'order-17', 'a'],
+        ['parcels', 17, 'a', 5.0, 60.0],
+        ['parcels', 'order-17', 'a', 5.0, '60'],
+        None,
+    ],
 )
-def test_result_of_another_task_names_no_parcel(header: Any) -> None:
+def test_another_task_has_no_receipt(header: Any) -> None:
     """All tasks that a task sends have its header."""
-    assert parcel_of(Context({'task': 'add', 'id': 'a', 'headers': {PARCEL: header}}), 'a') is None
+    assert Origin.of(Context({'task': 'add', 'id': 'a', 'headers': {PARCEL: header}}), 'a') is None
 
 
 @pytest.mark.parametrize('name', ['callbacks', 'chain', 'is_eager', 'args', 'get'])

@@ -14,6 +14,7 @@ from celery import chain, group
 from celery_couchdb.contrib.regions import revoke
 from celery_couchdb.testing import Server
 from kombu_couchdb.contrib.regions.region import region_id, wants_of
+from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.errors import ConfigurationError
 from tests.acceptance.conftest import APP, Site
 from tests.conftest import PATIENCE, PATIENT, wait_for
@@ -99,6 +100,28 @@ def test_later_step_of_a_chain_is_cancelled_from_home(regions: Regions, start: S
     (tmp_path / 'go on').touch()
     wait_for(lambda: last.state == 'REVOKED', 'the result')
     wait_for(lambda: not any(left(us) + left(eu)), 'nothing is left')
+
+
+def writes(client: Client, *prefixes: str) -> int:
+    """Return how often the documents were written whose ids begin with one of these prefixes."""
+    rows = client.request('GET', '/_changes')['results']
+    revisions = [row['changes'][0]['rev'] for row in rows if row['id'].startswith(prefixes)]
+    return sum(int(revision.split('-')[0]) for revision in revisions)
+
+
+def test_writes_of_tasks_there_and_back(regions: Regions, start: Start) -> None:
+    """Seven for each task, and two for each document in which results return: those that come together share it."""
+    us, eu = regions['us'], regions['eu']
+    start(eu)
+    start(us)
+    count = 30
+    sent = group(us.app.signature('add', (n, 1)).set(region='eu') for n in range(count)).apply_async()
+    assert sent.get(timeout=PATIENCE) == [n + 1 for n in range(count)]
+    wait_for(lambda: not any(left(us) + left(eu)) and not items(eu.broker), 'nothing is left')
+    assert writes(us.regions, 'p:') == 3 * count  # sent, taken, deleted
+    assert writes(eu.broker, 'parcel:') == 3 * count  # published, claimed, acknowledged
+    assert writes(us.results, *(us.app.backend.get_key_for_task(result.id) for result in sent)) == count
+    assert 2 <= writes(eu.regions, 'r:') <= 2 * count
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore
 
+from celery_couchdb.contrib.parcels import ends
 from celery_couchdb.contrib.parcels.messages import ParcelMessages
-from celery_couchdb.contrib.regions import ends
 from celery_couchdb.failures import Failures
 from celery_couchdb.testing import Server
 from kombu_couchdb import design

@@ -84,7 +84,8 @@ def test_where_a_result_returns(sent_in: Any, task_id: str, homes: list[str], is
     """The result of the task `a`, which region `us` gave to region `eu`, or of one that it sends."""
     giver = ['eu', 'eu_regions', 'us', 'a', 'p:eu:a:1']
     request = Context({'id': task_id, 'headers': {'x-giver': giver, 'x-from-region': sent_in}})
-    found, here = RegionsRoom().on_result(request, task_id, {'_id': 'r', 'date': 5.0})
+    result = {'_id': 'r', 'date': 5.0, 'status': 'SUCCESS'}
+    found, here = RegionsRoom().on_result(None, request, task_id, result, is_result=True)
     assert [(database, region.region_of(doc['_id'])) for database, doc in found] == [('eu_regions', to) for to in homes]
     assert [doc['record'] for _, doc in found if 'record' in doc] == (['p:eu:a:1'] if task_id == 'a' else [])
     assert here is is_here

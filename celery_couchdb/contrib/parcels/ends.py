@@ -1,7 +1,8 @@
-"""Ends without a result: a worker tells the region that gave a task away that it has ended, though it has no result.
+"""Ends without a result: a worker tells whoever waits for a task that it has ended, though it stores no result.
 
 A task may ignore its result, raise `Ignore`, or be revoked or expire although it ignores its result. Nothing would end
-its record otherwise. A failure without a result is told by the backend (`mark_as_failure`).
+its receipt, or its record in another region, otherwise. A failure without a result is told by the backend
+(`mark_as_failure`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from celery import signals, states
 from celery._state import get_current_worker_task
+from celery.exceptions import TaskRevokedError
 
 from ...backend import couchdb_backend_of
 
@@ -21,16 +23,17 @@ def connect() -> None:
     signals.before_task_publish.connect(_on_publish)
 
 
-def _on_end(sender: Any = None, task_id: str = '', state: str | None = None, **_: Any) -> None:
+def _on_end(sender: Any = None, task_id: str = '', state: str = '', **_: Any) -> None:
     request = sender.request
     is_without = state == states.SUCCESS and (sender.ignore_result or request.ignore_result)
     if (is_without or state == states.IGNORED) and not getattr(request, 'couchdb_goes_on', False):
-        _tell(sender.app, task_id, request)
+        _tell(sender.app, task_id, request, state)
 
 
-def _on_revoked(sender: Any = None, request: Any = None, **_: Any) -> None:
+def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
     if sender.ignore_result or request.ignore_result:
-        _tell(sender.app, request.id, request)
+        reason = TaskRevokedError('expired' if expired else 'revoked')
+        _tell(sender.app, request.id, request, states.REVOKED, reason)
 
 
 def _on_publish(headers: Any = None, **_: Any) -> None:
@@ -45,6 +48,6 @@ def _on_publish(headers: Any = None, **_: Any) -> None:
             task.request.couchdb_goes_on = True
 
 
-def _tell(app: Any, task_id: str, request: Any) -> None:
+def _tell(app: Any, task_id: str, request: Any, state: str, error: BaseException | None = None) -> None:
     if (backend := couchdb_backend_of(app)) is not None:
-        backend.handover.store_end(task_id, request)
+        backend.handover.store_end(task_id, request, state, error)
