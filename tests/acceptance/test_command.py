@@ -142,7 +142,8 @@ def test_terminals_get_colours_and_short_names(site: Site) -> None:
     coloured = on_a_terminal(site, 'status')
     assert '\x1b[' in coloured
     page = click.unstyle(coloured).splitlines()
-    assert max(map(len, page)) <= 80
+    table = [line for line in page if not line.startswith('No worker consumes')]  # a sentence may be wrapped
+    assert max(map(len, table)) <= 80
     assert any('qqq… ' in line for line in page)
     assert '\x1b[' not in on_a_terminal(site, 'status', NO_COLOR='1')
     assert 'q' * 70 in succeeded(couchdb(site, 'status'))

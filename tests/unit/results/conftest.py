@@ -14,6 +14,7 @@ from celery_couchdb.results.other_databases import OtherDatabases
 from celery_couchdb.results.queue_item import QueueItem, Refusal
 from celery_couchdb.results.result_queue import Done, ResultQueue
 from celery_couchdb.results.result_store import ResultStore
+from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.errors import AccessDenied, CouchDBError
 from tests.conftest import PATIENCE
 
@@ -44,7 +45,7 @@ class Recorder:
     def queue(self, timeout: float = PATIENCE) -> ResultQueue:
         """Return a queue that writes to this recorder, and is not open; children wait for `timeout` seconds."""
         store = SimpleNamespace(
-            client=SimpleNamespace(timeouts=(timeout / 2, timeout / 2)),
+            client=SimpleNamespace(options=HTTPOptions(timeout / 2, timeout / 2)),
             before_access=[],
             write_batch=lambda batch, **how: self.write(batch, **how),
         )
