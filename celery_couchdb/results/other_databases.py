@@ -16,7 +16,7 @@ from typing import Any
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import encoded
-from kombu_couchdb.errors import AccessDenied, ConfigurationError, DatabaseMissing
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, DatabaseMissing, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from ..room import Room
@@ -74,10 +74,26 @@ class OtherDatabases:
         return [(item, error) for item, error in refusals if item not in waiting or item.id in refused]
 
     def _complete(self, room: Room, database: str, batch: Sequence[QueueItem]) -> None:
+        """Let a room store its documents. *Raises* an error only if the server does not respond.
+
+        One database that fails must not keep the results of all tasks from being stored.
+        """
+        docs = [json.loads(item.text) for item in batch]
         try:
-            room.complete(self._client(database), [json.loads(item.text) for item in batch])
+            client = self._client(database)
+            try:
+                room.complete(client, docs)
+            except ServerUnavailable:
+                client.welcome()
+                room.complete(client, docs)
         except (AccessDenied, ConfigurationError, DatabaseMissing) as exc:
-            logger.warning('%s cannot be written in %s: %s', room.completed_type, database, exc)
+            self._log_left(room, database, exc)
+        except CouchDBError as exc:
+            self._client(database).welcome()
+            self._log_left(room, database, exc)
+
+    def _log_left(self, room: Room, database: str, exc: CouchDBError) -> None:
+        logger.warning('%s cannot be written in %s, and is left as it is: %s', room.completed_type, database, exc)
 
     def _write(self, database: str, batch: Sequence[QueueItem]) -> list[Refusal]:
         groups = {joined.id: (joined, items) for joined, items in _together(batch)}

@@ -135,9 +135,12 @@ class PushMixin(BaseKeyValueStoreBackend):
     # -- called by patches.results
 
     def read_earlier(self, result: AsyncResult) -> None:
-        """Read the states of all tasks before a result together: Celery asks for each next. *Raises* no error."""
+        """Read the states of all tasks before a result together: Celery asks for each next.
+
+        *Raises* `ServerUnavailable`, as Celery's reads would do after that.
+        """
         ids = [self.get_key_for_task(task.id) for task in ancestors(result) if task._cache is None]
-        self.read_ahead.load(ids, least=2)
+        self.read_ahead.load(ids, least=2, raises=True)
 
     # -- waiting
 

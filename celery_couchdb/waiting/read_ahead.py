@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from celery import states
 
-from kombu_couchdb.errors import CouchDBError
+from kombu_couchdb.errors import CouchDBError, ServerUnavailable
 from kombu_couchdb.log import get_logger
 
 from ..results.documents import Document, is_expired
@@ -180,8 +180,11 @@ class ReadAhead:
         finally:
             own.last_read = time.monotonic()
 
-    def load(self, ids: Sequence[str], least: int = _MIN_READS) -> None:
-        """Read documents that this thread reads next, unless they are few: one request for each 250."""
+    def load(self, ids: Sequence[str], least: int = _MIN_READS, *, raises: bool = False) -> None:
+        """Read documents that this thread reads next, unless they are few: one request for each 250.
+
+        With `raises` it *raises* `ServerUnavailable`: the next read would wait for the same error.
+        """
         if len(ids) < least:
             for doc_id in ids:  # each is read alone, and not as it was a moment ago
                 self._cache.take(doc_id)
@@ -190,6 +193,8 @@ class ReadAhead:
         try:
             docs = self._store.read_many(ids)
         except CouchDBError as exc:  # it may concern another document than the one that is read next
+            if raises and isinstance(exc, ServerUnavailable):
+                raise
             logger.debug('results cannot be read ahead, and are read one by one: %s', exc)
         else:
             # A missing document has an id only. If they are too many for the cache, it keeps those that are read first.

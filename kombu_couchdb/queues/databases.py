@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 T = TypeVar('T')
 
-#: The most rows that are read when a connection is established, and when the next one is declared.
+#: The most rows that are read when a connection is established.
 MAX_SEEN_ROWS = 200
 #: CouchDB's `_revs_limit`: how many revisions of a document it remembers. Heartbeats and broadcasts are written
 #: repeatedly, and each would have 1,000 revisions without this.

@@ -108,7 +108,7 @@ class Declarations:
     def _keep(self, doc: Mapping[str, Any]) -> None:
         doc_id = doc['_id']
         self.deleted.discard(doc_id)
-        if self.is_fresh:
+        if time.monotonic() < self._ids_until:
             self._ids[doc_id] = _needs_no_read(doc_id, doc.get('_rev', ''))
         if doc_id.startswith(QUEUE):
             self.limits.pop(doc_id, None)
@@ -139,14 +139,9 @@ class Declarations:
         for exchange in filter(None, map(bindings.exchange_in, ids)):
             self.update(bindings.fanout(exchange))
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether `saw` was called a moment ago."""
-        return time.monotonic() < self._ids_until
-
     def exists(self, doc_id: str) -> bool | None:
         """Tell whether a document was stored a moment ago; None if it must be read."""
-        if not self.is_fresh:
+        if time.monotonic() >= self._ids_until:
             return None
         return self._ids.get(doc_id, False if self._has_all_ids else None)
 

@@ -23,8 +23,12 @@ from ..documents.ids import BINDING, PAUSE, QUEUE
 from ..documents.queue import LIMITS, Limit, limit_of
 from ..documents.shared_documents import Binding, FanoutExchange, Queue
 from ..errors import QueuePaused
-from .databases import MAX_SEEN_ROWS, BroadcastsDatabase
+from .databases import BroadcastsDatabase
 from .declarations import Declarations, Destinations, declarations_of
+
+#: After so many single reads, a connection that declares more reads the ids of what is declared in one request, up to
+#: the second number. Those of 300 queues and their bindings take CouchDB about as long as three single reads.
+_SINGLE_READS, _MAX_ROWS = 8, 2000
 
 
 class Topology:
@@ -41,6 +45,7 @@ class Topology:
         self.known = known or declarations_of(client.address.url)
         self._declared: dict[str, Mapping[str, Any]] = {}  # what was declared here, by id
         self._namesakes = set[str]()  # queues that were bound here to an exchange of their own name
+        self._single_reads = 0
 
     @property
     def paused(self) -> frozenset[str]:
@@ -292,13 +297,16 @@ class Topology:
     def _exists(self, doc_id: str) -> bool | None:
         """Tell whether a document need not be read before it is declared; None if this is unknown.
 
-        A worker with many queues declares them one after the other: the ids of what is declared are read at most once a
-        second. Those of 200 queues and bindings take CouchDB about as long as two single reads.
+        A worker with many queues declares them one after the other.
         """
-        if not self.known.is_fresh:
-            began = time.monotonic()
-            self.known.saw(self.client.id_range(BINDING, to=QUEUE, limit=MAX_SEEN_ROWS), began, MAX_SEEN_ROWS)
-        return self.known.exists(doc_id)
+        exists = self.known.exists(doc_id)
+        if exists is None:
+            self._single_reads += 1
+            if self._single_reads > _SINGLE_READS:
+                began, self._single_reads = time.monotonic(), 0
+                self.known.saw(self.client.id_range(BINDING, to=QUEUE, limit=_MAX_ROWS), began, _MAX_ROWS)
+                exists = self.known.exists(doc_id)
+        return exists
 
     def _declared_before(self, doc_id: str, *, is_new: bool) -> Document | None:
         """Read a document that another process has probably stored; return None if it is new (`is_new`) or not stored.

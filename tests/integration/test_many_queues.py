@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kombu import Exchange, Queue
 
+from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client
 from tests.conftest import PATIENCE
 from tests.support import Inbox, Request, publish, publish_many
@@ -55,6 +56,23 @@ def test_many_queues_that_exist_are_declared_without_a_request_for_each(
     queues[-1](channel).declare()
     publish(connect(), 'hello', to='k39', exchange='ex')
     assert Inbox(connect(), 'q39').wait(1) == ['hello']
+
+
+def test_queue_that_another_program_has_deleted_is_declared_again(
+    connect: Connect, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if this program has just declared another one, and has read what was declared when it connected."""
+    known, other = (Queue(name, Exchange('ex'), routing_key=name) for name in ('known', 'other'))
+    known(connect().channel()).declare()
+    monkeypatch.setattr('kombu_couchdb.queues.declarations._FRESH_SECONDS', 0.0)
+    connection = connect()
+    channel = connection.channel()
+    monkeypatch.setattr('kombu_couchdb.queues.declarations._FRESH_SECONDS', 10.0 * PATIENCE)
+    other(channel).declare()
+    client.bulk([deletion(row['doc']) for row in client.id_range('', docs=True) if 'known' in row['id']])
+    known(channel).declare()
+    publish(connection, 'hello', to='known', exchange='ex')
+    assert Inbox(connect(), 'known').wait(1) == ['hello']
 
 
 def test_queues_of_others_cost_a_consumer_no_requests(connect: Connect, client: Client, sent: list[Request]) -> None:

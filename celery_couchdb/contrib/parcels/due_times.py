@@ -25,6 +25,8 @@ class DueTimes(Generic[_Key]):
         for key in keys:
             self._at[key] = at
             heappush(self._heap, (at, key))
+        if len(self._heap) > 2 * len(self._at) + 100:  # most of them were replaced
+            self._heap = sorted((at, key) for key, at in self._at.items())
 
     def discard(self, key: _Key) -> None:
         """Forget the time of a thing, if it has one."""

@@ -173,7 +173,8 @@ class Mover(Duty):
         else:
             call = call_in(doc, self._accept, parcel.moved_id(database, doc['_id']))
             if self._keep:
-                origin = Origin(database, doc['_id'], call.options['task_id'], client.clock.now(), self._keep)
+                task_id, now = call.options['task_id'], client.clock.now()
+                origin = Origin(database, doc['_id'], task_id, doc['_rev'], now, self._keep)
                 call.options['headers'] = {PARCEL: [*origin]}
             self._app.send_task(
                 call.task, call.args, call.kwargs, producer=Producer(channel), retry=False, **call.options

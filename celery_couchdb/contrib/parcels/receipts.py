@@ -22,6 +22,8 @@ from .look_ups import ends_of_messages, is_old, pause
 
 logger = get_logger(__name__)
 
+EMPTY: Mapping[str, str] = {}
+
 #: How often a receipt is written if it changes at the same time.
 _ATTEMPTS = 5
 
@@ -65,16 +67,18 @@ def _moved(receipt: Mapping[str, Any], now: float) -> float:
     return date if is_number(date := receipt.get('moved')) and date <= now else 0.0
 
 
-def complete(client: Client, ends: Mapping[str, Document]) -> None:
+def complete(client: Client, ends: Mapping[str, Document], revs: Mapping[str, str] = EMPTY) -> None:
     """Write how tasks have ended into their receipts, by document id: see `parcel.end_of`.
 
     If it comes late or twice, nothing is written: the first end counts. A parcel becomes its receipt, if the process
-    that has moved it was killed, or is slower than the task. Of a receipt that its publisher has deleted nothing is
-    written. *Raises* the errors of `kombu_couchdb.errors`.
+    that has moved it was killed, or is slower than the task; but only in the revision that was moved, one of `revs`.
+    Of a receipt that its publisher has deleted nothing is written. *Raises* the errors of `kombu_couchdb.errors`.
     """
     left = [*ends]
     for _ in range(_ATTEMPTS if ends else 0):
-        docs = [doc for doc in client.fetch(left) if doc and (parcel.is_open(doc) or parcel.is_waiting(doc))]
+        docs = [
+            doc for doc in client.find(left) if doc and (parcel.is_open(doc) or revs.get(doc['_id']) == doc['_rev'])
+        ]
         results = write(client, [parcel.ended(doc, ends[doc['_id']]) for doc in docs]) if docs else []
         for result in results:
             if result.is_refused:

@@ -41,6 +41,8 @@ class Origin(NamedTuple):
     database: str
     doc_id: str
     task_id: str
+    #: The revision of the parcel that was moved: another one is another parcel, or a receipt.
+    rev: str
     #: When it was moved, and for how many seconds its receipt is kept after the end of the task.
     moved: float
     keep: float
@@ -52,7 +54,7 @@ class Origin(NamedTuple):
         if not isinstance(found, (list, tuple)) or len(found) != len(cls._fields):
             return None
         origin = cls(*found)
-        is_valid = all(isinstance(part, str) for part in found[:3]) and all(map(is_number, found[3:]))
+        is_valid = all(isinstance(part, str) for part in found[:4]) and all(map(is_number, found[4:]))
         return origin if is_valid and origin.task_id == task_id else None
 
 
@@ -79,12 +81,18 @@ class ParcelsRoom(Room):
         end = {'id': task_id, 'moved': origin.moved, **parcel.end_of(state, outcome, doc['date'], origin.keep)}
         head = {name: doc[name] for name in ('_id', 'task', 'status')}
         # Devices may give their documents the same ids.
-        found = {'_id': f'{origin.database}/{origin.doc_id}', 'type': 'Receipt', 'parcel': origin.doc_id}
+        found = {
+            '_id': f'{origin.database}/{origin.doc_id}',
+            'type': 'Receipt',
+            'parcel': origin.doc_id,
+            'rev': origin.rev,
+        }
         return [(origin.database, {**found, 'end': end, 'result': head})], True
 
     def complete(self, client: Client, docs: Sequence[dict[str, Any]]) -> None:
         """Write into receipts how their tasks have ended."""
-        _part('receipts').complete(client, {doc['parcel']: doc['end'] for doc in docs})
+        revs = {doc['parcel']: doc['rev'] for doc in docs}
+        _part('receipts').complete(client, {doc['parcel']: doc['end'] for doc in docs}, revs)
 
     def prepare_worker(self, app: Any) -> None:
         """Let tasks of parcels that end without a result be told, if the app has the option `parcels`."""

@@ -37,6 +37,7 @@ from ..parcels.look_ups import ends_of_messages, pause
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..parcels.receipts import write
+from ..parcels.room import PARCEL
 from .outcomes import merged_into, outcome
 
 logger = get_logger(__name__)
@@ -174,7 +175,9 @@ class Taker:
         if doc['_id'] != region.record_id(self._name, task_id, doc['_id'].rpartition(':')[2]):
             raise ParcelRefused('the id of the record does not name its task')
         giver = Giver(self._name, self._own.address.database, self._other, task_id, doc['_id'])
-        headers = {FROM_REGION: self._other, **message['headers'], GIVER: list(giver)}
+        # The receipt of a parcel is in the other region.
+        own = {name: value for name, value in message['headers'].items() if name != PARCEL}
+        headers = {FROM_REGION: self._other, **own, GIVER: list(giver)}
         self._messages.publish({**message, 'headers': headers}, doc)
 
     def _refuse(self, refused: Sequence[tuple[Document, ParcelRefused]]) -> None:

@@ -256,7 +256,7 @@ def result_outcome(result: Any) -> Document:
     try:
         text = json.dumps(result, default=str, allow_nan=False, ensure_ascii=False)
         value = json.loads(text.encode('utf-8'))
-    except (TypeError, ValueError, RecursionError):  # with half of a surrogate pair, too
+    except Exception:  # half of a surrogate pair, or what `str` of an object of the application raises
         return {'left_out': 'the result is not JSON'}
     if len(text) > MAX_RESULT_CHARACTERS:
         return {'left_out': f'the result has {len(text):,} characters, more than {MAX_RESULT_CHARACTERS:,}'}

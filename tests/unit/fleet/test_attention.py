@@ -225,6 +225,17 @@ def test_the_listener_of_the_first_rank_rings_first(world: World, rank: int | No
     assert bell.knows('q')
 
 
+def test_queue_that_nobody_else_serves_does_not_delay_the_look_at_a_shared_one(world: World) -> None:
+    bell = BellRinger()
+    bell.waits('shared', 0, ['a'])
+    bell.waits('own', None, ['b'])
+    bell.heard('shared')
+    for _ in range(3):
+        assert bell.due_at <= world.now + 2.0
+        world.now += 2.0
+        bell.check('shared', ['a'])
+
+
 def test_bell_just_before_the_messages_postpones_the_own(world: World) -> None:
     bell = BellRinger()
     bell.heard('q')

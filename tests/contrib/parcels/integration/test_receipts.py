@@ -9,14 +9,16 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
+from celery_couchdb.contrib.parcels import receipts
 from celery_couchdb.contrib.parcels.mover import Mover
 from celery_couchdb.contrib.parcels.room import PARCEL
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.documents import dead_letter
 from kombu_couchdb.documents.dead_letter import rejected
+from kombu_couchdb.errors import ServerUnavailable
 from kombu_couchdb.queues.store import Store
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, wait_for
 from tests.parcels import kill_between_writes, receipt_of, settle, waiting_in
 from tests.support import items
 
@@ -127,16 +129,16 @@ def test_publisher_changes_the_receipt_meanwhile(
     app: Celery, one: Mover, client: Client, parcels: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The publisher writes between the reading and the writing of the worker."""
-    fetch, changed = Client.fetch, list[int]()
+    find, changed = Client.find, list[int]()
 
-    def fetch_and_change(self: Client, ids: Any, *args: Any, **options: Any) -> Any:
-        docs = fetch(self, ids, *args, **options)
+    def find_and_change(self: Client, ids: Any, *args: Any, **options: Any) -> Any:
+        docs = find(self, ids, *args, **options)
         if self.address.database == parcels.address.database and len(changed) < 2:
             changed.append(len(changed))
             parcels.put({**parcels.get('a'), 'note': len(changed)})
         return docs
 
-    monkeypatch.setattr(Client, 'fetch', fetch_and_change)
+    monkeypatch.setattr(Client, 'find', find_and_change)
     end(app, item_of(client, 'a'))
     receipt = receipt_of(parcels, 'a')
     assert (receipt['result'], receipt['note']) == (3, 2)
@@ -148,6 +150,30 @@ def test_receipt_that_was_deleted_stays_deleted(app: Celery, one: Mover, client:
     settle(one)
     assert parcels.get_or_none('a') is None
     assert len(items(client)) == 2
+
+
+def test_broken_database_of_parcels_keeps_no_result_from_being_stored(
+    app: Celery, one: Mover, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A design document that does not compile, for example: CouchDB responds to each write with 500."""
+
+    def fails(*args: Any) -> None:
+        raise ServerUnavailable('compilation_error')
+
+    monkeypatch.setattr(receipts, 'complete', fails)
+    item = item_of(client, 'a')
+    end(app, item)
+    assert app.AsyncResult(item['message']['headers']['id']).get(timeout=PATIENCE) == 3
+
+
+def test_late_end_does_not_end_a_new_parcel_with_the_same_id(
+    app: Celery, one: Mover, client: Client, parcels: Client
+) -> None:
+    item = item_of(client, 'a')
+    parcels.bulk([deletion(parcels.get('a'))])
+    put(parcels, 'a')
+    end(app, item)
+    assert 'done' not in parcels.get('a')
 
 
 @pytest.mark.parametrize('named', ['no_such_database', 'No Database', '_users/..', ''])

@@ -132,9 +132,9 @@ def test_message_keeps_only_allowed_properties() -> None:
 
 def test_message_cannot_say_where_its_result_goes() -> None:
     own = {'task': 'add', 'id': 'a'}
-    where = {PARCEL: ['parcels', 'order-17', 'a', 5.0, 60], 'x-from-region': 'us'}
+    where = {PARCEL: ['parcels', 'order-17', 'a', '1-x', 5.0, 60], 'x-from-region': 'us'}
     request = Context({**own, 'headers': where})  # Celery has its own headers there
-    assert Origin.of(request, 'a') == ('parcels', 'order-17', 'a', 5.0, 60)
+    assert Origin.of(request, 'a') == ('parcels', 'order-17', 'a', '1-x', 5.0, 60)
     forged = message(headers={**own, **where, 'headers': where})
     assert checked({'message': forged}, None, ACCEPT, ['json'])['headers'] == own
 
@@ -142,10 +142,10 @@ def test_message_cannot_say_where_its_result_goes() -> None:
 @pytest.mark.parametrize(
     'header',
     [
-        ['parcels', 'order-17', 'another task', 5.0, 60.0],
+        ['parcels', 'order-17', 'another task', '1-x', 5.0, 60.0],
         ['parcels', 'order-17', 'a'],
-        ['parcels', 17, 'a', 5.0, 60.0],
-        ['parcels', 'order-17', 'a', 5.0, '60'],
+        ['parcels', 17, 'a', '1-x', 5.0, 60.0],
+        ['parcels', 'order-17', 'a', '1-x', 5.0, '60'],
         None,
     ],
 )

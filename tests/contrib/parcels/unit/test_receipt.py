@@ -63,7 +63,7 @@ def test_documents_with_the_same_id_in_two_databases_have_a_receipt_each() -> No
     result = {'_id': 'r', 'status': 'SUCCESS', 'task': 'add', 'date': 5.0, 'value': {}}
     ends = dict[str, Any]()
     for name in ('alice', 'bob'):
-        request = Context(id='a', headers={PARCEL: [*Origin(name, 'order-17', 'a', 4.0, 60.0)]})
+        request = Context(id='a', headers={PARCEL: [*Origin(name, 'order-17', 'a', '1-x', 4.0, 60.0)]})
         [(database, doc)], is_here = ParcelsRoom().on_result(backend, request, 'a', result, is_result=True)
         assert (database, doc['parcel'], is_here) == (name, 'order-17', True)
         ends[doc['_id']] = doc['end']
