@@ -55,15 +55,18 @@ def perform(view: View, page: Page) -> Response:
     return _back(view, outcome)
 
 
-def each(view: View, targets: Sequence[str], act: Callable[[str], str]) -> ActionOutcome:
-    """Call `act` with each target, and return one outcome: what it returns, and why it was refused to do it."""
+def each(view: View, targets: Sequence[str], act: Callable[[str], str], noun: str) -> ActionOutcome:
+    """Call `act` with each target, and return one outcome: what it returns, and why it was refused to do it.
+
+    `noun` is the plural for several targets.
+    """
     done, refused = defaultdict[str, list[str]](list), list[str]()
     for target in targets:
         try:
             done[act(target)].append(target)
         except (CouchDBError, ValueError) as exc:
             refused.append(str(exc))
-    parts = [f'{names[0] if len(names) == 1 else f"{len(names):,}"}: {text}' for text, names in done.items()]
+    parts = [f'{names[0] if len(names) == 1 else f"{len(names):,} {noun}"}: {text}' for text, names in done.items()]
     more = [f'and {len(refused) - _MAX_NAMED:,} more were refused'] if len(refused) > _MAX_NAMED else []
     text = '; '.join([*parts, *refused[:_MAX_NAMED], *more])
     return ActionOutcome(f'{text}.' if parts else sentence(text), 'bad' if refused else 'good')

@@ -57,7 +57,7 @@ def command(
     no_login: bool,
     reader_role: str,
 ) -> None:
-    """Serve a page for operators.
+    """Serve the dashboard for operators.
 
     It shows queues, jobs, failures, workers and schedules, and lets operators change them. This needs some packages:
     pip install 'celery-couchdb[web]'. You log in as a CouchDB user, and the page reads and changes what this user may.

@@ -184,9 +184,9 @@ class _ForAll(_ForSelected[S, T]):
     def described(self, view: View, targets: Sequence[str]) -> str:
         filters, noun = self.filters(view, targets), self.selectable.noun
         total = self.total(self.opened(view), filters)
-        number = f'more than {MAX_COUNTED:,} {noun}s' if total is None else counted(total, noun)
+        number = f'{noun}s, more than {MAX_COUNTED:,},' if total is None else counted(total, noun)
         if len(filters) > 1:
-            return f'{counted(len(filters), "group")} with {number}'
+            return f'{counted(len(filters), "group")} with {number.rstrip(",")}'
         typed = parse_qs(targets[0])
         shown = {name: value for name, value in filters[0].items() if name in typed}
         return f'all {number}{self.selectable.in_words(shown, arguments=True)}'

@@ -148,7 +148,7 @@ def _action(action: EntryAction) -> Action:
 
     def act(view: View, targets: Sequence[str]) -> ActionOutcome:
         schedules = _schedules(view)
-        return each(view, targets, partial(action.do, schedules))._replace(changes=schedules.changes)
+        return each(view, targets, partial(action.do, schedules), 'entries')._replace(changes=schedules.changes)
 
     return Action(action.name, action.title, act, action.question, action.consequence, tone=action.tone)
 

@@ -57,6 +57,7 @@ def show(view: View) -> Response:
         selectable=view.may_act,
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
+    of_worker = f' of {name}' if (name := view.param('worker')) else ''
     running = [task for task in running_tasks(found.status) if view.param('worker') in ('', task['worker'])]
     mean = view.history().mean_seconds() if running else {}
     long = [task for task in running if found.date - task['since'] > _MANY_TIMES * mean.get(task['task'], inf)]
@@ -74,11 +75,11 @@ def show(view: View) -> Response:
             'RUNNING TASK': view.names()['TASK'],
             'ID': lambda task: view.link(f'/tasks/{task["id"]}'),
         },
-        empty=_NONE_LONG if is_long else 'No task has been running for more than a second.',
+        empty=_NONE_LONG if is_long else f'No task{of_worker} has been running for more than a second.',
         more=f'These run for longest; there are {len(shown) - _LIMIT:,} more.' if len(shown) > _LIMIT else '',
     )
     choices = [
-        (f'All {len(running):,}', view.link('/workers', worker=view.param('worker')), not is_long),
+        (f'All {len(running):,}{of_worker}', view.link('/workers', worker=view.param('worker')), not is_long),
         (
             f'{len(long):,} longer than usual',
             view.link('/workers', worker=view.param('worker'), running='long'),

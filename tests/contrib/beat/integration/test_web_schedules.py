@@ -209,7 +209,7 @@ def test_entries_are_run_disabled_enabled_and_deleted(admin: Browser, client: Cl
 
     assert re.search('code: sent as [0-9a-f-]{36}', act('run', 'code'))
     assert [doc['message']['headers']['task'] for doc in items(client)] == ['add']
-    assert '2: disabled.' in act('disable', 'code', 'other')
+    assert '2 entries: disabled.' in act('disable', 'code', 'other')
     assert client.get('beat:entry:code')['enabled'] is False
     assert 'code: enabled.' in act('enable', 'code')
     client.put({**client.get('beat:entry:code'), 'args': [7]})
