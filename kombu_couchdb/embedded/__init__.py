@@ -214,5 +214,5 @@ def _find_node() -> tuple[str, list[str]]:
         return node, [node, str(root / 'lib' / 'node_modules' / 'npm' / 'bin' / 'npm-cli.js')]
     raise EmbeddedServerError(
         'The embedded server needs Node.js 18 or later with npm: install it, or run '
-        '`pip install celery-couchdb[embedded]`, or set COUCHDB_URL to an Apache CouchDB.'
+        "`pip install 'celery-couchdb[embedded]'`, or set COUCHDB_URL to an Apache CouchDB."
     )

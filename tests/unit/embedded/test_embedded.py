@@ -127,7 +127,7 @@ def test_missing_node_is_reported_with_a_remedy(cache: Path, simulated: Callable
         program(cache.parent / 'bin' / 'node', node)
     with pytest.raises(EmbeddedServerError) as caught:
         EmbeddedServer().start()
-    for remedy in ('Node.js 18 or later', 'pip install celery-couchdb[embedded]', 'COUCHDB_URL'):
+    for remedy in ('Node.js 18 or later', "pip install 'celery-couchdb[embedded]'", 'COUCHDB_URL'):
         assert remedy in str(caught.value)
 
 
