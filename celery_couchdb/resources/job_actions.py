@@ -113,6 +113,7 @@ def _kept(removal: Removal) -> str:
 
 def _removed(removal: Removal, told: str) -> str:
     if removal.claimed:
+        told += '' if told == 'terminate' else ', but not to end,'
         return f'is held by a worker, which was told to {told} it|are held by workers, which were told to {told} them'
     if removal.removed:
         return 'removed'

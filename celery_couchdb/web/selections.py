@@ -15,12 +15,12 @@ from kombu_couchdb.errors import CouchDBError
 
 from ..resources.change import Change
 from ..resources.fields import SEEN, Field, Values, values_in
-from ..resources.inputs import moment
+from ..resources.inputs import Moment, moment
 from ..resources.resource import counted
 from ..resources.selectable import MAX_COUNTED, ItemAction, Selectable
 from .view import Action, InputRefused, View
 
-#: In a target: when the page was shown, which is the latest date unless the filters have one.
+#: In a target: when the page was shown, which is the latest date.
 _SHOWN = 'shown'
 
 S = TypeVar('S')
@@ -31,6 +31,15 @@ def target_of(query: Mapping[str, Any], now: float) -> str:
     """Return filters as a target: what matches them now. What happens after `now`, the server's time, is left out."""
     given = {name: value for name, value in query.items() if value}
     return urlencode({**given, _SHOWN: datetime.fromtimestamp(now + 1e-6, timezone.utc).isoformat()}, doseq=True)
+
+
+def _as_shown(values: Values, shown: Moment) -> Values:
+    """Return filters with the dates that they had when the page was shown, and with none after that."""
+    dated = {
+        name: replace(value, seconds=value.date(shown.seconds), is_ago=False) if isinstance(value, Moment) else value
+        for name, value in values.items()
+    }
+    return {**dated, 'before': min(dated.get('before', shown), shown, key=lambda each: each.seconds)}
 
 
 def filled(selectable: Selectable[S, T], view: View) -> list[Field]:
@@ -171,7 +180,7 @@ class _ForAll(_ForSelected[S, T]):
         try:
             found = [parse_qs(target, strict_parsing=True) for target in targets]
             if all(_SHOWN in texts and texts.keys() <= names for texts in found):
-                return [{'before': moment(texts[_SHOWN][0]), **values_in(fields, texts)} for texts in found]
+                return [_as_shown(values_in(fields, texts), moment(texts[_SHOWN][0])) for texts in found]
         except ValueError:
             pass
         raise InputRefused('This form is not from this page: load it again')

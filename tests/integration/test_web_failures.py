@@ -188,13 +188,20 @@ def test_all_that_match_are_retried(
     assert '5 failures retried.' in admin.text
     assert {find(client, one)[0]['queue'] for one in pays} == {'again'}
     assert [states(app, client, one)[1] for one in (pays[0], key, later)] == ['PENDING', 'FAILURE', 'FAILURE']
+    admin.get('/failures?error=ValueError&before=2099-01-01')
+    everything, newest = target(admin, 'class="all"'), fail('newest')
+    admin.post('/failures', action='retry-all', select=everything, confirmed='1')
+    assert [states(app, client, one)[0] for one in (later, newest)] == [['ready'], ['dead']]
+    admin.get('/activity')
+    assert 'all 5 failures' in admin.text
+    assert '/tasks/all' not in admin.text
     admin.get('/failures?since=9000d&error=KeyError')
     admin.post('/failures', action='drop-all', select=target(admin, 'class="all"'))
     assert 'Drop all 1 failure (error: KeyError, since: 9000d)?' in admin.text
     admin.get('/failures')
     admin.post('/failures', action='retry-all', select=target(admin, 'class="all"'), confirmed='1')
     assert states(app, client, letter)[0] == ['ready']
-    [_, record] = audit.newest(client, 2)
+    [*_, record] = audit.newest(client, 3)
     assert (record['outcome'], record['reason']) == ('5 failures retried.', 'paid')
 
 

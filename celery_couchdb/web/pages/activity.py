@@ -44,7 +44,9 @@ _PLACES: Mapping[str, Callable[[View, str], str]] = {
 def _about(view: View, row: Row) -> str | None:
     """Return the page of what an action was about, if that is one thing."""
     place = next((place for noun, place in _PLACES.items() if noun in row['action'].split()), None)
-    return place(view, row['targets'][0]) if place and row['count'] == 1 and row['targets'][:1] else None
+    # "all 3,000 failures (…)" is one target, too.
+    is_one = row['count'] == 1 and row['targets'][:1] and not str(row['targets'][0]).startswith('all ')
+    return place(view, row['targets'][0]) if place and is_one else None
 
 
 _COLUMNS = [
