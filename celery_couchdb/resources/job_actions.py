@@ -113,8 +113,9 @@ def _kept(removal: Removal) -> str:
 
 def _removed(removal: Removal, told: str) -> str:
     if removal.claimed:
-        told += '' if told == 'terminate' else ', but not to end,'
-        return f'is held by a worker, which was told to {told} it|are held by workers, which were told to {told} them'
+        on = '' if told == 'terminate' else '; tasks that run go on'
+        one = f'is held by a worker, which was told to {told} it{on}'
+        return f'{one}|are held by workers, which were told to {told} them{on}'
     if removal.removed:
         return 'removed'
     return (

@@ -322,13 +322,11 @@ class Cycle:
             if credit.get(queue, 0) > 0 or queue in self._topology.paused:
                 bell.forget(queue)
             elif ids := candidates.first(_BELL_ROWS):
-                # If nobody else serves the queue, nobody is woken, and there is no hurry.
-                rank = self.notifier.attention.rank if self.notifier.peers.is_shared(queue, self.lease.id) else None
-                bell.waits(queue, rank, ids)
+                bell.waits(queue, self.notifier.attention.rank, ids)
         bell.keep(self._candidates)
         shared = [queue for queue in bell.due if self.notifier.peers.is_shared(queue, self.lease.id)]
         for queue in set(bell.due).difference(shared):
-            bell.heard(queue)
+            bell.heard(queue)  # there is nobody to be woken
         if not shared:
             return
         for queue, ids in waiting.first_due(self._client, shared, self._client.clock.now(), _BELL_ROWS).items():

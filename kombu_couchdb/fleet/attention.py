@@ -160,17 +160,13 @@ class _Waiting:
     #: The monotonic times at which it reads the queue again, and before which it does not ring.
     at: float
     ring_at: float
-    #: After how many seconds at most it reads the queue again.
-    reads_every: float
     pause: float = _FIRST_PAUSE_SECONDS
-    #: Whether they have waited for so long that the queue was read, or the bell rang.
-    is_known: bool = False
 
-    def postpone(self) -> None:
-        """Wait for longer after each bell that did not help."""
+    def postpone(self, most: float) -> None:
+        """Wait for longer after each bell that did not help; read the queue after `most` seconds at the latest."""
         now = time.monotonic()
         self.ring_at = now + self.pause * random.uniform(1.0, 1.2)
-        self.at = min(self.ring_at, now + self.reads_every)
+        self.at = min(self.ring_at, now + most)
         self.pause = min(2 * self.pause, _MAX_PAUSE_SECONDS)
 
 
@@ -181,6 +177,7 @@ class BellRinger:
         self._waiting: dict[str, _Waiting] = {}
         #: By queue: the monotonic time at which the bell rang last, here or elsewhere.
         self._rang_at: dict[str, float] = {}
+        self._reads_every = inf
 
     @property
     def due_at(self) -> float:
@@ -194,17 +191,16 @@ class BellRinger:
         return [queue for queue, waiting in self._waiting.items() if waiting.at <= now]
 
     def knows(self, queue: str) -> bool:
-        """Tell whether messages of a queue are known to wait: this consumer had no credit for them for a moment."""
-        return queue in self._waiting and self._waiting[queue].is_known
+        """Tell whether messages of a queue are known to wait."""
+        return queue in self._waiting
 
     def waits(self, queue: str, rank: int | None, ids: Collection[str]) -> None:
         """Note messages (`ids`) for which this consumer, a listener of this rank or none, has no credit."""
-        reads_every = inf if rank is None else _READ_SECONDS
-        before = self._waiting.get(queue)
-        if before is None or {*ids}.isdisjoint(before.ids):  # other messages: those before were claimed meanwhile
+        self._reads_every = inf if rank is None else _READ_SECONDS
+        if queue not in self._waiting:
             after = 1.0 + rank if rank is not None else random.uniform(_LAST_RANK, 2 * _LAST_RANK)
             at = max(time.monotonic() + _RANK_SECONDS * after, self._rang_at.get(queue, -inf) + _FIRST_PAUSE_SECONDS)
-            self._waiting[queue] = _Waiting(ids, at, at, reads_every)
+            self._waiting[queue] = _Waiting(ids, at, at)
 
     def forget(self, queue: str) -> None:
         """Note that this consumer can take the messages of a queue itself, or that nobody may."""
@@ -224,8 +220,7 @@ class BellRinger:
         if not {*ids} & {*waiting.ids}:
             self.forget(queue)
             return False
-        waiting.is_known = True
-        waiting.at = now + min(waiting.reads_every, waiting.pause)
+        waiting.at = now + min(self._reads_every, waiting.pause)
         if now < waiting.ring_at:
             return False
         waiting.ids = ids
@@ -235,8 +230,7 @@ class BellRinger:
         """Note that the bell rang for a queue, here or elsewhere."""
         self._rang_at[queue] = time.monotonic()
         if queue in self._waiting:
-            self._waiting[queue].is_known = True
-            self._waiting[queue].postpone()
+            self._waiting[queue].postpone(self._reads_every)
 
 
 class Attention:

@@ -48,10 +48,8 @@ from .world import QUEUE, START, ModelClock, SilentEvent, Sleep, ThreadOfModel, 
 LEASE = 20.0
 
 #: How long a message may wait, in seconds, while a consumer with credit lives: if a listener lives that all know of,
-#: and in any case. A listener that is wrong reads the queue after two seconds, and rings up to 2.4 seconds after the
-#: last bell; those whom it wakes leave the message to each other for up to 0.75 seconds. Resting consumers look every
-#: 30 seconds at least.
-SERVED_SECONDS, MAX_SECONDS = 6.0, 31.0
+#: and in any case. Resting consumers look every 30 seconds at least.
+SERVED_SECONDS, MAX_SECONDS = 5.0, 31.0
 
 #: A consumer that has been one of the first ranks for so long, in seconds, knows that it is a listener.
 KNOWN_SECONDS = 12.0

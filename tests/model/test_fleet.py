@@ -337,7 +337,7 @@ FAULTS = [
         Events,
         BellRinger,
         'check',
-        'now + min(waiting.reads_every, waiting.pause)',
+        'now + min(self._reads_every, waiting.pause)',
         'now',
     ),
     Fault(
