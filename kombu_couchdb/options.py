@@ -49,12 +49,12 @@ _LIKENESS = 0.8
 _MAX_ERROR_CHARACTERS = 480
 
 
-# -- kinds of options: each function returns a field for a dataclass
-
-
 def heartbeat_interval(lease: float) -> float:
     """Return the seconds between two heartbeats of a consumer whose lease lasts for so many seconds."""
     return lease / HEARTBEATS_PER_LEASE
+
+
+# -- kinds of options: each function returns a field for a dataclass
 
 
 def option(check: Check, default: Any = MISSING, **field_arguments: Any) -> Any:

@@ -75,7 +75,8 @@ class WriteResult(NamedTuple):
     @classmethod
     def refused_by(cls, doc_id: str, exc: CouchDBError, where: str) -> WriteResult:
         """Return the result of a document that CouchDB never stores: its request raised `exc`, of the URL `where`."""
-        return cls.refused(doc_id, _PERMANENT[type(exc)], str(exc).removeprefix(f'{where}: '))
+        error = next(name for kind, name in _PERMANENT.items() if isinstance(exc, kind))
+        return cls.refused(doc_id, error, str(exc).removeprefix(f'{where}: '))
 
     @classmethod
     def unknown(cls, doc_id: str) -> WriteResult:

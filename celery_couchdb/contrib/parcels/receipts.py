@@ -22,7 +22,8 @@ from .look_ups import ends_of_messages, is_old, pause
 
 logger = get_logger(__name__)
 
-EMPTY: Mapping[str, str] = {}
+#: No waiting parcel becomes a receipt.
+_NO_REVISIONS: Mapping[str, str] = {}
 
 #: How often a receipt is written if it changes at the same time.
 _ATTEMPTS = 5
@@ -67,7 +68,7 @@ def _moved(receipt: Mapping[str, Any], now: float) -> float:
     return date if is_number(date := receipt.get('moved')) and date <= now else 0.0
 
 
-def complete(client: Client, ends: Mapping[str, Document], revs: Mapping[str, str] = EMPTY) -> None:
+def complete(client: Client, ends: Mapping[str, Document], revs: Mapping[str, str] = _NO_REVISIONS) -> None:
     """Write how tasks have ended into their receipts, by document id: see `parcel.end_of`.
 
     If it comes late or twice, nothing is written: the first end counts. A parcel becomes its receipt, if the process
