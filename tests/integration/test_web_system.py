@@ -152,10 +152,10 @@ def test_pool_of_a_fixed_size_is_refused_before_the_question(app: Celery, client
 
 def test_first_page_does_not_wait_for_the_ages(app: Celery, open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, '_MAX_AGES', 1)
-    monkeypatch.setattr(live, '_FRESH_SECONDS', 0.0)
     for queue in ('mail', 'pay'):
         app.send_task('t', queue=queue)
     browser = open_app(app)  # the login leads to this page
+    monkeypatch.setattr(live, '_FRESH_SECONDS', 0.0)
     assert 'mail no worker 1 0 0 0 0 …' in browser.text
     assert [row['oldest'] is not None for row in read(browser, '/queues')] == [True, True]
     browser.get('/queues')  # a browser without scripts
