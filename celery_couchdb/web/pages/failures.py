@@ -269,7 +269,7 @@ def _json(view: View, rows: Sequence[Row], following: FailurePlace | None) -> Re
 def _is_first(view: View) -> bool:
     """Tell whether there is a failure; a user who may not read them does not begin here.
 
-    The index with which this page lists them is not read: with many new messages, CouchDB would have to update it first.
+    The index of the list is not read: with many new messages, CouchDB would have to update it first.
     """
     try:
         return _count(view.snapshot()) > 0
