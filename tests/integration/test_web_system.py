@@ -140,7 +140,7 @@ def test_workers_that_are_all_busy_are_named(app: Celery, client: Client, open_a
 
 def test_pool_of_a_fixed_size_is_refused_before_the_question(app: Celery, client: Client, open_app: OpenApp) -> None:
     for name in ('prefork', 'solo'):
-        pool = {'name': name, 'processes': 1, 'since': time.time(), 'versions': []}
+        pool: dict[str, Any] = {'name': name, 'processes': 1, 'since': time.time(), 'versions': []}
         client.put(heartbeat(name, worker=f'{name}@here', pool=pool))
     browser = open_app(app)
     browser.get('/workers')
