@@ -77,6 +77,10 @@ class Site:
         app.conf.update(broker_transport_options=PATIENT_BROKER, result_backend_transport_options=PATIENT)
         return app
 
+    def use_results(self, url: str) -> None:
+        """Store results at this URL, in the app before it has used its backend and in new workers."""
+        self.environment['RESULT_URL'] = self.app.conf.result_backend = url
+
     def use_as(self, user: str, password: str = '') -> None:
         """Use the databases as this user from now on; '' is anonymous."""
         self.use(*(self.server.couchdb_url(name, user, password) for name in (self.database, self.results)))
