@@ -22,7 +22,7 @@ from ..jobs import Jobs
 from ..rooms import rooms
 from ..stored_results import StoredResult, StoredResults
 from ..worker.history import tries_in
-from .columns import Lines, Row, format_date, format_duration, json_line
+from .columns import Lines, Row, format_dated, json_line
 from .jobs import job_resource
 from .resource import Resource
 
@@ -211,20 +211,13 @@ def _state(message: Row | None, task: FoundTask, now: float) -> tuple[str, str]:
         'done': (f'done by {worker} at ', 'finished'),
         'gone': ('its message has expired at ', 'expires'),
     }.get(message['state'], (f'in queue {queue}, can be claimed since ', ''))
-    return message['state'], words + _dated(message.get(member, ready), now)
+    return message['state'], words + format_dated(message.get(member, ready), now)
 
 
 def _key(key: Any) -> str:
     if isinstance(key, str) and key.startswith(RATE):
         return f'its turn at the rate {key.removeprefix(RATE)}'
     return f'a slot of the concurrency key {key}'
-
-
-def _dated(date: Any, now: float) -> str:
-    if not is_number(date):
-        return 'an unknown date'
-    distance = f'{format_duration(now - date)} ago' if date <= now else f'in {format_duration(date - now)}'
-    return f'{format_date(date)} UTC ({distance})'
 
 
 def _error(message: Row, result: StoredResult | None) -> str | None:
@@ -314,4 +307,4 @@ def _messages(messages: Sequence[Row]) -> Lines:
 
 
 def _event(event: Row, now: float) -> str:
-    return f'{_dated(event["date"], now)}: {event["event"]}'
+    return f'{format_dated(event["date"], now)}: {event["event"]}'
