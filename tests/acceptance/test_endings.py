@@ -196,15 +196,13 @@ def test_configurations_have_each_pair() -> None:
         assert pairs == {*product({pair[0] for pair in pairs}, {pair[1] for pair in pairs})}
 
 
-@pytest.mark.parametrize('configuration', CONFIGURATIONS, ids=lambda each: ' '.join(map(str, each)))
+@pytest.mark.parametrize(Configuration._fields, CONFIGURATIONS)
 def test_each_ending_is_one_failure_or_none(
-    site: Site, configuration: Configuration, request: pytest.FixtureRequest
+    results: str, site: Site, pool: str, late: bool, backend: str, ignores: bool, settings: dict[str, Any]
 ) -> None:
-    pool, late, backend, ignores, settings = configuration
     if pool == 'gevent' and importlib.util.find_spec('gevent') is None:
         pytest.skip('gevent is not installed')
-    if backend != 'couchdb':
-        site.use_results('disabled://' if backend == 'disabled' else request.getfixturevalue('redis'))
+    site.use_results(results)
     wanted = {**EVERYWHERE, **(PROCESSES if pool == 'prefork' else {}), **(CHORDS if backend != 'disabled' else {})}
     if settings.get('task_acks_on_failure_or_timeout') is False:  # a message is requeued at its time limit
         wanted = {name: each for name, each in wanted.items() if each.task != 'hard_limit'}

@@ -97,11 +97,8 @@ def test_dates_of_options_are_durations_or_dates(site: Site) -> None:
 
 @pytest.mark.parametrize('late', [False, True])
 @pytest.mark.parametrize('backend', ['couchdb', 'redis', 'disabled'])
-def test_retried_step_of_a_chain_runs_the_rest(
-    site: Site, backend: str, late: bool, request: pytest.FixtureRequest
-) -> None:
-    if backend != 'couchdb':
-        site.use_results('disabled://' if backend == 'disabled' else request.getfixturevalue('redis'))
+def test_retried_step_of_a_chain_runs_the_rest(results: str, site: Site, backend: str, late: bool) -> None:
+    site.use_results(results)
     site.worker(task_acks_late=late)
     last = chain(*(part(site, name) for name in ('first', 'second', 'third'))).apply_async()
     [failure] = wait_for(lambda: listed(site, 'failures', 'list'), 'the failure')
@@ -117,7 +114,7 @@ def test_retried_step_of_a_chain_runs_the_rest(
 
 
 @pytest.mark.parametrize('late', [False, True])
-def test_retried_part_runs_alone_with_another_result_backend(site: Site, redis: str, late: bool) -> None:
+def test_retried_part_runs_alone_with_another_result_backend(redis: str, site: Site, late: bool) -> None:
     site.use_results(redis)
     site.worker(task_acks_late=late)
     body = site.app.signature('collected', args=(str(site.journal),))
