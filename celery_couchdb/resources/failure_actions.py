@@ -62,7 +62,8 @@ def _retry(
     changed = {failure.id: 'it has failed again since you read it' for failure in again}
     same = [failure for failure in there if failure.id not in changed]
     done, refused = failures.retry(same, queue=to, args=new_args, kwargs=new_kwargs)
-    yield _changed('retried', part, len(done), {**changed, **refused})
+    queues = {queue for failure in done if (queue := to or failure.queue)}
+    yield _changed('retried', part, len(done), {**changed, **refused})._replace(queues=queues)
 
 
 def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:
