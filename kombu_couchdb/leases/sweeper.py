@@ -44,7 +44,8 @@ _MAX_FAILED = 100_000
 #: least once in this number of leases.
 _FLEET_SECONDS, _REST_LEASES = 5.0, 10.0
 
-#: The interval at which the janitor cleans up after killed processes, and the most documents of a kind that it deletes.
+#: The interval at which a sweep cleans up after killed processes and lets CouchDB update the index of failures, in
+#: seconds; and the most documents of a kind that it deletes.
 _CLEAN_UP_INTERVAL_SECONDS, _MAX_CLEAN_UP_DOCS = 3600.0, 200
 
 #: Takes what a sweep has read, the id of this consumer, and the ids of those whose leases have just ended.
@@ -184,7 +185,7 @@ class Sweeper:
         )
         if time.monotonic() >= self._resolver.due:
             self._resolver.resolve(living)
-        self._clean_up()
+        self._clean_up(has_failures=bool(leases['failed']))
         self._schedule(pause if unfinished else None, len(living))
         return living
 
@@ -271,10 +272,13 @@ class Sweeper:
         mine = leaves[0]['_id'] in self._claimed
         return self._store.resolve_conflict(leaves, living, ended=() if mine else (self._own,))
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, *, has_failures: bool) -> None:
         if time.monotonic() >= self._clean_up_at:
             self._clean_up_at = time.monotonic() + random.uniform(0.8, 1.2) * _CLEAN_UP_INTERVAL_SECONDS
             self._janitor.clean_up(_MAX_CLEAN_UP_DOCS)
+            if has_failures:
+                # Nobody but people reads this index. Let CouchDB update it, so that they need not wait for that.
+                self._store.client.view(design.JOBS, 'failures', reduce=False, limit=0, update='lazy')
 
     def _schedule(self, pause: float | None, living: int) -> None:
         """Set the time of the next sweep: after `pause` seconds, or when a lease or a queue may have expired.

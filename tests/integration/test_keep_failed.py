@@ -8,11 +8,13 @@ import pytest
 from kombu import Connection
 from kombu.message import Message
 
+from kombu_couchdb import design
 from kombu_couchdb.admin import dead
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.documents import dead_letter, workitem
 from kombu_couchdb.leases import sweeper
 from kombu_couchdb.queues.store import Store
+from kombu_couchdb.queues.topology import Topology
 from tests.conftest import wait_for
 from tests.support import Inbox, Request, items, publish
 
@@ -165,3 +167,22 @@ def test_oldest_failures_go_if_there_are_too_many(
     client.put(dead_letter.made_of(workitem.new('rejected', 'q', MESSAGE, 1.0), 'rejected', 1.0))
     Inbox(connect(visibility_timeout=1.0, request_timeout=0.9, connect_timeout=0.9)).drain(0.1)
     wait_for(lambda: {doc['_id'] for doc in items(client)} == {'m3', 'm4', 'rejected'}, 'a sweep')
+
+
+def test_index_of_failures_is_updated_before_somebody_looks(
+    client: Client, connect: Connect, apache_couchdb: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not apache_couchdb:
+        pytest.skip('the embedded server updates an index whenever it is read')
+    message = received(connect())
+    message.fail(ERROR, acknowledged=False)
+    message.ack()
+    letters(client)
+
+    def rows() -> list[Any]:
+        return client.view(design.JOBS, 'failures', reduce=False, update='false')
+
+    assert not rows()
+    monkeypatch.setattr(sweeper, '_CLEAN_UP_INTERVAL_SECONDS', 0.0)
+    sweeper.Sweeper(Store(client), Topology(client), 60.0).sweep('broker:consumer:own', set(), lambda: None)
+    wait_for(rows, 'the index')
