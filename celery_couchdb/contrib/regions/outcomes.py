@@ -10,8 +10,10 @@ from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
 from kombu_couchdb.contrib.regions import region
+from kombu_couchdb.contrib.regions.region import Giver
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_current
+from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable, Unstorable
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.values import is_number
@@ -61,7 +63,9 @@ class ResultsAtHome:
         in the other region, and its record stays here: see `problem`. It stays, too, if its record cannot be deleted.
         """
         found = [(joined['_id'], doc) for joined in docs for doc in region.results_in(joined)]
-        best, record_of, source_of = dict[str, Document](), dict[str, tuple[str, str]](), list[tuple[str, str]]()
+        best, source_of = dict[str, Document](), list[tuple[str, str]]()
+        #: By id of the record: the document that ends it, the id of the result, and that of the document it came in.
+        ends = dict[str, tuple[Document, str, str]]()
         for source, doc in sorted(found, key=lambda pair: date_in(pair[1], 'date')):
             if (result := self._result_in(doc)) is None:
                 logger.warning('region %s has returned no result: %.200r', other, doc)
@@ -71,24 +75,35 @@ class ResultsAtHome:
             if not is_over and (result['_id'] not in best or not is_outdated(result, best[result['_id']])):
                 best[result['_id']] = result
             record = doc.get('record')
-            if (
-                (is_over or is_final(result))
-                and isinstance(record, str)
-                and record.startswith(region.records_to(other))
-            ):
-                record_of[record] = result['_id'], source
+            if (is_over or is_final(result)) and isinstance(record, str) and record.startswith(region.RECORD):
+                ends[record] = doc, result['_id'], source
         refused = self.store(list(best.values()))
         for error in refused.values():
             self.problem = error
         kept = {source for doc_id, source in source_of if doc_id in refused}
-        left = [record for record, (doc_id, _) in record_of.items() if doc_id not in refused]
+        left = [record for record, (_, doc_id, _) in ends.items() if doc_id not in refused]
         for _ in range(2):  # the other region may say `there` meanwhile
             current = [doc for doc in self._own.find(left) if doc] if left else []
+            self._tell_givers([(doc, ends[doc['_id']][0]) for doc in current])
             left = delete_current(self._own, current)
         if left:
             self.problem = f'the record {left[0]} cannot be deleted'
-            kept |= {record_of[record][1] for record in left}
+            kept |= {ends[record][2] for record in left}
         return [doc for doc in docs if doc['_id'] not in kept]
+
+    def _tell_givers(self, ended: Sequence[tuple[Document, Document]]) -> None:
+        """Tell the regions that gave tasks to this one how they ended in a third one, to which a retry was routed.
+
+        For each its record is given, and the document that ends it.
+        """
+        found, now = list[Document](), self._own.clock.now()
+        for record, end in ended:
+            giver, task_id = Giver.of(headers_of(record)), region.task_id_of(record['_id'])
+            if giver and giver.task_id == task_id:
+                tag = end['_id'].rpartition(':')[2]  # it is told once, if this is repeated
+                found.append(region.returned(giver.region, task_id, tag, end['result'], giver.record, now))
+        if found:
+            self._own.create_once(found)
 
     def _result_in(self, doc: Mapping[str, Any]) -> Document | None:
         """Return the result of a task that a document brings back, as it is stored here; None if it brings none."""

@@ -22,8 +22,6 @@ __all__ = ['ParcelChannel', 'store_parcels']
 
 logger = get_logger(__name__)
 
-_ONLY_TASKS = 'it takes tasks, and neither events nor remote control'
-
 
 def _refusal(reason: str) -> Any:
     """Return a method that raises `ConfigurationError`."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from celery import states
-from celery.backends.base import Backend
 
 from celery_couchdb.contrib.regions.outcomes import ResultsAtHome
 from celery_couchdb.testing import Server
@@ -100,17 +99,18 @@ def test_leader_killed_at_each_write(regions: Regions, monkeypatch: pytest.Monke
         assert us.records() == eu.returning() == []
 
 
-def test_record_ends_if_the_result_came_another_way(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
-    us = regions['us']
+def test_record_ends_although_its_region_was_renamed_meanwhile(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
     result = us.app.send_task('add', (1, 2), region='eu')
-    backend: Backend = us.app.backend
-    backend.store_result(result.id, 3, states.SUCCESS)
-    monkeypatch.setattr('celery_couchdb.contrib.parcels.look_ups._FIRST_SECONDS', 0.0)
-    link = regions.link('us', 'eu')
-    link.begin()
-    link.step()
-    link.step()
-    assert us.records() == []
+    regions.work('eu')
+    back(regions, result.id, states.SUCCESS, 3)
+    us.know([us])
+    us.options['regions']['asia'] = eu.url()
+    with new_link(us.app, 'asia') as link:
+        while not link.step():
+            pass
+    assert result.get(timeout=1) == 3
+    assert us.records() == eu.returning() == []
 
 
 def test_result_that_home_refuses_stays_until_home_accepts_it(regions: Regions, apache_couchdb: bool) -> None:
