@@ -10,7 +10,6 @@ Whoever ends the task returns how it ended. The taker does if the message ends w
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -216,6 +215,7 @@ class Taker:
             doc_id, task_id = doc['_id'], region.task_id_of(doc['_id'])
             task = doc.get('task') if isinstance(doc.get('task'), str) else None
             result = outcome(self._backend, task_id, task, state, reason)
-            docs.append(region.returned(self._other, task_id, uuid.uuid4().hex, result, doc_id, now))
-        stored = zip(docs, self._own.bulk(docs), strict=True)
+            tag = doc_id.rpartition(':')[2]  # until home deletes the record, the message is looked up again
+            docs.append(region.returned(self._other, task_id, tag, result, doc_id, now))
+        stored = zip(docs, self._own.create_once(docs), strict=True)
         self.ended(doc['record'] for doc, result in stored if result.is_stored)
