@@ -34,6 +34,7 @@ from ...cli.vacuum import VacuumPart
 from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_duration
 from ...resources.resource import Resource, Selection, counted
 from ..parcels.cli import add_commands, databases_of, selected
+from . import database_of
 
 #: Shown in place of a table of regions.
 NO_REGIONS = 'There are no other regions.'
@@ -48,13 +49,6 @@ _WAIT_SECONDS = 30.0
 @click.group('regions')
 def command() -> None:
     """Set up and watch regions, and tasks given to others."""
-
-
-def database_of(app: Any) -> str | None:
-    """Return the name of the app's database of regions; None if it has no regions."""
-    options = app.conf.broker_transport_options or {}
-    own, urls = options.get('region'), options.get('regions')
-    return regions.database(urls, own) if own and urls else None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import states
 from celery.app.task import Context
@@ -44,6 +44,23 @@ def outcome(backend: CouchDBBackend, task_id: str, task: str | None, state: str,
     return dict(backend.error_document(task_id, task, error, state))
 
 
+class _Back(NamedTuple):
+    """A result that has returned."""
+
+    #: The id of the document in which it came, alone or with others; and what it was before it was joined with them.
+    source: str
+    doc: Document
+    #: As it is stored at home.
+    result: Document
+
+    @property
+    def ended_record(self) -> str | None:
+        """The record of the task, if it has one and has ended; a task that has no result has ended, too."""
+        record = self.doc.get('record')
+        has_ended = is_final(self.result) or self.result['status'] == states.IGNORED
+        return record if has_ended and isinstance(record, str) and record.startswith(region.RECORD) else None
+
+
 class ResultsAtHome:
     """Stores the results of tasks that this region gave to other ones. Use it in one thread.
 
@@ -62,34 +79,36 @@ class ResultsAtHome:
         Return the documents that are not needed any more. A result that this region's database refuses for now stays
         in the other region, and its record stays here: see `problem`. It stays, too, if its record cannot be deleted.
         """
-        found = [(joined['_id'], doc) for joined in docs for doc in region.results_in(joined)]
-        best, source_of = dict[str, Document](), list[tuple[str, str]]()
-        #: By id of the record: the document that ends it, the id of the result, and that of the document it came in.
-        ends = dict[str, tuple[Document, str, str]]()
-        for source, doc in sorted(found, key=lambda pair: date_in(pair[1], 'date')):
-            if (result := self._result_in(doc)) is None:
-                logger.warning('region %s has returned no result: %.200r', other, doc)
-                continue
-            source_of.append((result['_id'], source))
-            is_over = result['status'] == states.IGNORED
-            if not is_over and (result['_id'] not in best or not is_outdated(result, best[result['_id']])):
-                best[result['_id']] = result
-            record = doc.get('record')
-            if (is_over or is_final(result)) and isinstance(record, str) and record.startswith(region.RECORD):
-                ends[record] = doc, result['_id'], source
+        found, best = self._results_in(docs, other), dict[str, Document]()
+        for _, _, result in found:
+            doc_id, is_result = result['_id'], result['status'] != states.IGNORED
+            if is_result and (doc_id not in best or not is_outdated(result, best[doc_id])):
+                best[doc_id] = result
         refused = self.store(list(best.values()))
         for error in refused.values():
             self.problem = error
-        kept = {source for doc_id, source in source_of if doc_id in refused}
-        left = [record for record, (_, doc_id, _) in ends.items() if doc_id not in refused]
+        kept = {back.source for back in found if back.result['_id'] in refused}
+        stored = [back for back in found if back.result['_id'] not in refused]
+        ends = {record: back for back in stored if (record := back.ended_record)}
+        left = [*ends]
         for _ in range(2):  # the other region may say `there` meanwhile
             current = [doc for doc in self._own.find(left) if doc] if left else []
-            self._tell_givers([(doc, ends[doc['_id']][0]) for doc in current])
+            self._tell_givers([(doc, ends[doc['_id']].doc) for doc in current])
             left = delete_current(self._own, current)
         if left:
             self.problem = f'the record {left[0]} cannot be deleted'
-            kept |= {ends[record][2] for record in left}
+            kept |= {ends[record].source for record in left}
         return [doc for doc in docs if doc['_id'] not in kept]
+
+    def _results_in(self, docs: Sequence[Document], other: str) -> list[_Back]:
+        """Return the results in documents that region `other` has returned, in the order of their dates."""
+        found = list[_Back]()
+        for source, doc in [(joined['_id'], doc) for joined in docs for doc in region.results_in(joined)]:
+            if result := self._result_in(doc):
+                found.append(_Back(source, doc, result))
+            else:
+                logger.warning('region %s has returned no result: %.200r', other, doc)
+        return sorted(found, key=lambda back: date_in(back.doc, 'date'))
 
     def _tell_givers(self, ended: Sequence[tuple[Document, Document]]) -> None:
         """Tell the regions that gave tasks to this one how they ended in a third one, to which a retry was routed.

@@ -84,9 +84,8 @@ class Taker:
 
     def take(self, docs: Sequence[Document]) -> None:
         """Put the tasks of these records into their queues, unless they were, or look how their messages have ended."""
-        docs = self._undisputed(docs)
-        self._obey([doc for doc in docs if region.state_of(doc) == 'there' and 'message' not in doc])
-        docs = [doc for doc in docs if region.state_of(doc) != 'there' or 'message' in doc]
+        self._obey([doc for doc in docs if region.is_order(doc)])
+        docs = self._undisputed([doc for doc in docs if not region.is_order(doc)])
         mine = [doc for doc in docs if region.is_taken_by(doc, self._by)]
         self.foreign |= {doc['_id'] for doc in docs if region.state_of(doc) == 'there'} - {doc['_id'] for doc in mine}
         self.ended(doc['_id'] for doc in docs if region.state_of(doc) in ('withdrawn', 'refused'))

@@ -322,6 +322,11 @@ def order(to: str, task_id: str, what: Literal['cancel', 'retry'], now: float) -
     return {'_id': record_id(to, task_id, what), 'type': 'Parcel', 'id': task_id, 'state': 'there', 'taken': now}
 
 
+def is_order(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a record is one of `order`."""
+    return 'message' not in doc and doc['_id'].endswith((':cancel', ':retry'))
+
+
 def withdrawn(doc: Mapping[str, Any], run_in: str) -> Document:
     """Return the record of a task that runs in another region than that to which it was given; '': in none."""
     kept = {name: value for name, value in doc.items() if name not in ('status', 'reason', 'failed', 'delayed')}
