@@ -37,7 +37,6 @@ from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.couchdb.shapes import members, number
 from kombu_couchdb.design.rows import QueueCount
 from kombu_couchdb.documents import validation, workitem
-from kombu_couchdb.documents.body import body_stub
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
 from kombu_couchdb.documents.task_message import HIGHEST, headers_of
 from kombu_couchdb.documents.types import Document
@@ -47,7 +46,7 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.values import is_number
 
-from ..parcels.messages import attached_body, embedded_in
+from ..parcels.messages import attached_body, embedded_in, in_parts
 from ..parcels.parcel_checks import UNSAFE_CONTENT
 
 logger = get_logger(__name__)
@@ -82,8 +81,8 @@ _MAILBOX = '.pidbox'
 
 _COUNT = members(value=number)
 
-#: The maximum number of messages that are lent together, and of bytes of their bodies (but it is one message at least).
-_BATCH_DOCS, _BATCH_BYTES = 100, 1_000_000
+#: The maximum number of messages that are lent together.
+_BATCH_DOCS = 100
 
 #: How many more messages are read: some cannot be lent.
 _MORE_DOCS = 10
@@ -285,17 +284,18 @@ class Lender:
             # The index is updated afterwards: a long queue delays nothing. Each document is read and checked.
             update='lazy',
         )
-        now, size = self._broker.clock.now(), 0
-        leaving, staying = list[tuple[Document, Parcel]](), list[Document]()
-        for doc in self._broker.fetch([row['id'] for row in rows]):
-            if not doc or not region.is_lendable(doc, before) or headers_of(doc).get('id') in state.revoked:
-                continue  # a worker here ends a task that was revoked: the other region does not know of it
-            if len(leaving) == wanted or (leaving and size + _size(doc) > _BATCH_BYTES):
+        now, leaving, staying = self._broker.clock.now(), list[tuple[Document, Parcel]](), list[Document]()
+        docs = [doc for doc in self._broker.fetch([row['id'] for row in rows]) if doc]
+        # A worker here ends a task that was revoked: the other region does not know of it.
+        lendable = [
+            doc for doc in docs if region.is_lendable(doc, before) and headers_of(doc).get('id') not in state.revoked
+        ]
+        for doc in next(in_parts(lendable), []):
+            if len(leaving) == wanted:
                 break
             lent = region.lent(doc, other, now)
             if record := self._record_of(lent, is_marked=False):
                 leaving.append((lent, record))
-                size += _size(doc)
             else:
                 staying.append(region.not_lent(doc))
         self._finish_at = time.monotonic() + SYNC  # if a request fails
@@ -361,11 +361,6 @@ class Lender:
 def _is_lent(doc: Mapping[str, Any]) -> bool:
     is_valid = doc.get('type') == 'LentItem' and is_number(doc.get('lent')) and isinstance(doc.get('region'), str)
     return is_valid and validation.malformed_reason(doc) is None
-
-
-def _size(doc: Document) -> int:
-    attachment = body_stub(doc)
-    return int(attachment['length']) if attachment else workitem.size(doc)
 
 
 def may_be_in_header(message: Mapping[str, Any], body: bytes | None, content: Collection[str]) -> bool:
