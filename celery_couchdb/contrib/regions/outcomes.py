@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery import states
@@ -53,12 +53,15 @@ class _Back(NamedTuple):
     #: As it is stored at home.
     result: Document
 
-    @property
-    def ended_record(self) -> str | None:
-        """The record of the task, if it has one and has ended; a task that has no result has ended, too."""
+    def ended_record(self, foreign: Collection[str]) -> str | None:
+        """Return the record of the task, if it has ended and has one that is not for a region in `foreign`.
+
+        A task that has no result has ended, too.
+        """
         record = self.doc.get('record')
-        has_ended = is_final(self.result) or self.result['status'] == states.IGNORED
-        return record if has_ended and isinstance(record, str) and record.startswith(region.RECORD) else None
+        if not isinstance(record, str) or not record.startswith(region.RECORD) or region.region_of(record) in foreign:
+            return None
+        return record if is_final(self.result) or self.result['status'] == states.IGNORED else None
 
 
 class ResultsAtHome:
@@ -73,9 +76,10 @@ class ResultsAtHome:
         #: Why this region's database has refused a result for now, the last time that it has, or to delete a record.
         self.problem: CouchDBError | str = ''
 
-    def take(self, docs: Sequence[Document], other: str) -> list[Document]:
+    def take(self, docs: Sequence[Document], other: str, foreign: Collection[str]) -> list[Document]:
         """Store results that region `other` has returned, and delete the records of its tasks that have ended.
 
+        It may have been renamed, so its records are those that are not for the other regions, `foreign`.
         Return the documents that are not needed any more. A result that this region's database refuses for now stays
         in the other region, and its record stays here: see `problem`. It stays, too, if its record cannot be deleted.
         """
@@ -89,7 +93,7 @@ class ResultsAtHome:
             self.problem = error
         kept = {back.source for back in found if back.result['_id'] in refused}
         stored = [back for back in found if back.result['_id'] not in refused]
-        ends = {record: back for back in stored if (record := back.ended_record)}
+        ends = {record: back for back in stored if (record := back.ended_record(foreign))}
         left = [*ends]
         for _ in range(2):  # the other region may say `there` meanwhile
             current = [doc for doc in self._own.find(left) if doc] if left else []
