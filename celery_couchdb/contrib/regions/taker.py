@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 from celery import states
@@ -29,7 +30,6 @@ from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.log import get_logger
 
 from ...backend import couchdb_backend_of
-from ...failures import Failures
 from ..parcels.inbox import Inbox
 from ..parcels.look_ups import ends_of_messages, is_old, pause
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
@@ -176,7 +176,8 @@ class Taker:
         """Revoke tasks that were given to this region by another one, or retry those that have failed here."""
         for doc in orders:
             if doc['_id'].endswith(':retry'):
-                task_id, failures = region.task_id_of(doc['_id']), Failures(self._app, self._broker)
+                task_id = region.task_id_of(doc['_id'])
+                failures = import_module('celery_couchdb.failures').Failures(self._app, self._broker)
                 failures.retry(failures.named([task_id])[task_id])
             else:
                 self._revoke(doc)
