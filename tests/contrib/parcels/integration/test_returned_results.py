@@ -145,7 +145,7 @@ def test_error_of_home_is_not_blamed_on_the_other_region(regions: Regions, monke
     back(regions, result.id, states.SUCCESS, 3)
     link = regions.link('us', 'eu')
 
-    def refuse(self: ResultsAtHome, docs: Any, other: str) -> Any:
+    def refuse(self: ResultsAtHome, *_: Any) -> Any:
         raise AccessDenied('home refuses the user')
 
     with monkeypatch.context() as patch:
@@ -155,18 +155,6 @@ def test_error_of_home_is_not_blamed_on_the_other_region(regions: Regions, monke
     assert not link._lead.errors
     link.step()
     assert result.get(timeout=1) == 3
-
-
-def test_older_result_of_the_same_task_id_ends_no_record(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
-    us = regions['us']
-    us.app.backend.store_result('again', 3, states.SUCCESS)
-    us.app.send_task('add', (1, 2), task_id='again', region='eu')
-    monkeypatch.setattr('celery_couchdb.contrib.parcels.look_ups._FIRST_SECONDS', 0.0)
-    link = regions.link('us', 'eu')
-    link.begin()
-    link.step()
-    link.step()
-    assert [doc['id'] for doc in us.records('eu')] == ['again']
 
 
 def test_documents_that_are_no_results_are_deleted(regions: Regions) -> None:
