@@ -59,7 +59,7 @@ docs: $(VENV)/installed-docs  ## Build the documentation into build/docs; a warn
 pictures: $(VENV)/installed-dev  ## Make pictures of the operators' page into docs/pictures/, on $COUCHDB_URL or else an embedded server
 	@$(RUN) -m tests.pictures
 
-bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/production/; BENCH_ARGS="--quick"
+bench: $(VENV)/installed-bench  ## Measure beside other brokers, on $COUCHDB_URL, into docs/development/; BENCH_ARGS="--quick"
 	@$(RUN) -m tests.benchmarks $(BENCH_ARGS)
 
 ablation: $(VENV)/installed-bench  ## Measure what each adaptive mechanism gains, on $COUCHDB_URL; ABLATION_ARGS="--rounds 1"

@@ -229,6 +229,8 @@ class Claim(Taking):
         """Deliver the message."""
         subscription, candidates, pull = self.recipient
         unacked, doc = self.claims.unacked, {**self.doc, '_rev': result.rev}
+        # An earlier try without a response may have stored the same revision on fewer nodes.
+        self.claims.unproven.proven(result.id, result.rev)
         logger.debug('claimed message %s of queue %s, attempt %d', doc['_id'], doc['queue'], doc['attempts'])
         delivery = Delivery(doc, subscription, body=self.body)
         if candidates is not None:

@@ -33,7 +33,7 @@ from .types import Attachment, Document, Message
 NAME, _TYPE = 'body', 'application/octet-stream'
 
 #: The maximum length of a body in the document, in characters as stored; longer ones are attached. (Measured on CouchDB
-#: 3.5: see docs/production/performance.rst.)
+#: 3.5: see docs/development/costs.rst.)
 MAX_INLINE = 16_000
 
 

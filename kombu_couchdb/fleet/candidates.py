@@ -154,6 +154,11 @@ class Candidate:
         """The key by which candidates are sorted."""
         return self.rank, self.turn, self.date, self.id
 
+    @property
+    def is_own(self) -> bool:
+        """Whether no other consumer may claim the message before this one."""
+        return self.at <= self.since
+
     def set_document(self, doc: Document | None) -> None:
         """Set the document, which was read just now."""
         self.doc, self.seen = doc, time.monotonic()
@@ -295,7 +300,7 @@ class QueueCandidates:
             self._verified_at = now  # what others have claimed is gone
         before, self._candidates, self._sorted, self._claimed = self._candidates, {}, None, 0
         for row, key in zip(rows, self._order.read(rows), strict=True):
-            self._add_row(row, key, before[row.id].since if row.id in before else self._at_head.get(row.id))
+            self._add_row(row, key, before.get(row.id))
             if reading.is_head:
                 self._open(self._candidates[row.id], now)
         if reading.is_head:
@@ -303,8 +308,12 @@ class QueueCandidates:
         return True
 
     def _open(self, candidate: Candidate, now: float) -> None:
-        """Let this consumer claim a message that others could claim first, and have left for long enough."""
-        if candidate.turn and (candidate.at <= now or self.hurries):
+        """Let this consumer claim a message that others could claim first, and have left for long enough.
+
+        If all messages are known, it keeps its turn: otherwise all consumers without a share would choose the same.
+        """
+        is_left = candidate.at <= now and self._paging.last is not None
+        if candidate.turn and (is_left or self.hurries):
             candidate.at, self._sorted = min(candidate.at, now), None
             # After a bell, all consumers that find no message of their share choose at this moment: each another one.
             candidate.turn = random.randrange(1, 1 + self._order.consumers) if self.hurries else 0
@@ -325,8 +334,12 @@ class QueueCandidates:
         key = date if date is not None else doc.get('published')
         self._add(doc['_id'], rank, key if isinstance(key, (int, float)) else 0.0, due=due, doc=doc, own=own)
 
-    def _add_row(self, row: WaitingRow, key: str, since: float | None = None) -> None:
+    def _add_row(self, row: WaitingRow, key: str, before: Candidate | None = None) -> None:
+        """Add a message of a page; what was known of it (`before`) holds, also its document if that has not changed."""
+        since = before.since if before else self._at_head.get(row.id)
         self._add(row.id, row.rank, row.date, due=row.date if row.planned else None, since=since, key=key)
+        if before and before.doc and before.doc['_rev'] == row.rev:
+            self._candidates[row.id].doc = before.doc
 
     def _add(
         self,
@@ -368,7 +381,10 @@ class QueueCandidates:
                 self._verifying = self.is_stale = True
                 self._paging.restart()
                 return []
-            chosen = eligible[:count] if self.hurries else eligible[: max(1, count // self._order.consumers)]
+            chosen = eligible[:count]
+            if chosen and not self.hurries:  # other consumers choose at this moment, too: each chooses other messages
+                some = random.sample(chosen, max(1, len(chosen) // self._order.consumers))
+                chosen = sorted(some, key=lambda candidate: candidate.order)
         for candidate in chosen:
             self._candidates.pop(candidate.id, None)
         self._sorted = [candidate for candidate in self._in_order() if candidate.id in self._candidates]
@@ -379,9 +395,12 @@ class QueueCandidates:
         return list(itertools.islice((candidate for candidate in self._own() if candidate.doc is None), count))
 
     def may_be_claimed(self, candidate: Candidate) -> bool:
-        """Tell whether other consumers may have claimed a candidate since its document was read."""
-        alone = self._order.consumers == 1 or (self._order.is_shared and self.is_stale)
-        return not alone and time.monotonic() - candidate.seen > _CURRENT_SECONDS
+        """Tell whether other consumers may have claimed a candidate since its document was read.
+
+        In a shared queue they leave it to this one, if it is its share or there are further pages.
+        """
+        is_left = self._order.is_shared and (self.is_stale or candidate.is_own)
+        return self._order.consumers > 1 and not is_left and time.monotonic() - candidate.seen > _CURRENT_SECONDS
 
     def claimable(self, chosen: Iterable[Candidate]) -> list[Document]:
         """Return the documents that can be claimed now; messages that are not due yet are passed to `offer` again."""

@@ -74,6 +74,11 @@ class UnprovenClaims:
         """Note the claim that was stored as revision `rev` of a message."""
         self._claims[doc_id] = rev, time.monotonic()
 
+    def proven(self, doc_id: str, rev: str) -> None:
+        """Note that a quorum has stored this revision of a message: the consumer holds the message."""
+        if self._claims.get(doc_id, ('', 0.0))[0] == rev:
+            del self._claims[doc_id]
+
     @property
     def due(self) -> float:
         """The monotonic time at which the first claim can be decided; infinite if there is none."""

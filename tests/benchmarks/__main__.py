@@ -45,7 +45,7 @@ from .systems import NAMES, reachable
 @click.option(
     '--output',
     type=click.Path(file_okay=False, path_type=Path),
-    help='The folder for performance.rst and performance.svg.  [default: docs/production; with --quick build]',
+    help='The folder for costs.rst and performance.svg.  [default: docs/development; with --quick build]',
 )
 def main(
     size: str | None, rounds: int | None, measures: tuple[str, ...], names: tuple[str, ...], output: Path | None
@@ -87,7 +87,7 @@ def main(
         absent,
         {name: measure.TITLE for name, measure in MEASURES.items()},
     )
-    for path in write(done, results, output or Path('build' if size == 'quick' else 'docs/production')):
+    for path in write(done, results, output or Path('build' if size == 'quick' else 'docs/development')):
         tell(f'{elapsed(started)} written: {path}')
 
 

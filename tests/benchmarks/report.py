@@ -18,6 +18,7 @@ __all__ = ['Run', 'inserted', 'page', 'write']
 
 #: The benchmark writes what is between these two lines of a page, and leaves the rest alone.
 _BEGIN, _END = '.. benchmark begins: `make bench` writes everything below', '.. benchmark ends'
+_PAGE = 'costs.rst'
 _PLOT = 'performance.svg'
 _BARS = 'The most important figures of the last run as bars'
 
@@ -119,7 +120,7 @@ def inserted(existing: str, report: str) -> str:
     _, end, after = rest.partition(_END)
     if begin and end:
         return before + block + after
-    title = '===========\nPerformance\n===========\n'
+    title = '=================\nCosts and figures\n=================\n'
     return f'{existing.rstrip() or title}\n\n{block}\n'.replace('\n\n\n', '\n\n')
 
 
@@ -131,7 +132,7 @@ def write(run: Run, results: Results, folder: Path) -> list[Path]:
     If a README beside the folder has the marker lines, the headlines are written there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = folder / 'performance.rst'
+    text = folder / _PAGE
     existing = text.read_text('utf-8') if text.exists() else ''
     report = existing.partition(_BEGIN)[2].partition(_END)[0]
     text.write_text(inserted(existing, page(run, results, report)), 'utf-8')

@@ -207,3 +207,11 @@ def test_leaf_of_a_removal_that_was_stored_twice_does_not_stay() -> None:
             run.pause(who=who, at=0)
             for lost in losses:
                 run.remove(at=0, lost=lost)
+
+
+def test_claim_that_is_stored_again_is_held() -> None:
+    """Its first try got no response, and what decided about that one released the message of the living holder."""
+    with begun(Cluster, ahead=1) as run:
+        run.claim_at_once(first=2, at=1)
+        run.claim_at_once(first=1, at=1)
+        run.hang(first=2, at=2)

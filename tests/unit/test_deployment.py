@@ -28,7 +28,7 @@ def text(name: str) -> str:
 
 
 def ini(name: str) -> configparser.ConfigParser:
-    parser = configparser.ConfigParser(interpolation=None, delimiters='=')
+    parser = configparser.ConfigParser(interpolation=None, delimiters='=', strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(text(name))
     return parser
@@ -40,10 +40,12 @@ def env(name: str) -> dict[str, str]:
 
 COMPOSE = yaml.safe_load(text('compose.yaml'))
 KUBERNETES = {doc['kind']: doc for doc in yaml.safe_load_all(text('kubernetes.yaml'))}
-UNITS = {name: ini(f'shop-{name}.service') for name in ('worker', 'beat', 'metrics')}
+UNITS = {name: ini(f'shop-{name}.service') for name in ('worker', 'beat', 'metrics', 'vacuum')}
+VACUUM = yaml.safe_load(text('kubernetes-vacuum.yaml'))
 METRICS = {doc['kind']: doc for doc in yaml.safe_load_all(text('kubernetes-metrics.yaml'))}
 CONTAINERS = {kind: KUBERNETES[kind]['spec']['template']['spec'] for kind in ('Job', 'Deployment')}
 CONTAINERS['metrics'] = METRICS['Deployment']['spec']['template']['spec']
+CONTAINERS['vacuum'] = VACUUM['spec']['jobTemplate']['spec']['template']['spec']
 
 
 def commands() -> Iterator[list[str]]:
@@ -55,6 +57,7 @@ def commands() -> Iterator[list[str]]:
         yield shlex.split(unit['Service']['ExecStart'].replace('\\\n', ' ').replace('%%', '%'))
     yield COMPOSE['services']['metrics']['command']
     yield CONTAINERS['metrics']['containers'][0]['command']
+    yield CONTAINERS['vacuum']['containers'][0]['command']
     yield CONTAINERS['Deployment']['containers'][0]['command']
     yield from probes()
     for shell in (COMPOSE['services']['prepare']['command'], CONTAINERS['Job']['containers'][0]['command']):
@@ -116,7 +119,7 @@ def test_docker_reads_the_compose_file() -> None:
     subprocess.run([tool, '--builtin-schema', 'vendor.compose-spec', str(FOLDER / 'compose.yaml')], check=True)
 
 
-@pytest.mark.parametrize('name', ['kubernetes.yaml', 'kubernetes-metrics.yaml'])
+@pytest.mark.parametrize('name', ['kubernetes.yaml', 'kubernetes-metrics.yaml', 'kubernetes-vacuum.yaml'])
 def test_kubernetes_reads_the_manifests(name: str) -> None:
     tool = shutil.which('kubernetes-validate') or pytest.skip('needs kubernetes-validate')
     subprocess.run([tool, '--strict', str(FOLDER / name)], check=True)

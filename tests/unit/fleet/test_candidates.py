@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,6 +194,37 @@ def test_forged_consumers_cause_only_a_short_wait(store: FakeStore) -> None:
     queue_candidates = placed(store, 41)
     items = fill(store, 30)
     assert sorted(rounds(store, queue_candidates, 3.0)) == items
+
+
+def test_consumers_choose_different_messages_of_one_that_claims_nothing(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, 'random', Random(1))
+    fill(store, 120)
+    ids = [f'm{number}' for number in range(4)]
+    consumers = [Consumer(store) for _ in ids[1:]]
+    for own, consumer in zip(ids, consumers, strict=False):
+        consumer.queue_candidates.set_consumers(own, ids, ids)
+        consumer.refill()
+        claimed(store, consumer.take(1000))
+    store.passed += 2.0
+    found = [names(consumer.take(16)) for consumer in consumers]
+    assert [len(each) for each in found] == [4] * 3
+    assert len({*found[0], *found[1], *found[2]}) > 6
+
+
+def test_documents_are_read_again_only_if_they_have_changed(store: FakeStore) -> None:
+    fill(store, 60)
+    consumer = placed(store)
+    consumer.refill()
+    claimed(store, consumer.take(1))  # reads the documents that follow, too
+    before, store.fetched = set(store.fetched[1:]), []
+    changed = min(before)
+    store.docs[changed] = {**store.docs[changed], '_rev': '2-b'}
+    consumer.mark_stale()
+    consumer.refill()
+    consumer.take(1000)
+    assert before & {*store.fetched} == {changed}
 
 
 def test_long_queue_is_read_page_by_page(store: FakeStore) -> None:

@@ -1,6 +1,6 @@
 """Due dates in the nights in which the clock changes, beside those of Celery's own beat.
 
-The differences are listed in docs/howto/beat.rst, each with a reason.
+The differences are listed in docs/development/beat.rst, each with a reason.
 """
 
 from __future__ import annotations
