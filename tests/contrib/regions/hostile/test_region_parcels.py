@@ -148,7 +148,7 @@ def bring(eu: Region, us: Region, task_id: str, number: int, members: dict[str, 
 
 def test_malformed_results_are_left_out_and_the_others_return(regions: Regions) -> None:
     us, eu = regions['us'], regions['eu']
-    kept = {**GOOD, '_id': 'p:us:kept:1'}
+    kept = {**GOOD, '_id': 'p:asia:kept:1'}
     store(us.regions, [kept])
     docs = [bring(eu, us, f'x{n}', n, members) for n, members in enumerate(_RESULTS)]
     more = [bring(eu, us, f'y{n}', 1000 + n, {}) | members for n, members in enumerate(_BRINGING)]
