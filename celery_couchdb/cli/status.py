@@ -63,7 +63,8 @@ def command(ctx: click.Context, watch: float | None, as_json: bool, temporary: b
     concurrency limit or a rate. A worker has claimed PREFETCHED messages, and has not reported that they run. RUNNING
     tasks have run for a second, and their worker has reported them. DEAD messages are dead letters. OLDEST is how long
     the oldest ready message has been due. RATE/S is the number of messages acknowledged per second. Lines
-    below say since when, by whom and why queues are paused, and which queues with messages no worker consumes.
+    below say since when, by whom and why queues are paused, and which queues with messages no worker consumes, or only
+    busy workers.
 
     A worker reports its running tasks with its heartbeat, at most every 5 seconds. While it holds messages, it is
     overdue if its HEARTBEAT is older than the visibility timeout, and its messages go to other workers. While it holds

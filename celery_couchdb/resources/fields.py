@@ -45,20 +45,21 @@ class Field:
         """Return what was typed into the field; None if it was left empty. *Raises* `ValueError` with a sentence."""
         given = [text.strip() for text in texts.get(self.name, ()) if text.strip()]
         if self.kind == 'chips':
-            return [choice(text, self.options) for text in given] or None
-        return (True if self.kind == 'check' else self.read(given[0])) if given else None
+            return [self.typed(text) for text in given] or None
+        return (True if self.kind == 'check' else self.typed(given[0])) if given else None
+
+    def typed(self, text: str) -> Any:
+        """Return the value of a text; *raises* `ValueError` with a sentence that names the field."""
+        try:
+            return choice(text, self.options) if self.kind == 'chips' else self.read(text)
+        except ValueError as exc:
+            raise ValueError(f'{self.label}: {exc}') from None
 
 
 def values_in(fields: Iterable[Field], texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what was typed into fields, by name; *raises* `ValueError` with a sentence."""
-    found = dict[str, Any]()
-    for field in fields:
-        try:
-            if (value := field.value_in(texts)) is not None:
-                found[field.name] = value
-        except ValueError as exc:
-            raise ValueError(f'{field.label}: {exc}') from None
-    return found
+    found = {field.name: field.value_in(texts) for field in fields}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 #: In a form: the revision of what it shows. Nobody overwrites what somebody else has changed since.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from kombu_couchdb.values import SECONDS_OF_UNIT, date_of
+from kombu_couchdb.values import MAX_NUMBER, SECONDS_OF_UNIT, date_of
 
 
 def duration(text: str, least: float = 0.0) -> float:
@@ -21,8 +21,8 @@ def duration(text: str, least: float = 0.0) -> float:
     if match is None:
         raise ValueError(f'give a number and a unit, such as 90s, 15m, 2h or 7d, not {text!r:.80}')
     seconds = float(match[1]) * SECONDS_OF_UNIT[match[2] or 's']
-    if seconds < least:
-        raise ValueError(f'{text} is less than {least:g} s')
+    if not least <= seconds <= MAX_NUMBER:
+        raise ValueError(f'it must be from {least:g} to {MAX_NUMBER:,} seconds, not {text}')
     return seconds
 
 

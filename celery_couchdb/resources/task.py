@@ -149,7 +149,7 @@ def _describe(sources: TaskSources, task: FoundTask, now: float) -> Row:
     meta: Mapping[str, Any] = result.meta if result else {}
     group = headers.get('group') or meta.get('group_id')
     progress = sources.results.chord_progress(group) if sources.results and group and isinstance(group, str) else None
-    state, where = _state(first, task, now)
+    state, where, date = _state(first, task)
     shown, error = first or {}, next((found for doc in task.docs if (found := dead_letter.error_in(doc))), {})
     return {
         'id': task.id,
@@ -158,6 +158,7 @@ def _describe(sources: TaskSources, task: FoundTask, now: float) -> Row:
         or next((row['task'] for row in task.elsewhere), None),
         'state': state,
         'where': where,
+        'date': date,
         'queue': shown.get('queue') or (result.queue if result else None),
         'priority': shown.get('priority'),
         'job_key': shown.get('job_key'),
@@ -169,7 +170,7 @@ def _describe(sources: TaskSources, task: FoundTask, now: float) -> Row:
         'retries': headers.get('retries') if first else result.retries if result else None,
         'error': _error(shown, result),
         'traceback': error.get('traceback') or (result.traceback if result else None),
-        'worker': _worker(shown, task),
+        'worker': worker if isinstance(worker := error.get('worker'), str) else _worker(shown, task),
         'result': result and {**result.described(), 'expires': result.document.get('expires')},
         'group': group,
         'chord': progress and {'ended': progress[0], 'tasks': progress[1]},
@@ -185,33 +186,34 @@ def _describe(sources: TaskSources, task: FoundTask, now: float) -> Row:
     }
 
 
-def _state(message: Row | None, task: FoundTask, now: float) -> tuple[str, str]:
-    """Return the state of a task, and where it is, in words."""
+def _state(message: Row | None, task: FoundTask) -> tuple[str, str, float | None]:
+    """Return the state of a task, where it is, in words, and the date that belongs behind them, if there is one."""
     if message is None:
         holders = ', '.join(f'{worker} ({how})' for worker, how in task.workers.items())
         if holders:
             is_running = 'active' in task.workers.values()
-            return 'running' if is_running else 'prefetched', f'acknowledged early, and with {holders}'
+            return 'running' if is_running else 'prefetched', f'acknowledged early, and with {holders}', None
         if task.elsewhere and not (task.result and task.result.state in states.READY_STATES):
-            return 'elsewhere', '; '.join(row['text'] for row in task.elsewhere)
+            return 'elsewhere', '; '.join(row['text'] for row in task.elsewhere), None
         assert task.result is not None
         if task.result.state in states.READY_STATES:
-            return 'gone', f'it has ended: {task.result.state}'
-        return 'gone', f'in no queue and with no worker that answers; its result is {task.result.state}'
+            return 'gone', f'it has ended: {task.result.state}', None
+        return 'gone', f'in no queue and with no worker that answers; its result is {task.result.state}', None
     queue, worker = message['queue'], message['worker']
     if message['behind']:
-        return message['state'], f'in queue {queue}: waits behind a running job with its key'
+        return message['state'], f'in queue {queue}: waits behind a running job with its key', None
     ready = message['published'] if message['due'] is None else message['due']
     words, member = {
-        'running': (f'runs at {worker} since ', 'claimed'),
-        'prefetched': (f'prefetched by {worker} since ', 'claimed'),
-        'scheduled': (f'in queue {queue}, due ', 'due'),
-        'parked': (f'in queue {queue}, waits for {_key(message["waits_for"])} since ', 'parked'),
-        'dead': (f'a dead letter of queue {queue} since ', 'failed'),
-        'done': (f'done by {worker} at ', 'finished'),
-        'gone': ('its message has expired at ', 'expires'),
-    }.get(message['state'], (f'in queue {queue}, can be claimed since ', ''))
-    return message['state'], words + _dated(message.get(member, ready), now)
+        'running': (f'runs at {worker} since', 'claimed'),
+        'prefetched': (f'prefetched by {worker} since', 'claimed'),
+        'scheduled': (f'in queue {queue}, due', 'due'),
+        'parked': (f'in queue {queue}, waits for {_key(message["waits_for"])} since', 'parked'),
+        'dead': (f'a dead letter of queue {queue} since', 'failed'),
+        'done': (f'done by {worker}, finished', 'finished'),
+        'gone': ('its message expired', 'expires'),
+    }.get(message['state'], (f'in queue {queue}, can be claimed since', ''))
+    date = message.get(member, ready)
+    return (message['state'], words, date) if is_number(date) else (message['state'], f'{words} an unknown date', None)
 
 
 def _key(key: Any) -> str:
@@ -220,9 +222,7 @@ def _key(key: Any) -> str:
     return f'a slot of the concurrency key {key}'
 
 
-def _dated(date: Any, now: float) -> str:
-    if not is_number(date):
-        return 'an unknown date'
+def _dated(date: float, now: float) -> str:
     distance = f'{format_duration(now - date)} ago' if date <= now else f'in {format_duration(date - now)}'
     return f'{format_date(date)} UTC ({distance})'
 
@@ -233,7 +233,7 @@ def _error(message: Row, result: StoredResult | None) -> str | None:
 
 
 def _worker(message: Row, task: FoundTask) -> str | None:
-    """Return the worker that has the task or had it last. A result knows its name, a dead letter only its process."""
+    """Return the worker that has the task or had it last. A result knows its name, a claim perhaps only its process."""
     stored = task.result.worker if task.result else None
     found = [stored, message.get('worker')] if message.get('state') == 'dead' else [message.get('worker'), stored]
     return next((name for name in (*found, *task.workers) if name), None)
@@ -280,7 +280,9 @@ def _events(message: Row) -> Iterator[tuple[Any, str]]:
 def _details(task: Row, now: float) -> Row:
     """Return the values in the details of a task, in the order in which people read them."""
     shown: dict[str, Any] = {
-        **{name: task[name] for name in ('id', 'task', 'state', 'where', 'queue', 'priority', 'job_key')},
+        **{name: task[name] for name in ('id', 'task', 'state')},
+        'where': task['where'] if task['date'] is None else f'{task["where"]} {_dated(task["date"], now)}',
+        **{name: task[name] for name in ('queue', 'priority', 'job_key')},
         **{name: task[name] for name in ('args', 'kwargs', 'body', 'unreadable', 'attempts', 'retries')},
         'worker': task['worker'],
         'result': _outcome(task['result']),

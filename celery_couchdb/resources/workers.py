@@ -20,14 +20,16 @@ def _ago(member: str) -> Callable[[Row], Cell]:
     return cell
 
 
-def pool_cell(row: Row) -> Cell:
-    """Return the cell of a worker's pool: how many of its processes or threads are busy."""
+def is_busy(row: Row) -> bool:
+    """Tell whether each process or thread of a worker's pool runs a task for longer than a second."""
+    return bool(row['pool']) and len(row['running']) >= row['pool']['processes']
+
+
+def _pool(row: Row) -> Cell:
     pool, busy = row['pool'], len(row['running'])
     if not pool:
-        return Cell(NO_VALUE, 'dim')
-    return Cell(
-        f'{pool["name"]}, {busy:,} of {pool["processes"]:,} busy', 'warning' if busy >= pool['processes'] else ''
-    )
+        return Cell(f'{busy:,} busy') if busy else Cell(NO_VALUE, 'dim')
+    return Cell(f'{pool["name"]}, {busy:,} of {pool["processes"]:,} busy', 'warning' if is_busy(row) else '')
 
 
 def failed_cell(tasks: Row) -> Cell:
@@ -44,7 +46,7 @@ CONSUMERS = [
     Column('WORKER', 'name', min_width=12),
     Column('PID', 'pid', lambda pid: str(pid or ''), right=True),
     Column('HEARTBEAT', None, _ago('heartbeat'), right=True),
-    Column('RUNNING', 'running', lambda tasks: count_cell(len(tasks)), right=True),
+    Column('POOL', None, _pool, min_width=12),
     Column('LEADS', 'leads', ', '.join, min_width=8),
     Column('QUEUES', 'queues', ', '.join, min_width=10),
 ]

@@ -188,7 +188,7 @@ def _on_error(site: Site) -> Callable[[Request, Exception], Any]:
 
 
 _TEXTS = {404: 'There is no such page.', 405: 'This page does not take such a request.'}
-_TITLES = {403: 'Not allowed', 404: 'Not found', 500: 'An error', 503: 'CouchDB does not respond'}
+_TITLES = {403: 'Not allowed', 404: 'Not found', 500: 'An error', 503: 'CouchDB cannot be read'}
 
 
 def _error(site: Site, request: Request, status: int, text: str) -> Response:

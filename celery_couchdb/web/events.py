@@ -66,6 +66,5 @@ def _operations(site: Site, view: View) -> str:
 
 
 def _banner(site: Site, session: Session) -> str:
-    live = session.account.live
-    text = site.templates.get_template('banner.html').render(problem=live.problem, url=live.server)
+    text = site.templates.get_template('banner.html').render(problem=session.account.live.problem)
     return ' '.join(text.split())

@@ -121,11 +121,6 @@ class Live:
         return self._problem
 
     @property
-    def server(self) -> str:
-        """The URL of the server, without user and password."""
-        return self._broker.address.server
-
-    @property
     def last(self) -> StatusReading | None:
         """What was read last, however long ago."""
         return self._snapshot

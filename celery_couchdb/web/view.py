@@ -70,7 +70,7 @@ class View:
         """Return by title of a column where the names in it lead to, for `Table.of`."""
 
         def leads(path: str, member: str) -> Callable[[Row], str | None]:
-            return lambda row: self.link(path, **{member: row[member]}) if row[member] else None
+            return lambda row: self.link(path, **{member: row[member]}) if row.get(member) else None
 
         return {
             'TASK': leads('/jobs', 'task'),

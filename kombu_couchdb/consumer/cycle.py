@@ -317,12 +317,15 @@ class Cycle:
 
     def _ring(self) -> None:
         """Wake the consumers that rest, if messages wait for which this one has no credit."""
-        bell, credit = self.notifier.attention.bell, self.unacked.credit()
+        attention, credit = self.notifier.attention, self.unacked.credit()
+        bell = attention.bell
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) > 0 or queue in self._topology.paused:
                 bell.forget(queue)
+            elif attention.lingers and not self.notifier.peers.is_shared(queue, self.lease.id):
+                pass  # there is nobody to be woken, and the next acks bring credit: it goes on where it stopped to read
             elif ids := candidates.first(_BELL_ROWS):
-                bell.waits(queue, self.notifier.attention.rank, ids)
+                bell.waits(queue, attention.rank, ids)
         bell.keep(self._candidates)
         shared = [queue for queue in bell.due if self.notifier.peers.is_shared(queue, self.lease.id)]
         for queue in set(bell.due).difference(shared):

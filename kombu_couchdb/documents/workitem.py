@@ -108,9 +108,7 @@ def check_keep_done(value: Any) -> float:
     *Raises* `ConfigurationError` if it is not a number of seconds from 0 on.
     """
     if not is_number(value) or not 0 <= value <= MAX_NUMBER:
-        raise ConfigurationError(
-            f'{KEEP_DONE} must be a number of seconds from 0 on, not {value!r:.80}; the most is {MAX_NUMBER:,}'
-        )
+        raise ConfigurationError(f'{KEEP_DONE} must be a number of seconds from 0 to {MAX_NUMBER:,}, not {value!r:.80}')
     return float(value)
 
 

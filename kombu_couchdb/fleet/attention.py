@@ -55,7 +55,7 @@ _ACTIVE_SHARE = 2.0
 #: About how many consumers listen at the same time because they have just become free.
 _FREE_SHARE = 5.0
 
-#: How long such a consumer follows the feed without credit, in seconds.
+#: How long a consumer without credit still counts on some: it follows the feed for so long, in seconds.
 _LINGER_SECONDS = 1.0
 
 #: A consumer that listens although its rank is too low stops after this many claims that others won, in a row.
@@ -302,7 +302,7 @@ class Attention:
             self.rank = self.rank or 0  # nobody else would listen
         before, had_credit = self.listens, self._with_credit
         self.followed, self._with_credit = set(with_credit), set(with_credit)
-        if self.rank is not None or (self.listens and self.is_active and now - self.credit_at < _LINGER_SECONDS):
+        if self.rank is not None or (self.listens and self.is_active and self.lingers):
             # A listener also follows queues without credit, to ring for others; but not while it knows that all wait.
             self.followed |= {queue for queue in queues if not self.bell.knows(queue)}
         self.listens = not may_rest or (bool(self.followed - quiet) and (self.rank is not None or self.is_active))
@@ -317,6 +317,11 @@ class Attention:
             is_for_all = self._looks % _QUIET_LOOKS == 0 or not {*queues} - quiet
             return set(with_credit) if is_for_all else with_credit - quiet
         return with_credit - had_credit
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the consumer had credit a moment ago."""
+        return time.monotonic() - self.credit_at < _LINGER_SECONDS
 
     @property
     def is_active(self) -> bool:

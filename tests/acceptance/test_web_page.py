@@ -51,6 +51,22 @@ CONTRAST = """(() => {
   return least;
 })()"""
 
+#: Whether the first row of each table stays in its place when it is selected.
+STAYS = """Array.from(document.querySelectorAll('form.selection')).every(form => {
+  const box = form.querySelector('tbody input');
+  const places = [0, 1, 2].map(() => { const {top} = box.getBoundingClientRect(); box.click(); return top; });
+  box.click();
+  return places.every(place => place === places[0]);
+})"""
+
+#: The names that two buttons or boxes that can be seen share.
+SHARED = """(() => {
+  const names = Array.from(document.querySelectorAll('button, .button, [type=checkbox]'))
+    .filter(node => node.checkVisibility({visibilityProperty: true}))
+    .map(node => node.ariaLabel || node.labels?.[0]?.innerText || node.innerText);
+  return names.filter((name, at) => names.indexOf(name) < at);
+})()"""
+
 
 @pytest.fixture
 def page(site: Site, stack: ExitStack, tmp_path: Path) -> Page:
@@ -173,7 +189,12 @@ def test_looks(site: Site, page: Page, dark: bool) -> None:
             assert page.run('document.documentElement.scrollWidth <= innerWidth'), (path, width)
             ratio, where = page.run(CONTRAST)
             assert ratio >= 4.5, (path, ratio, where)
+            assert page.run(STAYS), (path, width)
+            assert page.run(SHARED) == [], (path, width)
+            tab = 'document.querySelector("nav [aria-current]")?.getBoundingClientRect()'
+            assert page.run(f'!({tab}) || (({tab}).left >= 0 && ({tab}).right < innerWidth + 1)'), (path, width)
             if (path, width) == ('/failures', 390):
+                assert not page.run("document.querySelector('.filter .fields').checkVisibility()")
                 assert page.run("document.querySelector('#list tbody tr').offsetHeight") < 100
     assert page.run('window.attacked') is None
 

@@ -79,7 +79,7 @@ def test_argument_the_task_and_the_option_say_how_long_in_this_order(
 
 def test_wrong_time_is_refused(app: Celery, client: Client) -> None:
     for wrong in (-1, 'long', True, [3], 1e12):
-        with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds from 0 on'):
+        with pytest.raises(ConfigurationError, match='keep_done must be a number of seconds from 0 to'):
             app.send_task('report', keep_done=wrong)
     assert items(client) == []
 

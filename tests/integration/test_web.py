@@ -204,7 +204,7 @@ def test_couchdb_stops_and_comes_back(app: Celery, server: Server, stack: ExitSt
         proxy.refuse()
         assert next(events) == 'problem'
         browser.get('/queues')
-        assert re.search(r'CouchDB at http://\S+ does not respond; it did \d+ s ago \. Trying again', browser.text)
+        assert re.search(r'CouchDB cannot be read: http://\S+: .+\. It could \d+ s ago \. Trying again', browser.text)
         wait_for(lambda: browser.get('/health').status_code == 503, 'the probe to fail')
         proxy.restore()
         assert next(events) == 'problem'

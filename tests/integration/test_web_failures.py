@@ -289,7 +289,9 @@ def test_task(app: Celery, client: Client, fail: Fail, letter: str, admin: Brows
 
     assert offered(pay) == ['retry', 'drop']
     assert HOSTILE not in admin.page.text
-    for text in (f'ValueError: {HOSTILE}', 'line 1 line 2', '["4111 1111"]', "celery -A jobs couchdb show 'pay/1?'"):
+    assert '<a href="/jobs?queue=pays">pays</a>' in admin.page.text
+    assert '<a href="/workers?worker=w%401">w@1</a>' in admin.page.text
+    for text in (f'ValueError: {HOSTILE}', 'line 1 line 2', "('4111 1111',)", "celery -A jobs couchdb show 'pay/1?'"):
         assert text in admin.text
     assert 'result stored: FAILURE' in admin.text
     assert offered(hostile) == ['retry', 'drop']

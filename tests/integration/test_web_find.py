@@ -77,4 +77,5 @@ def test_done_jobs_that_nobody_keeps(app: Celery, admin: Browser) -> None:
         app.send_task('shop.mail', (number,))
     admin.get('/jobs?state=done')
     assert 'Jobs that are done are not kept. With the transport option keep_done' in admin.text
+    assert 'What ended in the last hours' in admin.text
     assert 'Look further' not in admin.text

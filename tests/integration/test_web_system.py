@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -17,7 +18,8 @@ from tests.regions import regions_on
 from tests.support import Inbox, items, publish_many
 from tests.web import read, rows_of
 
-from .conftest import Connect, OpenApp
+from .conftest import Connect, OpenApp, Run
+from .test_status import heartbeat
 
 #: A key that is HTML, a command to a terminal, and changes the direction of text.
 HOSTILE = '<b>k</b>\x1b[2J\u202e'
@@ -101,15 +103,59 @@ def test_regions(open_app: OpenApp, server: Server) -> None:
         assert 'sent to region us' in browser.text
 
 
-# -- queues
+# -- queues and workers
+
+
+def test_workers_that_are_all_busy_are_named(app: Celery, client: Client, open_app: OpenApp, run: Run) -> None:
+    app.send_task('t', queue='mail')
+    task = {'id': '1', 'task': 'pay', 'queue': 'mail', 'since': time.time() - 60}
+    pool: dict[str, Any] = {'name': 'solo', 'processes': 2, 'since': time.time(), 'versions': ['celery 5.6']}
+    doc = heartbeat(
+        'w1', worker='w1@here', queues=['mail'], pool=pool, running={'queues': {'mail': [1, 0]}, 'tasks': [task]}
+    )
+    leader = {
+        '_id': 'broker:leader:beat',
+        'type': 'Leader',
+        'holder': 'here:5:1',
+        'date': time.time(),
+        'node': 'w1@here',
+    }
+    client.bulk([doc, leader])
+    assert 'are busy' not in run('status').stdout
+    pool['processes'] = 1
+    client.put({**client.get(doc['_id']), 'pool': pool})
+    assert 'mail: all of its workers are busy: w1@here.' in run('status').stdout
+    assert re.search('w1@here +5 .* solo, 1 of 1 busy +beat +mail', run('status').stdout)
+    browser = open_app(app)
+    assert 'all of its workers are busy: w1@here' in rows_of(browser, '/queues')[0]
+    browser.get('/system')
+    assert '<a href="/workers?worker=w1%40here">w1@here</a>' in browser.page.text
+    browser.get('/workers?worker=w1%40here')
+    assert 'All 1 of w1@here 0 longer than usual Clear' in browser.text
+    assert 'Shut down' in browser.text
+    assert 'Grow' not in browser.text
+    browser.post('/workers', action='shrink', select='w1@here')
+    assert browser.page.status_code == 400
+
+
+def test_pool_of_a_fixed_size_is_refused_before_the_question(app: Celery, client: Client, open_app: OpenApp) -> None:
+    for name in ('prefork', 'solo'):
+        pool: dict[str, Any] = {'name': name, 'processes': 1, 'since': time.time(), 'versions': []}
+        client.put(heartbeat(name, worker=f'{name}@here', pool=pool))
+    browser = open_app(app)
+    browser.get('/workers')
+    browser.post('/workers', action='grow', select='prefork@here')
+    assert 'Grow the pool of the worker prefork@here?' in browser.text
+    browser.post('/workers', action='grow', select=['prefork@here', 'solo@here'])
+    assert 'The size of this pool is fixed: solo@here (solo).' in browser.text
 
 
 def test_first_page_does_not_wait_for_the_ages(app: Celery, open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, '_MAX_AGES', 1)
-    monkeypatch.setattr(live, '_FRESH_SECONDS', 0.0)
     for queue in ('mail', 'pay'):
         app.send_task('t', queue=queue)
     browser = open_app(app)  # the login leads to this page
+    monkeypatch.setattr(live, '_FRESH_SECONDS', 0.0)
     assert 'mail no worker 1 0 0 0 0 …' in browser.text
     assert [row['oldest'] is not None for row in read(browser, '/queues')] == [True, True]
     browser.get('/queues')  # a browser without scripts

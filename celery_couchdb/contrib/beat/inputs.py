@@ -9,17 +9,19 @@ from typing import Any
 from ...resources.fields import Field
 from ...resources.inputs import choice, duration, json_value, whole
 from .entries import DEFAULT_GRACE_SECONDS, MISSED
+from .schedules import LEAST_SECONDS
 
 #: The kinds of rules that people can give.
 KINDS = ('every', 'crontab', 'at', 'solar')
 
 _MISSED = 'What is sent if no beat ran for longer than the grace: "once" (the latest due date) or "skip" (none).'
 _GRACE = f'After a shorter interruption everything is sent. Default: {DEFAULT_GRACE_SECONDS:.0f} seconds.'
+_interval = partial(duration, least=LEAST_SECONDS)
 _list, _object = (partial(json_value, kind=kind) for kind in (list, dict))
 
 #: The members of an entry beside its name and task: the options of the commands and the fields of the form.
 FIELDS = (
-    Field('every', 'Every', hint='An interval: 30 (seconds), 15m, 1h or 1d.', read=duration, kinds=('every',)),
+    Field('every', 'Every', hint='An interval: 30 (seconds), 15m, 1h or 1d.', read=_interval, kinds=('every',)),
     Field('crontab', 'Crontab', hint='Minute, hour, day, month, weekday: "30 3 * * mon-fri".', kinds=('crontab',)),
     Field('at', 'At', hint='One date, such as 2027-01-01T09:00.', kinds=('at',)),
     Field('solar', 'Event and place', hint='Such as "sunset 48.1 11.6", latitude and longitude.', kinds=('solar',)),

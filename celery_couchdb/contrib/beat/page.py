@@ -47,7 +47,7 @@ def show(view: View) -> Response:
         resource.columns,
         rows,
         lambda row: row['name'],
-        links={'RESULT': lambda row: view.link(f'/tasks/{row["task_id"]}') if row['result'] else None},
+        links={**view.names(), 'RESULT': lambda row: view.link(f'/tasks/{row["task_id"]}') if row['result'] else None},
         dates={'NEXT': lambda row: row['next'], 'LAST SENT': _sent},
         selectable=view.may_act,
         empty=_EMPTY,
@@ -97,10 +97,10 @@ def _given(view: View, targets: Sequence[str]) -> dict[str, Any]:
     try:
         if changed & {*KINDS, 'timezone'} or (targets and 'kind' in changed):
             kind = choice(texts['kind'], KINDS)
-            given[kind] = fields[kind].read(texts[kind])
+            given[kind] = fields[kind].typed(texts[kind])
             given['timezone'] = (texts['timezone'] or None) if kind in fields['timezone'].kinds else None
         for name in changed - {*KINDS, 'timezone', 'kind', 'name', SEEN.name}:
-            given[name] = fields[name].read(texts[name]) if texts[name] else _EMPTIED.get(name)
+            given[name] = fields[name].typed(texts[name]) if texts[name] else _EMPTIED.get(name)
         return members_of(given)
     except ValueError as exc:
         raise InputRefused(str(exc)) from None

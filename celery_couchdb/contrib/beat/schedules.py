@@ -39,12 +39,20 @@ from kombu_couchdb.values import MAX_NUMBER, date_of, is_number
 LATEST = 32_503_680_000.0
 
 #: The shortest interval in seconds; the longest is `MAX_NUMBER`.
-_LEAST_SECONDS = 0.01
+LEAST_SECONDS = 0.01
 
 #: The least pause in seconds between two due dates of a class in the code of the app.
 _LEAST_PAUSE_SECONDS = 1.0
 
-_CRONTAB = ('minute', 'hour', 'day_of_month', 'month_of_year', 'day_of_week')
+#: The fields of a crontab, as Celery calls them and as people do, with what they may be.
+_CRONTAB = {
+    'minute': 'minute must be 0 to 59',
+    'hour': 'hour must be 0 to 23',
+    'day_of_month': 'day must be 1 to 31',
+    'month_of_year': 'month must be 1 to 12, or jan to dec',
+    'day_of_week': 'weekday must be 0 (Sunday) to 6, or sun to sat',
+}
+_PATTERNS = 'or a pattern such as *, */5, 1-5 or 1,3'
 
 #: The kinds of schedules: by the member that names the kind, the other members that are allowed.
 _KINDS: dict[str, frozenset[str]] = {
@@ -223,7 +231,7 @@ def described(schedule: Any) -> dict[str, Any]:
     """Return one of Celery's schedule objects as it is in a document."""
     kind = type(schedule)
     if schedule.nowfun is None:
-        if kind is schedules.schedule and schedule.seconds >= _LEAST_SECONDS:
+        if kind is schedules.schedule and schedule.seconds >= LEAST_SECONDS:
             return {'every': schedule.seconds, **({'relative': True} if schedule.relative else {})}
         if kind is schedules.crontab:
             zone = getattr(schedule.tz, 'key', None)
@@ -265,8 +273,8 @@ def _crontab_text(field: Any) -> str:
 
 def _every(doc: Mapping[str, Any], app: Any) -> Rule:
     value, relative = doc['every'], doc.get('relative', False)
-    if not is_number(value) or not _LEAST_SECONDS <= value <= MAX_NUMBER:
-        raise Malformed(f'schedule.every must be a number of seconds from {_LEAST_SECONDS} to {MAX_NUMBER:.0f}')
+    if not is_number(value) or not LEAST_SECONDS <= value <= MAX_NUMBER:
+        raise Malformed(f'schedule.every must be a number of seconds from {LEAST_SECONDS} to {MAX_NUMBER:,}')
     if not isinstance(relative, bool):
         raise Malformed('schedule.relative must be true or false')
     return Relative(value, app) if relative else Every(value)
@@ -276,14 +284,23 @@ def _crontab(doc: Mapping[str, Any], app: Any) -> Rule:
     texts = doc['crontab'].split() if isinstance(doc['crontab'], str) else []
     if len(texts) != 5:
         raise Malformed('schedule.crontab must be text with five fields: minute, hour, day, month and weekday')
-    try:
-        parsed = schedules.crontab(**dict(zip(_CRONTAB, texts, strict=True)), app=app)
-    except (schedules.ParseException, ValueError, TypeError, LookupError) as exc:
-        raise Malformed(f'schedule.crontab is not valid: {exc}') from exc
+    parsed = _parsed(dict(zip(_CRONTAB, texts, strict=True)), app)
     numbers = [tuple(sorted(getattr(parsed, name))) for name in _CRONTAB]
     if not all(numbers):
         raise Malformed('schedule.crontab is not valid: a field has no number')
     return Crontab(Fields(*numbers), _zone(doc, app))
+
+
+def _parsed(fields: Mapping[str, str], app: Any) -> Any:
+    """Return Celery's crontab with these fields; the error names the one that is wrong."""
+    try:
+        return schedules.crontab(**fields, app=app)
+    except (schedules.ParseException, ValueError, TypeError, LookupError) as exc:
+        for name, text in fields.items():
+            if len(fields) == 1:
+                raise Malformed(f'schedule.crontab: the {_CRONTAB[name]}, {_PATTERNS}; not {text!r:.80}') from exc
+            _parsed({name: text}, app)
+        raise Malformed(f'schedule.crontab is not valid: {exc}') from exc
 
 
 def _zone(doc: Mapping[str, Any], app: Any) -> tzinfo:

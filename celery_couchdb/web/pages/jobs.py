@@ -40,6 +40,11 @@ STATES = JOBS.filters[0].options
 #: How many jobs that were published since the page was shown are counted.
 _MAX_NEW = 100
 
+_UNKEPT = (
+    'Jobs that are done are not kept. With the transport option keep_done, a number of seconds, workers keep them for '
+    'so long.'
+)
+
 #: The maximum length of the ids in the URL with which a page is read again, in characters.
 _MAX_IDS = 6000
 
@@ -70,7 +75,8 @@ def show(view: View) -> Response:
     if view.wants_json:
         return _json(view, jobs, docs, following, problem)
     resource = job_resource(jobs, arguments=not view.site.mask_args)
-    if not docs and asked.states == ['done'] and not options_of(view.site.app).keep_done:
+    is_unkept = not docs and asked.states == ['done'] and not options_of(view.site.app).keep_done
+    if is_unkept:
         following = None
     table = Table.of(
         'Jobs',
@@ -83,11 +89,14 @@ def show(view: View) -> Response:
                 view.link('/jobs', task=job['task'], state=_given_states(view)) if job['task'] else None
             ),
             'QUEUE': lambda job: view.link('/jobs', queue=job['queue'], state=_given_states(view)),
+            'WORKER OR ERROR': lambda job: (
+                view.names()['WORKER'](job) if job['state'] in ('running', 'prefetched', 'done') else None
+            ),
         },
         dates={'WHEN': lambda job: [date] if is_number(date := date_of(job)) else []},
         selectable=view.may_act,
         keeps=bool(docs) or shown is not None,
-        empty='' if problem else _empty(view, asked, following),
+        empty='' if problem else _UNKEPT if is_unkept else _empty(view, following),
     )
     query = {field.name: field.value for field in filled(JOBS, view)} | {'state': _given_states(view)}
     return view.render(
@@ -106,19 +115,15 @@ def show(view: View) -> Response:
         first=view.link('/jobs', **query),
         following=view.link('/jobs', **query, after=following.text()) if following else '',
         is_later=asked.after is not None,
+        is_unkept=is_unkept,
         again=view.here if shown is not None else _url_again(view, docs, query, asked.after, following, now),
     )
 
 
-def _empty(view: View, asked: JobQuery, following: Place | None) -> str:
+def _empty(view: View, following: Place | None) -> str:
     """Return what is said in place of an empty list."""
     if following is not None:
         return f'None of the last {MAX_EXAMINED:,} jobs is one of these.'
-    if asked.states == ['done'] and not options_of(view.site.app).keep_done:
-        return (
-            'Jobs that are done are not kept. With the transport option keep_done, a number of seconds, workers keep '
-            'them for so long. The page Tasks counts what ended in the last hours.'
-        )
     return no_match(JOBS, view) or 'No job waits or runs.'
 
 

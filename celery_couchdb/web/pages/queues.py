@@ -8,7 +8,7 @@ from kombu_couchdb.admin.status import Status
 
 from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, rate_cell
 from ...resources.queue_actions import QUEUES
-from ...resources.queues import LATE_SECONDS, NO_QUEUES, pause_text, queue_columns, queue_rows
+from ...resources.queues import LATE_SECONDS, NO_QUEUES, busy_text, pause_text, queue_columns, queue_rows
 from ..selections import actions_of
 from ..tables import Table
 from ..view import Page, View
@@ -37,10 +37,11 @@ def show(view: View) -> Response:
         links={
             'QUEUE': lambda row: view.link('/jobs', queue=row['name']),
             'DEAD': lambda row: view.link('/failures', queue=row['name']) if row['dead'] else None,
+            'CONSUMERS': lambda row: view.link('/workers') if row['consumers'] else None,
         },
         charts={'LAST HOUR': last_hour},
         note=_note,
-        remark=lambda row: pause_text(row['paused'], found.date) if row['paused'] else '',
+        remark=lambda row: pause_text(row['paused'], found.date) if row['paused'] else busy_text(row),
         selectable=view.may_act,
         empty=NO_QUEUES,
     )

@@ -41,6 +41,7 @@ def show(view: View) -> Response:
     if view.wants_json:
         members = ('server', 'database', 'broadcasts', 'results', 'leaders')
         return view.json({**{name: found[name] for name in members}, 'limits': limits})  # type: ignore[literal-required]
+    workers = {one['name'] for one in found['consumers']}
     tables = [
         Table.of('Databases', DATABASES, databases(found), lambda row: row['name']),
         Table.of(
@@ -48,6 +49,7 @@ def show(view: View) -> Response:
             LEADERS,
             found['leaders'],
             lambda row: row['duty'],
+            links={'LEADER': lambda row: view.link('/workers', worker=row['name']) if row['name'] in workers else None},
             empty='No duties: neither beat nor a worker that moves parcels is running.',
         ),
         Table.of(

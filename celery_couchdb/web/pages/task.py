@@ -34,12 +34,12 @@ _WAITING, _HELD = ('ready', 'scheduled', 'parked'), ('prefetched', 'running')
 
 
 class Fact(NamedTuple):
-    """A line of the page: a label, and a text, or the ids of tasks."""
+    """A line of the page: a label, and a text, behind the texts and the addresses of links."""
 
     label: str
     text: str = ''
     is_code: bool = False
-    tasks: Sequence[str] = ()
+    links: Sequence[tuple[str, str]] = ()
 
 
 def show(view: View) -> Response:
@@ -75,9 +75,9 @@ def show(view: View) -> Response:
         tone=STATE_TONES.get(row['state'], ''),
         result_tone=_result_tone(row),
         actions=[action for action in view.offered('any', 'one') if action.name in wanted],
-        message=[*_message(row)],
+        message=[*_message(view, row)],
         outcome=[*_outcome(row)],
-        related=[*_related(row)],
+        related=[*_related(view, row)],
         command=f'celery -A {shlex.quote(view.site.app.main or "your_app")} couchdb show {shlex.quote(name)}',
         documents='' if view.site.mask_args else json.dumps(documents, indent=2, ensure_ascii=False, default=repr),
     )
@@ -113,27 +113,35 @@ def _result_tone(row: Row) -> Tone:
 # -- what is shown
 
 
-def _message(row: Row) -> Iterator[Fact]:
+def _message(view: View, row: Row) -> Iterator[Fact]:
     """Yield what is known of the message of a task."""
+    for name, link in view.names().items():
+        if address := link(row):
+            yield Fact(name.capitalize(), links=[(_text(row[name.lower()]), address)])
     values: Mapping[str, Any] = {
-        'Queue': row['queue'],
         'Priority': row['priority'],
         'Job key': row['job_key'],
-        'Worker': row['worker'],
         'Lease of': _holder(row),
         'Deliveries': row['attempts'],
         'Retries': row['retries'],
     }
     yield from (Fact(label, _text(value)) for label, value in values.items() if value is not None)
-    for label, member in (('Arguments', 'args'), ('Named arguments', 'kwargs'), ('Body', 'body')):
-        if row[member] is not None:
-            yield Fact(label, _cut(json_line(row[member])), is_code=True)
+    if row['args'] is not None:
+        yield Fact('Arguments', _cut(_call(row)), is_code=True)
+    if row['body'] is not None:
+        yield Fact('Body', _cut(json_line(row['body'])), is_code=True)
     if row['unreadable']:
         yield Fact('Unreadable', row['unreadable'])
     yield from (Fact(name.replace('_', ' ').capitalize(), _text(value)) for name, value in row['headers'].items())
     if len(row['messages']) > 1:
         texts = (f'{message["state"]} in {message["queue"]}' for message in row['messages'])
         yield Fact(f'{len(row["messages"])} messages', '; '.join(texts))
+
+
+def _call(row: Row) -> str:
+    """Return the arguments as Python shows them, as in lists: `(54, 0) {'unit': 'EUR'}`."""
+    args = tuple(row['args']) if isinstance(row['args'], list) else row['args']
+    return f'{args!r} {row["kwargs"]!r}' if row['kwargs'] else repr(args)
 
 
 def _holder(row: Row) -> str | None:
@@ -151,17 +159,21 @@ def _outcome(row: Row) -> Iterator[Fact]:
         )
 
 
-def _related(row: Row) -> Iterator[Fact]:
+def _related(view: View, row: Row) -> Iterator[Fact]:
     """Yield the tasks that a task belongs to."""
     if row['group']:
         yield Fact('Group', _text(row['group']))
     for label, member in (('Called by', 'parent'), ('Root', 'root')):
         if row[member] and row[member] != row['id']:
-            yield Fact(label, tasks=[_text(row[member])])
+            yield _tasks(view, label, [_text(row[member])])
     children = [child for child in row['children'] if child != row['id']]
     if children:
         more = f'and {len(children) - _MAX_CHILDREN:,} more' if len(children) > _MAX_CHILDREN else ''
-        yield Fact('Calls', more, tasks=children[:_MAX_CHILDREN])
+        yield _tasks(view, 'Calls', children[:_MAX_CHILDREN], more)
+
+
+def _tasks(view: View, label: str, ids: Sequence[str], more: str = '') -> Fact:
+    return Fact(label, more, links=[(task_id, view.link(f'/tasks/{task_id}')) for task_id in ids])
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from kombu_couchdb.values import enumerated
 from ...remote_control import REPLY_SECONDS, RemoteControl, Reply
 from ...resources.columns import NO_VALUE, Column, Row, Tone, count_cell, format_mean, rate_cell
 from ...resources.fields import Field
-from ...resources.workers import CONSUMERS, failed_cell, pool_cell, running_tasks, task_columns
+from ...resources.workers import CONSUMERS, failed_cell, running_tasks, task_columns
 from ..actions import sentence
 from ..tables import Table
 from ..view import Action, ActionOutcome, InputRefused, Page, View
@@ -23,12 +23,10 @@ from ..view import Action, ActionOutcome, InputRefused, Page, View
 _LIMIT, _MAX_NAMED = 200, 5
 
 _COLUMNS = [
-    *(column for column in CONSUMERS if column.title in ('WORKER', 'HEARTBEAT')),
-    Column('POOL', None, pool_cell, min_width=12),
+    *(column for column in CONSUMERS if column.title != 'PID'),
     Column('PREFETCHED', 'prefetched', count_cell, right=True),
     Column('FAILED', 'tasks', failed_cell, right=True),
     Column('RATE/S', 'rate', rate_cell, right=True),
-    *(column for column in CONSUMERS if column.title in ('RUNNING', 'QUEUES', 'LEADS')),
     Column('STARTED', 'pool', lambda pool: NO_VALUE),
 ]
 
@@ -57,8 +55,9 @@ def show(view: View) -> Response:
         selectable=view.may_act,
         empty='No worker is running: start one with "celery -A your_app worker".',
     )
-    of_worker = f' of {name}' if (name := view.param('worker')) else ''
-    running = [task for task in running_tasks(found.status) if view.param('worker') in ('', task['worker'])]
+    name = view.param('worker')
+    of_worker = f' of {name}' if name else ''
+    running = [task for task in running_tasks(found.status) if name in ('', task['worker'])]
     mean = view.history().mean_seconds() if running else {}
     long = [task for task in running if found.date - task['since'] > _MANY_TIMES * mean.get(task['task'], inf)]
     is_long = view.param('running') == 'long'
@@ -79,19 +78,15 @@ def show(view: View) -> Response:
         more=f'These run for longest; there are {len(shown) - _LIMIT:,} more.' if len(shown) > _LIMIT else '',
     )
     choices = [
-        (f'All {len(running):,}{of_worker}', view.link('/workers', worker=view.param('worker')), not is_long),
-        (
-            f'{len(long):,} longer than usual',
-            view.link('/workers', worker=view.param('worker'), running='long'),
-            is_long,
-        ),
+        (f'All {len(running):,}{of_worker}', view.link('/workers', worker=name), not is_long),
+        (f'{len(long):,} longer than usual', view.link('/workers', worker=name, running='long'), is_long),
+        *([('Clear', view.link('/workers'), False)] if name else []),
     ]
     return view.render('workers.html', consumers=consumers, tasks=tasks, choices=choices)
 
 
-def _is_resizable(view: View) -> bool:
-    pools = [one['pool'].get('name', '') for one in view.snapshot().status['consumers'] if _is_worker(one)]
-    return any(pool in _RESIZABLE for pool in pools)
+def _is_resizable(consumer: Row) -> bool:
+    return _is_worker(consumer) and consumer['pool'].get('name', '') in _RESIZABLE
 
 
 def _key(consumer: Row) -> str:
@@ -154,7 +149,13 @@ def _queue(view: View) -> str:
 
 _UNTIL_RESTART = 'Until it ends: after a restart, a worker consumes what its command line says.'
 
-_PROCESSES = (Field('processes', 'Processes', '1'),)
+
+def _processes(view: View, targets: Sequence[str]) -> Sequence[Field]:
+    """Return the field for a number; *raises* `InputRefused` if a pool has a fixed size."""
+    workers = [one for one in view.snapshot().status['consumers'] if _key(one) in targets]
+    if fixed := [f'{one["name"]} ({one["pool"]["name"]})' for one in workers if one['pool'] and not _is_resizable(one)]:
+        raise InputRefused(f'The size of this pool is fixed: {enumerated(fixed, _MAX_NAMED)}')
+    return (Field('processes', 'Processes', '1'),)
 
 
 def _queues(view: View, targets: Sequence[str], *, consumed: bool) -> Sequence[Field]:
@@ -193,8 +194,8 @@ page = Page(
                 title,
                 _told(_resized(sign)),
                 f'{title} the pool of {{}}?',
-                fields=_PROCESSES,
-                is_offered=_is_resizable,
+                fields=_processes,
+                is_offered=lambda view: any(map(_is_resizable, view.snapshot().status['consumers'])),
             )
             for title, sign in (('Grow', 1), ('Shrink', -1))
         ),

@@ -149,7 +149,7 @@ def test_duration_that_is_none_is_a_usage_error(text: str) -> None:
 
 def test_duration_that_is_too_short_is_a_usage_error() -> None:
     assert Duration(least=0.1)('0.1') == 0.1
-    with pytest.raises(click.BadParameter, match=r'0\.05s is less than 0\.1 s'):
+    with pytest.raises(click.BadParameter, match=r'it must be from 0\.1 to 1,000,000,000 seconds, not 0\.05s'):
         Duration(least=0.1)('0.05s')
 
 

@@ -119,16 +119,21 @@ def test_entry_is_added(admin: Browser, client: Client) -> None:
 
 #: Fields of the form of a new entry, and the sentence that says what is wrong.
 WRONG = [
-    ({'every': 'soon'}, "give a number and a unit, such as 90s, 15m, 2h or 7d, not 'soon'."),
-    ({'kind': 'crontab', 'crontab': '99 * * * *'}, 'schedule.crontab is not valid'),
+    ({'every': 'soon'}, "Every: give a number and a unit, such as 90s, 15m, 2h or 7d, not 'soon'."),
+    ({'every': '0'}, 'Every: it must be from 0.01 to 1,000,000,000 seconds, not 0.'),
+    (
+        {'kind': 'crontab', 'crontab': '99 * * * *'},
+        'schedule.crontab: the minute must be 0 to 59, or a pattern such as',
+    ),
+    ({'kind': 'crontab', 'crontab': '0 0 * * no'}, 'the weekday must be 0 (Sunday) to 6, or sun to sat, or a pattern'),
     ({'kind': 'crontab', 'crontab': '* * * * *', 'timezone': 'Mars'}, "schedule.timezone 'Mars' is not the name"),
     ({'kind': 'solar', 'solar': 'sunset'}, 'solar must be an event, a latitude and a longitude'),
     ({'kind': 'at', 'at': 'never'}, 'schedule.at must be a date'),
     ({'kind': 'at', 'at': '2020-01-01'}, 'nothing would be sent'),
-    ({'times': 'many'}, "give a whole number from 1, not 'many'."),
+    ({'times': 'many'}, "Times: give a whole number from 1, not 'many'."),
     ({'start': 'soon'}, "start must be a date such as 2027-01-01T09:00, not 'soon'"),
     ({'options': '{"queu": "q"}'}, "is it 'queue'?"),
-    ({'args': '{}'}, "it must be a list in JSON, not '{}'."),
+    ({'args': '{}'}, "Arguments: it must be a list in JSON, not '{}'."),
     ({'options': '{"task_id": "1"}'}, "options must not contain 'task_id'"),
     ({'name': ''}, 'Give a name, a task and a rule.'),
     ({'name': 'taken'}, "There is a schedule entry 'taken' already."),

@@ -145,7 +145,7 @@ def test_schedules_of_celery_as_documents(app: Celery, given: Any, expected: dic
         ({'every': True}, 'number of seconds'),
         ({'every': 1, 'relative': 'yes'}, 'relative must be true or false'),
         ({'crontab': '* * * *'}, 'five fields'),
-        ({'crontab': '61 * * * *'}, 'crontab is not valid'),
+        ({'crontab': '61 * * * *'}, 'crontab: the minute must be 0 to 59'),
         ({'crontab': '* * * * *', 'timezone': 'Mars/Olympus'}, "timezone 'Mars/Olympus' is not the name"),
         ({'crontab': '* * * * *', 'timezone': '../../etc/passwd'}, 'is not the name'),
         ({'at': 'tomorrow'}, 'at must be a date'),
