@@ -110,15 +110,10 @@ class Failures:
     def groups(self, wanted: FailureFilter = EVERY) -> list[FailureGroup]:
         """Return failures in groups by task and error, the largest group first.
 
-        Only `task` and the type of the error of `wanted` count. One request, however many failures there are; up to
-        1,000 groups.
+        The index has up to 1,000 groups, however many failures there are: one request, and another one with dates. For
+        a queue, arguments or the text of an error, the failures are read.
         """
-        found = (
-            group
-            for group in dead.groups(self.jobs.client)
-            if wanted.task in (None, group.task) and wanted.error_type in (None, group.error)
-        )
-        return sorted(found, key=lambda group: (-group.count, -group.last))
+        return sorted(dead.groups(self.jobs.client, wanted), key=lambda group: (-group.count, -group.last))
 
     def count(self, wanted: FailureFilter = EVERY, most: int | None = None) -> int | None:
         """Return the number of failures that `listing` yields.

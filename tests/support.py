@@ -300,7 +300,8 @@ def run_python(code: str, *, check: bool = True, **environment: str) -> subproce
 def end(app: Celery) -> None:
     """Close all connections of an app, including those that consume replies."""
     app.pool.force_close_all()
-    app.backend.client.close()
+    if client := getattr(app.backend, 'client', None):  # one of results that are stored
+        client.close()
     app.close()
 
 

@@ -41,15 +41,11 @@ def list_(ctx: click.Context, /, grouped: bool, limit: int, as_json: bool, **opt
     """List failures, the newest first."""
     failures = failures_of(ctx)
     values = given(FAILURES.filters, options)
-    wanted, empty = wanted_failures(failures, values), FAILURES.no_match(values)
-    if not grouped:
-        resource = failure_resource(failures, failures.now())
-        print_list(resource, failures.listing(wanted), as_json, empty=empty, limit=limit)
-        return
-    others = (wanted.queue, wanted.since, wanted.until, wanted.args)
-    if any(given is not None for given in others) or ':' in (wanted.error or ''):
-        raise click.UsageError('--group goes with --task and the type of the error only.')
-    print_list(group_resource(), failures.groups(wanted), as_json, empty=empty, limit=limit)
+    wanted, empty, now = wanted_failures(failures, values), FAILURES.no_match(values), failures.now()
+    if grouped:
+        print_list(group_resource(now), failures.groups(wanted), as_json, empty=empty, limit=limit)
+    else:
+        print_list(failure_resource(failures, now), failures.listing(wanted), as_json, empty=empty, limit=limit)
 
 
 @command.command('show')

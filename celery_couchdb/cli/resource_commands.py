@@ -20,7 +20,7 @@ from ..resources.change import Change, Part
 from ..resources.columns import Lines, Row, json_line
 from ..resources.fields import Field
 from ..resources.resource import Resource, Selection, counted
-from ..resources.selectable import ItemAction, Selectable
+from ..resources.selectable import LIMIT, ItemAction, Selectable
 from .tables import Typed, confirm, echo, echo_styled, format_table
 
 #: The maximum length of one value in the details of an item; longer values are cut.
@@ -164,6 +164,8 @@ def run_change(
                 end(f'{"; ".join(change.summary)}.{failed}')
     if change.done or not change.refusals:
         echo(f'{change.outcome}.')
+    if change.warning:
+        echo(f'Warning: {change.warning}.', err=True)
     if change.lost:
         raise click.ClickException(f'{change.lost:,} were changed by somebody else just now')
     if change.refusals:
@@ -213,7 +215,7 @@ def action_command(
     @click.command(action.name, help=text, short_help=summary)
     @click.argument('names', metavar='[ID…]', nargs=-1)
     @field_options(action.fields)
-    @field_options(filters)
+    @field_options([*filters, LIMIT])
     @click.option('--all', 'every', is_flag=True, help=f'All {noun}s, of which the other options may select some.')
     @reason_option
     @yes_option
@@ -221,8 +223,8 @@ def action_command(
     def command(
         ctx: click.Context, /, names: tuple[str, ...], every: bool, reason: str | None, yes: bool, **options: Any
     ) -> None:
-        wanted, values = given(filters, options), given(action.fields, options)
-        if bool(names) == bool(wanted or every):
+        wanted, values, limit = given(filters, options), given(action.fields, options), options[LIMIT.name]
+        if bool(names) == bool(wanted or every or limit):
             raise click.UsageError(f'Name {noun}s by id, or select them with {others} …, or give --all.')
         if action.needs and not values:
             options_of = ', '.join(f'--{field.name.replace("_", "-")}' for field in action.fields)
@@ -233,7 +235,8 @@ def action_command(
             what, total = selectable.named(action, source, list(items), arguments=True)
         else:
             total = selectable.count(source, wanted, True) or 0
-            items, what = selectable.matching(source, wanted), counted(total, noun)
+            total = min(total, limit or total)
+            items, what = islice(selectable.matching(source, wanted), limit), counted(total, noun)
         if not total and not names:
             echo(selectable.no_match(wanted))
             return

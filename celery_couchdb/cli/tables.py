@@ -6,10 +6,12 @@ that control a terminal: in lines, tables and JSON.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -34,6 +36,9 @@ _GAP = '  '
 
 #: The least number of characters that stay of a title.
 _TITLE_CHARACTERS = 6
+
+#: A name, or several; and the characters after which a name may be broken.
+_NAMES, _BREAK = re.compile(r'\S+(, \S+)*'), '[-.,:@/_ ]'
 
 #: The width of a file or a pipe, in characters: wider than any table.
 _UNLIMITED_WIDTH = 1_000_000
@@ -77,8 +82,8 @@ class Duration(Typed):
 def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int | None = None) -> str:
     """Return a table with a line of titles, by default as wide as the terminal.
 
-    Columns are shortened, the widest first, until the table has at most `max_width` characters in a line, or no column
-    may become narrower: of numbers, only the title.
+    Columns become narrower, the widest first, until the table has at most `max_width` characters in a line, or no
+    column may become narrower. Then texts, ids and titles are cut, and names have several lines.
     """
     max_width = max_width or terminal_width()
     lines = [[Cell(column.title, 'strong') for column in columns]]
@@ -94,21 +99,34 @@ def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int 
         # Ids become narrow first: their first characters are enough for a command.
         if column.title == 'ID' and sum(widths) > max_width:
             widths[i] = min(widths[i], least[i])
-    while sum(widths) > max_width:
-        flexible = [i for i in range(len(columns)) if widths[i] > least[i]]
-        if not flexible:
-            break
-        widths[max(flexible, key=widths.__getitem__)] -= 1
-    return '\n'.join(_line(columns, widths, line) for line in lines)
+    for is_title in (True, False):  # of numbers, only the title becomes narrower: before names
+        while sum(widths) > max_width and (
+            wide := [i for i, column in enumerate(columns) if widths[i] > least[i] and (column.right or not is_title)]
+        ):
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    fit = [[[shorten(cell.text, width)] for cell, width in zip(lines[0], widths, strict=True)]]
+    fit += [list(map(_fitted, columns, line, widths)) for line in lines[1:]]
+    return '\n'.join(
+        _line(columns, widths, line, texts)
+        for line, parts in zip(lines, fit, strict=True)
+        for texts in zip_longest(*parts, fillvalue='')
+    )
 
 
-def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> str:
+def _fitted(column: Column, cell: Cell, width: int) -> list[str]:
+    """Return the lines of a cell: a name, or several with commas between them, is broken into lines, or else cut."""
+    if len(cell.text) <= width or column.title == 'ID' or not _NAMES.fullmatch(cell.text):
+        return [shorten(cell.text, width)]
+    part = f'.{{1,{width}}}'
+    return [found.rstrip() for found in re.findall(f'{part}$|{part}(?<= )|{part}(?<={_BREAK})|{part}', cell.text)]
+
+
+def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell], texts: Sequence[str]) -> str:
     parts = []
-    for column, length, cell in zip(columns, widths, row, strict=True):
-        text = shorten(cell.text, length)
+    for column, length, cell, text in zip(columns, widths, row, texts, strict=True):
         blank = ' ' * (length - len(text))
         # Do not style the blanks: underlines and background colours would show them.
-        styled = click.style(text, **_STYLES[cell.tone]) if cell.tone else text
+        styled = click.style(text, **_STYLES[cell.tone]) if cell.tone and text else text
         parts.append(blank + styled if column.right else styled + blank)
     return _GAP.join(parts).rstrip(' ')
 

@@ -33,6 +33,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.exceptions import BackendError, TimeLimitExceeded
 from celery.utils.dispatch import Signal
@@ -123,6 +124,8 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if _is_ours(self.message):
+                # A pool does this when the task begins; without processes it loses the error, and with it the message.
+                dict(**self._payload[2] or {})
                 self.message.set_waiting(True)
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -132,6 +135,8 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
             TASK_STARTED.send(sender=self)
 
         def on_success(self, failed__retval__runtime: tuple[bool, Any, float], **kwargs: Any) -> Any:
+            if isinstance(failed__retval__runtime, ExceptionInfo):  # `sys.exit` in a pool without processes
+                return self.on_failure(failed__retval__runtime)
             failed, _, seconds = failed__retval__runtime
             found = super().on_success(failed__retval__runtime, **kwargs)  # calls on_failure if it has failed
             if not failed:

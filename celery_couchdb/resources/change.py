@@ -7,7 +7,7 @@ background and has a button to stop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -30,26 +30,39 @@ class Part(NamedTuple):
     done: Mapping[str, int]
     #: Why others were not, by id.
     refused: Mapping[str, str]
+    #: The queues in which messages wait now.
+    queues: Collection[str] = ()
 
 
 class Change:
     """A change of many things. `Change` itself does nothing: `run` is iterated, from whichever thread."""
 
-    def __init__(self, noun: str, total: int | None, parts: Iterable[Part]) -> None:
-        """`parts` does the change; `total` is the number of things called `noun`, None if it is unknown."""
-        self.noun, self.total, self._parts = noun, total, iter(parts)
+    def __init__(
+        self, noun: str, total: int | None, parts: Iterable[Part], consumed: Callable[[], Collection[str]] = tuple
+    ) -> None:
+        """`parts` does the change; `total` is the number of things called `noun`, None if it is unknown.
+
+        `consumed` returns the queues that workers consume.
+        """
+        self.noun, self.total, self._parts, self._consumed = noun, total, iter(parts), consumed
+        self._queues, self.warning = set[str](), ''
         self.seen, self.refusals, self.lost = 0, 0, 0
         self.done, self.refused = Counter[str](), dict[str, str]()
         self.is_stopped = False
 
     @classmethod
     def of(
-        cls, noun: str, total: int | None, items: Iterable[T], act: Callable[[Sequence[T]], Iterable[Part]]
+        cls,
+        noun: str,
+        total: int | None,
+        items: Iterable[T],
+        act: Callable[[Sequence[T]], Iterable[Part]],
+        consumed: Callable[[], Collection[str]] = tuple,
     ) -> Change:
         """Return the change of items by `act`, a batch after the other. They may be read while others are changed."""
         found = iter(items)
         batches = iter(lambda: list(islice(found, BATCH_DOCS)), [])
-        return cls(noun, total, (part for batch in batches for part in act(batch)))
+        return cls(noun, total, (part for batch in batches for part in act(batch)), consumed)
 
     def run(self) -> Iterator[Part]:
         """Do the change, and yield each part that is done. Who stops iterating leaves the rest as it is."""
@@ -59,8 +72,11 @@ class Change:
             self.refusals += len(part.refused)
             self.lost += max(0, part.size - count - len(part.refused))
             self.done.update(part.done)
+            self._queues |= {*part.queues}
             self.refused |= islice(part.refused.items(), max(0, _MAX_REASONS - len(self.refused)))
             yield part
+        if self._queues and (names := sorted(self._queues.difference(self._consumed()))):
+            self.warning = f'no worker consumes {", ".join(names)}'
 
     def stop(self) -> None:
         """Let `run` end after the part that it does just now; from any thread."""
@@ -82,6 +98,7 @@ class Change:
     def summary(self) -> list[str]:
         """What was done so far and what was not, in sentences without a full stop."""
         texts = [*([self.outcome] if self.done.total() or not self.refusals else []), *self.problems]
+        texts += [self.warning] if self.warning else []
         return [*texts, 'it was stopped, and the rest is as it was'] if self.is_stopped else texts
 
     @property

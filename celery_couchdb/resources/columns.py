@@ -14,6 +14,7 @@ from typing import Any, Literal
 from kombu.utils.json import JSONEncoder
 
 from kombu_couchdb.log import printable
+from kombu_couchdb.values import is_number
 
 #: Shown in place of a missing value.
 NO_VALUE = '-'
@@ -113,12 +114,20 @@ def format_ago(date: Any, now: float) -> str:
     return format_duration(now - date) if isinstance(date, (int, float)) else NO_VALUE
 
 
-def format_date(seconds: Any, zone: timezone | None = timezone.utc, form: str = '%Y-%m-%d %H:%M:%S') -> str:
-    """Return a date, with a time zone of None in the local one; that of a malformed document may be anything."""
+def format_date(seconds: Any) -> str:
+    """Return a date, such as `2026-11-22 14:31:07 UTC`; that of a document may be anything."""
     try:
-        return NO_VALUE if seconds is None else datetime.fromtimestamp(seconds, zone).astimezone(zone).strftime(form)
+        return NO_VALUE if seconds is None else f'{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC'
     except (TypeError, ValueError, OverflowError, OSError):
         return json_line(seconds)
+
+
+def format_dated(seconds: Any, now: float) -> str:
+    """Return a date with its distance: `2026-11-22 14:31:07 UTC (23 s ago)`; that of a document may be anything."""
+    if not is_number(seconds):
+        return format_date(seconds)
+    distance = f'{format_ago(seconds, now)} ago' if seconds <= now else f'in {format_duration(seconds - now)}'
+    return f'{format_date(seconds)} ({distance})'
 
 
 # -- JSON

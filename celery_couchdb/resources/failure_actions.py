@@ -71,7 +71,8 @@ def _retry(
     else:
         changed |= dict.fromkeys(elsewhere, 'it failed in another place: change it there')
     left = [failure for failure in part if failure not in elsewhere]
-    yield _changed('retried', left, len(done), {**changed, **refused})
+    queues = {queue for failure in done if (queue := to or failure.queue)}
+    yield _changed('retried', left, len(done), {**changed, **refused})._replace(queues=queues)
 
 
 def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:

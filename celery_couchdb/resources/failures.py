@@ -16,7 +16,7 @@ from kombu_couchdb.values import is_number, is_whole
 
 from ..failures import Failure, FailureGroup, Failures
 from ..jobs import Jobs, Unreadable
-from .columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_date
+from .columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago
 from .resource import Resource
 
 #: More retries are no number of retries.
@@ -50,14 +50,13 @@ def failure_resource(
     )
 
 
-def group_resource() -> Resource[FailureGroup]:
-    """Return the resource of groups of failures."""
+def group_resource(now: float) -> Resource[FailureGroup]:
+    """Return the resource of groups of failures; `now` is the server's time."""
     columns = [
         Column('TASK', 'task', min_width=8),
         Column('ERROR', 'error', min_width=12),
         Column('COUNT', 'count', count_cell, right=True),
-        Column('FIRST (UTC)', 'first', _date),
-        Column('LAST (UTC)', 'last', _date),
+        *(Column(member.upper(), member, partial(_when, now=now), right=True) for member in ('first', 'last')),
     ]
     return Resource(lambda part: [asdict(group) for group in part], columns)
 
@@ -125,8 +124,4 @@ def _try(failure: Row) -> str:
 
 
 def _when(date: Any, now: float) -> str:
-    return format_ago(date, now)
-
-
-def _date(date: float) -> str:
-    return format_date(date or None)
+    return format_ago(date or None, now)

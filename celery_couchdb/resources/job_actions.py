@@ -84,7 +84,8 @@ def _run(jobs: Jobs, part: Sequence[str]) -> Iterator[Part]:
 def _move(
     jobs: Jobs, part: Sequence[str], *, to: str | None = None, due: Any = None, priority: int | None = None
 ) -> Iterator[Part]:
-    yield _changed('moved', part, jobs.move_all(part, queue=to, priority=priority, **(due or {})))
+    moved, refused = jobs.move_all(part, queue=to, priority=priority, **(due or {}))
+    yield _changed('moved', part, (moved, refused))._replace(queues={doc['queue'] for doc in moved.values()})
 
 
 def _edit(

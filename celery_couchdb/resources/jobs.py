@@ -20,7 +20,7 @@ from kombu_couchdb.log import get_logger
 
 from ..jobs import Jobs, Unreadable
 from ..worker.history import tries_in
-from .columns import Cell, Column, Row, Tone, format_ago, format_date, format_duration
+from .columns import Cell, Column, Row, Tone, format_ago, format_dated, format_duration
 from .resource import Resource
 
 logger = get_logger(__name__)
@@ -145,18 +145,11 @@ def _details(job: Row, now: float) -> Row:
     shown = {name: value for name, value in job.items() if value is not None and name not in _HIDDEN}
     if shown['document'] == shown.get('id'):
         del shown['document']
-    shown |= {name: _dated(shown[name], now) for name in _DATES if name in shown}
+    shown |= {name: format_dated(shown[name], now) for name in _DATES if name in shown}
     shown['state'] += _NOTES.get('behind' if job['behind'] else job['state'], '')
     if 'consumer' in shown:
         shown['consumer'] = str(shown['consumer']).removeprefix(CONSUMER)
     return shown
-
-
-def _dated(value: Any, now: float) -> str:
-    date = format_date(value, form='%Y-%m-%d %H:%M:%S+00:00')
-    if not isinstance(value, (int, float)):
-        return date
-    return f'{date} ({format_ago(value, now)} ago)' if value <= now else f'{date} (in {format_duration(value - now)})'
 
 
 def _state(job: Row) -> Cell:

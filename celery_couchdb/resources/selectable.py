@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from kombu_couchdb.admin.status import consumers
 from kombu_couchdb.couchdb.client import Client
 
 from .change import Change, Part
 from .columns import Tone
 from .fields import Field, Values
-from .inputs import Moment
+from .inputs import Moment, whole
 from .resource import counted
 
 #: Up to this number, items that match filters are read to count them before a page asks whether to change them.
 MAX_COUNTED = 1000
+
+#: How many of the items that match filters an action changes.
+LIMIT = Field('limit', 'At most', hint='Only the first so many.', read=whole, metavar='N')
 
 #: The maximum length of the name of an item with its arguments, in characters.
 MAX_NAME = 80
@@ -77,7 +81,14 @@ class Selectable(Generic[S, T]):
         self, action: ItemAction[S, T], source: S, items: Iterable[T], total: int | None, values: Values
     ) -> Change:
         """Return the change of some items by an action."""
-        return Change.of(action.unit or self.noun, total, items, lambda part: action.act(source, part, **values))
+        client = self.client(source)
+        return Change.of(
+            action.unit or self.noun,
+            total,
+            items,
+            lambda part: action.act(source, part, **values),
+            lambda: {name for one in consumers(client) if one['alive'] for name in one['queues']},
+        )
 
     def in_words(self, values: Values, *, arguments: bool) -> str:
         """Return the values of filters as words behind a number: ` (task: pay, error: ValueError)`; '' without any.

@@ -22,7 +22,7 @@ from ..jobs import Jobs
 from ..rooms import rooms
 from ..stored_results import StoredResult, StoredResults
 from ..worker.history import tries_in
-from .columns import Lines, Row, format_date, format_duration, json_line
+from .columns import Lines, Row, format_dated, json_line
 from .jobs import job_resource
 from .resource import Resource
 
@@ -222,11 +222,6 @@ def _key(key: Any) -> str:
     return f'a slot of the concurrency key {key}'
 
 
-def _dated(date: float, now: float) -> str:
-    distance = f'{format_duration(now - date)} ago' if date <= now else f'in {format_duration(date - now)}'
-    return f'{format_date(date)} UTC ({distance})'
-
-
 def _error(message: Row, result: StoredResult | None) -> str | None:
     """Return the last known error: that of a result, of the attempt before a retry, or the reason of a dead letter."""
     return (result.error if result else None) or message.get('error') or message.get('reason')
@@ -281,7 +276,7 @@ def _details(task: Row, now: float) -> Row:
     """Return the values in the details of a task, in the order in which people read them."""
     shown: dict[str, Any] = {
         **{name: task[name] for name in ('id', 'task', 'state')},
-        'where': task['where'] if task['date'] is None else f'{task["where"]} {_dated(task["date"], now)}',
+        'where': task['where'] if task['date'] is None else f'{task["where"]} {format_dated(task["date"], now)}',
         **{name: task[name] for name in ('queue', 'priority', 'job_key')},
         **{name: task[name] for name in ('args', 'kwargs', 'body', 'unreadable', 'attempts', 'retries')},
         'worker': task['worker'],
@@ -316,4 +311,4 @@ def _messages(messages: Sequence[Row]) -> Lines:
 
 
 def _event(event: Row, now: float) -> str:
-    return f'{_dated(event["date"], now)}: {event["event"]}'
+    return f'{format_dated(event["date"], now)}: {event["event"]}'

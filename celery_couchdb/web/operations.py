@@ -71,7 +71,8 @@ class Operation:
 
     def _tone(self) -> Tone:
         change = self.change
-        return 'bad' if change.refusals else 'warning' if change.is_stopped or not change.done.total() else 'good'
+        is_odd = change.is_stopped or change.warning or not change.done.total()
+        return 'bad' if change.refusals else 'warning' if is_odd else 'good'
 
 
 class Operations:

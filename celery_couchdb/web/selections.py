@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import islice
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlencode
 
@@ -17,7 +18,7 @@ from ..resources.change import Change
 from ..resources.fields import SEEN, Field, Values, values_in
 from ..resources.inputs import Moment, moment
 from ..resources.resource import counted
-from ..resources.selectable import MAX_COUNTED, ItemAction, Selectable
+from ..resources.selectable import LIMIT, MAX_COUNTED, ItemAction, Selectable
 from .view import Action, InputRefused, View
 
 #: In a target: when the page was shown, which is the latest date.
@@ -163,9 +164,15 @@ class _ForAll(_ForSelected[S, T]):
         return replace(given, name=f'{given.name}-all', question=self.item_action.question, rows='match')
 
     def change(self, view: View, targets: Sequence[str]) -> Change:
-        source, filters, values = self.opened(view), self.filters(view, targets), self.values(view, targets)
+        source, filters, values = self.opened(view), self.filters(view, targets), dict(self.values(view, targets))
+        limit, total = values.pop(LIMIT.name, None), self.total(source, filters)
         found = (item for wanted in filters for item in self.selectable.matching(source, wanted))
-        return self.selectable.change(self.item_action, source, found, self.total(source, filters), values)
+        if limit is not None:
+            total = limit if total is None else min(limit, total)
+        return self.selectable.change(self.item_action, source, islice(found, limit), total, values)
+
+    def fields(self, view: View, targets: Sequence[str]) -> Sequence[Field]:
+        return [*super().fields(view, targets), LIMIT]
 
     def shown(self, view: View, targets: Sequence[str]) -> Mapping[str, str]:
         return {}

@@ -18,19 +18,19 @@ from ..documents.task_message import mentions
 from ..documents.types import WorkItem
 from ..documents.unique_merge import MOVED, merge
 from ..queues.unique_jobs import enqueue, was_enqueued
+from ..values import is_number
 from .jobs import FIRST_ROWS, needs_jobs_view, paged
 
 #: The shape of the rows of the views of dead letters.
 _LETTER = members(id=text, key=items(lambda part: True))
 
-#: The shape of the responses to several queries of the views `failures` and `dead`, reduced to numbers.
-_STATS = members(count=number)
-_COUNTED = members(results=items(members(rows=items(members(value=lambda value: number(value) or _STATS(value))))))
+#: The shapes of the views `failures` and `dead`, reduced to numbers, and of the responses to several queries.
+_STATS = members(count=number, min=number, max=number)
+_NUMBER = members(value=lambda value: number(value) or _STATS(value))
+_RESULTS = members(results=items(members(rows=items(members(value=_STATS)))))
 
 #: The shape of the rows of the view `failures`, reduced to groups.
-_GROUP = members(
-    key=both(items(lambda part: True), lambda key: len(key) > 1), value=members(count=number, min=number, max=number)
-)
+_GROUP = members(key=both(items(lambda part: True), lambda key: len(key) > 1), value=_STATS)
 
 #: The maximum number of groups that are read.
 _MAX_GROUPS = 1000
@@ -89,9 +89,13 @@ class FailureFilter(NamedTuple):
             and (self.args is None or mentions(letter, self.args))
         )
 
+    def dates(self) -> tuple[list[float], Any]:
+        """Return the last parts of the first and of the last key of rows between the dates."""
+        return [] if self.since is None else [self.since], LAST if self.until is None else self.until
+
     def rows(self) -> tuple[str, str, list[Any], list[Any]]:
         """Return a design document, its view, and the first and the last key of rows with these letters."""
-        after, last = [] if self.since is None else [self.since], LAST if self.until is None else self.until
+        after, last = self.dates()
         if self.queue is not None:
             name, view, start = design.NAME, 'dead', [design.key_of(self.queue)]
         else:
@@ -130,35 +134,56 @@ def count(client: Client, wanted: FailureFilter = EVERY, most: int | None = None
 
 
 def _counted(client: Client, wanted: FailureFilter) -> int | None:
-    """Return the number of rows that match; None if no range of keys has them, or there may be more tasks."""
-    each = [wanted]
+    """Return the number of rows that match; None if no range of keys has them, and there may be more groups."""
     if wanted.task is None and wanted.error is not None:
-        known = groups(client)
-        each = [wanted._replace(task=group.task) for group in known if group.error == wanted.error]
-        if any(one.task is None for one in each) or len(known) >= _MAX_GROUPS:
-            return None
-    if not each:
-        return 0
-    ranges = [one.rows() for one in each]
-    queries = [{'startkey': first, 'endkey': last} for _, _, first, last in ranges]
-    name, view, *_ = ranges[0]
+        known = _known(client)
+        return sum(group.count for group in _selected(client, known, wanted)) if len(known) < _MAX_GROUPS else None
+    name, view, first, last = wanted.rows()
     with needs_jobs_view(client):
-        found = client.query(name, 'POST', f'{view}/queries', None, {'queries': queries}, shape=_COUNTED)
-    values = [row['value'] for result in found['results'] for row in result['rows']]
+        values = [row['value'] for row in client.view(name, view, _NUMBER, startkey=first, endkey=last)]
     return sum(int(value['count'] if isinstance(value, dict) else value) for value in values)
 
 
-def groups(client: Client) -> list[FailureGroup]:
-    """Return the dead letters in groups by task and error; one request, for up to 1,000 groups."""
+def groups(client: Client, wanted: FailureFilter = EVERY) -> list[FailureGroup]:
+    """Return dead letters in groups by task and error.
+
+    The index has up to 1,000 groups: one request, and another one with dates. For a queue, arguments or the text of an
+    error, the letters are read.
+    """
+    if wanted.is_indexed and wanted.queue is None:
+        return _selected(client, _known(client), wanted)
+    dates: dict[tuple[str | None, str], list[float]] = {}
+    for letter in letters(client, wanted):
+        date = letter.get('failed')
+        key = workitem.task_name(letter), dead_letter.error_type(letter)
+        dates.setdefault(key, []).append(float(date) if is_number(date) else 0.0)
+    return [FailureGroup(task, error, len(some), min(some), max(some)) for (task, error), some in dates.items()]
+
+
+def _known(client: Client) -> list[FailureGroup]:
+    """Return all groups; one request."""
     where = {'startkey': ['group'], 'endkey': ['group', LAST], 'group_level': 3, 'limit': _MAX_GROUPS}
-    found = []
     with needs_jobs_view(client):
         rows = client.view(design.JOBS, 'failures', _GROUP, **where)
-    for row in rows:
-        task, error = (part if isinstance(part, str) else None for part in row['key'][-2:])
-        stats = row['value']
-        found.append(FailureGroup(task, error, int(stats['count']), float(stats['min']), float(stats['max'])))
-    return found
+    keys = [[part if isinstance(part, str) else None for part in row['key'][-2:]] for row in rows]
+    return [_group(task, error, row['value']) for (task, error), row in zip(keys, rows, strict=True)]
+
+
+def _selected(client: Client, known: Sequence[FailureGroup], wanted: FailureFilter) -> list[FailureGroup]:
+    """Return those groups that match, with the numbers between the dates; one request with dates, or none."""
+    found = [each for each in known if wanted.task in (None, each.task) and wanted.error in (None, each.error)]
+    if not found or (wanted.since, wanted.until) == (None, None):
+        return found
+    after, last = wanted.dates()
+    keys = [['group', each.task, each.error] for each in found]
+    queries = [{'startkey': [*key, *after], 'endkey': [*key, last]} for key in keys]
+    results = client.query(design.JOBS, 'POST', 'failures/queries', None, {'queries': queries}, shape=_RESULTS)
+    rows = [result['rows'] for result in results['results']]
+    return [_group(each.task, each.error, row['value']) for each, some in zip(found, rows, strict=True) for row in some]
+
+
+def _group(task: str | None, error: str | None, stats: Document) -> FailureGroup:
+    return FailureGroup(task, error, int(stats['count']), float(stats['min']), float(stats['max']))
 
 
 def is_letter(doc: Document) -> bool:

@@ -77,6 +77,11 @@ class Site:
         app.conf.update(broker_transport_options=PATIENT_BROKER, result_backend_transport_options=PATIENT)
         return app
 
+    def use_results(self, url: str) -> None:
+        """Store results at this URL, unless it is '', in the app before it has used its backend and in new workers."""
+        if url:
+            self.environment['RESULT_URL'] = self.app.conf.result_backend = url
+
     def use_as(self, user: str, password: str = '') -> None:
         """Use the databases as this user from now on; '' is anonymous."""
         self.use(*(self.server.couchdb_url(name, user, password) for name in (self.database, self.results)))
@@ -128,6 +133,8 @@ class Site:
         for worker in self.workers:
             worker.teardown()
             print(f'---- log of {worker.hostname()}\n{worker.logs()}')
+        # A result that the garbage collector finds later would ask Redis, which has ended then, to unsubscribe.
+        self.app.backend.remove_pending_result = lambda result: result
         end(self.app)
         self.client.close()
 
@@ -213,3 +220,10 @@ def redis(tmp_path: Path) -> Iterator[str]:
         wait_for(socket.exists, 'Redis to be ready')
         yield f'redis+socket://{socket}'
         process.terminate()
+
+
+@pytest.fixture
+def results(backend: str, request: pytest.FixtureRequest) -> str:
+    """The URL for the parameter `backend`, "" for CouchDB; a test names it before `site`, which ends first."""
+    known = {'couchdb': '', 'disabled': 'disabled://'}
+    return known[backend] if backend in known else request.getfixturevalue(backend)

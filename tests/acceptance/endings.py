@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -49,6 +50,12 @@ def huge() -> None:
     raise ValueError('\ud800' + 'x' * 1_000_000)
 
 
+@app.task(name='exit')
+def exit_() -> None:
+    """End the process; without a process of its own, only the task ends."""
+    sys.exit(1)
+
+
 @app.task(name='ignore')
 def ignore() -> None:
     """Raise `Ignore`."""
@@ -73,6 +80,18 @@ def retry(self: Any, times: int) -> None:
     """Retry a number of times, and succeed after that."""
     if self.request.retries < times:
         raise self.retry(countdown=0, exc=KeyError('retried'))
+
+
+@app.task(name='replace', bind=True)
+def replace(self: Any, name: str) -> None:
+    """Replace the task by another one."""
+    raise self.replace(app.signature(name))
+
+
+@app.task(name='sleep')
+def sleep() -> None:
+    """Run until somebody ends it."""
+    time.sleep(600)
 
 
 @app.task(name='soft_limit', soft_time_limit=0.1)

@@ -95,19 +95,38 @@ def test_dates_of_options_are_durations_or_dates(site: Site) -> None:
     assert "'yesterday' is neither a duration (90s, 30m, 2h, 1d) nor a date (2026-11-22)." in done.stderr
 
 
-def test_retried_step_of_a_chain_runs_the_rest(site: Site) -> None:
-    """`test_endings` shows that failures are kept however tasks are acknowledged."""
-    site.worker()
-    steps = chain(part(site, 'first'), part(site, 'second'), part(site, 'third'))
-    last = steps.apply_async()
-    with pytest.raises(ValueError, match='first may not pass'):
-        last.get(timeout=PATIENCE)
+@pytest.mark.parametrize('late', [False, True])
+@pytest.mark.parametrize('backend', ['couchdb', 'redis', 'disabled'])
+def test_retried_step_of_a_chain_runs_the_rest(results: str, site: Site, backend: str, late: bool) -> None:
+    site.use_results(results)
+    site.worker(task_acks_late=late)
+    last = chain(*(part(site, name) for name in ('first', 'second', 'third'))).apply_async()
     [failure] = wait_for(lambda: listed(site, 'failures', 'list'), 'the failure')
+    if backend != 'disabled':
+        with pytest.raises(ValueError, match='first may not pass'):
+            last.get(timeout=PATIENCE)
     site.journal.with_name('may pass').touch()
     assert succeeded(couchdb(site, 'failures', 'retry', failure['id'], '--yes')) == '1 failure retried.\n'
-    assert site.app.AsyncResult(last.id).get(timeout=PATIENCE) == 'third'
-    assert site.journalled() == ['first', 'second', 'third']
+    if backend != 'disabled':
+        assert site.app.AsyncResult(last.id).get(timeout=PATIENCE) == 'third'
+    wait_for(lambda: site.journalled() == ['first', 'second', 'third'], 'the rest of the chain')
     assert succeeded(couchdb(site, 'failures', 'list')) == 'There are no failures.\n'
+
+
+@pytest.mark.parametrize('late', [False, True])
+def test_retried_part_runs_alone_with_another_result_backend(redis: str, site: Site, late: bool) -> None:
+    site.use_results(redis)
+    site.worker(task_acks_late=late)
+    body = site.app.signature('collected', args=(str(site.journal),))
+    result = chord([part(site, 'one'), part(site, 'two')], body, app=site.app).apply_async()
+    with pytest.raises(ChordError):
+        site.app.AsyncResult(result.id).get(timeout=PATIENCE)
+    wait_for(lambda: len(listed(site, 'failures', 'list')) == 2, 'both failures')
+    site.journal.with_name('may pass').touch()
+    assert succeeded(couchdb(site, 'failures', 'retry', '--all', '--yes')) == '2 failures retried.\n'
+    wait_for(lambda: sorted(site.journalled()) == ['one', 'two'], 'both parts')
+    site.workers[0].container.terminate()
+    assert sorted(site.journalled()) == ['one', 'two'], 'the body does not run'
 
 
 def test_body_of_a_chord_runs_when_its_failed_parts_were_retried(site: Site) -> None:

@@ -110,13 +110,34 @@ def test_groups_count_failures_by_task_and_error_in_one_request(
         letter(f'l{number}', 200.0 + number, 'rejected' if number else 'rejected: KeyError: 5')
     letter('other', 150.0, 'KeyError: 5')
     sent.clear()
-    found = [(group.task, group.error, group.count, group.first, group.last) for group in failures.groups()]
-    assert found == [
+    shown = [(group.task, group.error, group.count, group.first, group.last) for group in failures.groups()]
+    assert shown == [
         ('pay', 'rejected', 3, 200.0, 202.0),
         ('pay', 'ValueError', 3, 100.0, 102.0),
         ('pay', 'KeyError', 1, 150.0, 150.0),
     ]
     assert len(sent) == 1
+    selections: list[tuple[dict[str, Any], int, dict[tuple[str, str], int]]] = [
+        ({'task': 'pay', 'error': 'KeyError'}, 1, {('pay', 'KeyError'): 1}),
+        (
+            {'since': 101.0, 'until': 200.0},
+            2,
+            {('pay', 'ValueError'): 2, ('pay', 'KeyError'): 1, ('pay', 'rejected'): 1},
+        ),
+        ({'until': 99.0}, 2, {}),
+        ({'since': 102.0, 'error': 'ValueError'}, 2, {('pay', 'ValueError'): 1}),
+        ({'queue': 'q', 'until': 150.0}, 2, {('pay', 'ValueError'): 3, ('pay', 'KeyError'): 1}),
+        ({'args': 'l1'}, 2, {('pay', 'rejected'): 1}),
+        ({'error': 'ValueError: 2'}, 2, {('pay', 'ValueError'): 1}),
+    ]
+    for wanted, requests, expected in selections:
+        sent.clear()
+        found = failures.groups(FailureFilter(**wanted))
+        assert {(group.task, group.error): group.count for group in found} == expected, wanted
+        assert len(sent) == requests, wanted
+        listed = [failure.date for failure in failures.listing(FailureFilter(**wanted))]
+        bounds = [*(group.first for group in found), *(group.last for group in found)]
+        assert not listed or (min(listed), max(listed)) == (min(bounds), max(bounds)), wanted
 
 
 def test_hostile_documents_neither_break_the_views_nor_hide_failures(
@@ -302,11 +323,13 @@ def test_commands_select_by_id_or_by_options(failures: Failures, letter: Letter,
     assert run('failures', 'list', '--group', '--error', 'rejected').stdout.splitlines()[1].split()[:3] == [
         *('pay', 'rejected', '1')
     ]
+    grouped = run('failures', 'list', '--group', '--before', '1h', '--queue', 'q').stdout.splitlines()
+    assert grouped[0].split() == ['TASK', 'ERROR', 'COUNT', 'FIRST', 'LAST']
+    assert len(grouped) == 4
     for verb in ('retry', 'drop'):
         for words in ('', '3f2a --all', '3f2a --task pay'):
             done = run('failures', verb, *words.split())
             assert (done.exit_code, 'Name failures by id, or select them' in done.stderr) == (2, True)
-    assert '--group goes with' in run('failures', 'list', '--group', '--since', '1h').stderr
     short, several = "'3f2' is too short: give at least 4 characters", "several ids begin with '4f2b'"
     letter('4f2b-other', 400.0, 'KeyError: 5', task='mail')
     for name, sentence in (('3f2', short), ('4f2b', several), ('4f2c', "there is no failure '4f2c'")):

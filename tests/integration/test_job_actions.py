@@ -41,9 +41,9 @@ def test_jobs_that_match_are_moved_and_removed(app: Celery, connect: Connect, cl
     declared(connect(), 'slow')
     for number in range(6):
         app.send_task('shop.mail' if number % 2 else 'shop.pay', (number,), queue='mail')
-    assert run('jobs', 'move', '--task', 'shop.pay', '--to', 'slow', answer='y\n').stdout == (
-        'Move 3 jobs? [y/N]: y\n3 jobs moved.\n'
-    )
+    done = run('jobs', 'move', '--task', 'shop.pay', '--to', 'slow', answer='y\n')
+    assert done.stdout == 'Move 3 jobs? [y/N]: y\n3 jobs moved.\n'
+    assert done.stderr == 'Warning: no worker consumes slow.\n'
     assert queues_of(client) == ['mail'] * 3 + ['slow'] * 3
     assert run('jobs', 'remove', '--queue', 'mail', '--before', '1h', '-y').stdout == (
         'No job matches these filters (queue: mail, before: 1h).\n'
@@ -54,7 +54,28 @@ def test_jobs_that_match_are_moved_and_removed(app: Celery, connect: Connect, cl
     assert items(client) == []
     last, *_, first = audit.newest(client, 9)
     assert (last['action'], last['targets'], last['reason']) == ('remove job', ['all 5 jobs'], 'sent twice')
-    assert (first['targets'], first['outcome']) == (['all 3 jobs (task: shop.pay)'], '3 jobs moved.')
+    assert first['targets'] == ['all 3 jobs (task: shop.pay)']
+    assert first['outcome'] == '3 jobs moved; no worker consumes slow.'
+
+
+def test_at_most_so_many_jobs_are_moved(
+    app: Celery, connect: Connect, client: Client, run: Run, admin: Browser
+) -> None:
+    declared(connect(), 'slow')
+    for number in range(9):
+        app.send_task('shop.mail', (number,), queue='mail')
+    done = run('jobs', 'move', '--queue', 'mail', '--limit', '2', '--to', 'slow', answer='y\n')
+    assert done.stdout == 'Move 2 jobs? [y/N]: y\n2 jobs moved.\n'
+    assert queues_of(client) == ['mail'] * 7 + ['slow'] * 2
+    assert run('jobs', 'remove', '--queue', 'slow', '--limit', '5', '-y').stdout == '2 jobs removed.\n'
+    admin.get('/jobs?queue=mail')
+    [query] = set(re.findall(r'name="select" value="([^"]*shown=[^"]*)"', admin.page.text))
+    everything = {'action': 'move-all', 'select': html.unescape(query), 'confirmed': 1, 'to': 'slow'}
+    admin.post('/jobs', **everything, limit='none')
+    assert "At most: give a whole number from 1, not 'none'" in html.unescape(admin.text)
+    admin.post('/jobs', **everything, limit=3)
+    assert '3 jobs moved; no worker consumes slow.' in admin.text
+    assert queues_of(client) == ['mail'] * 4 + ['slow'] * 3
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_all_that_match_are_retried(
     assert 'Retry all 5 failures (task: pay, error: ValueError)?' in admin.text
     assert all(states(app, client, one) == (['dead'], 'FAILURE') for one in pays)
     admin.post('/failures', action='retry-all', select=group, to='again', confirmed='1', reason='paid')
-    assert '5 failures retried.' in admin.text
+    assert '5 failures retried; no worker consumes again.' in admin.text
     assert {find(client, one)[0]['queue'] for one in pays} == {'again'}
     assert [states(app, client, one)[1] for one in (pays[0], key, later)] == ['PENDING', 'FAILURE', 'FAILURE']
     admin.get('/failures?error=ValueError&before=2099-01-01')
@@ -202,7 +202,7 @@ def test_all_that_match_are_retried(
     admin.post('/failures', action='retry-all', select=target(admin, 'class="all"'), confirmed='1')
     assert states(app, client, letter)[0] == ['ready']
     [*_, record] = audit.newest(client, 3)
-    assert (record['outcome'], record['reason']) == ('5 failures retried.', 'paid')
+    assert (record['outcome'], record['reason']) == ('5 failures retried; no worker consumes again.', 'paid')
 
 
 def test_selected_are_edited_and_dropped(app: Celery, client: Client, fail: Fail, letter: str, admin: Browser) -> None:

@@ -185,7 +185,7 @@ def test_jobs_are_changed(app: Celery, admin: Browser, connect: Connect, client:
     assert 'it must be a date such as 2026-01-31T08:00+01:00, or "now", not \'soon\'' in move(due='soon')
     assert "There is no queue 'none'" in move(to='none')
     assert 'Give a queue, a due date or a priority.' in move()
-    assert '1 job moved.' in move(priority='7', to='slow', due='2099-01-01T00:00Z')
+    assert '1 job moved; no worker consumes slow.' in move(priority='7', to='slow', due='2099-01-01T00:00Z')
     [doc] = find(client, waiting[0])
     assert (doc['priority'], doc['queue'], doc['date']) == (7, 'slow', 4070908800.0)
     assert [done['action'] for done in audit.newest(client, 9)] == ['move job', 'move job', 'run now job']

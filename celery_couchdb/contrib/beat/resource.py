@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from celery.states import PROPAGATE_STATES, READY_STATES
@@ -26,8 +25,6 @@ States = Callable[[Sequence[str]], Mapping[str, str]]
 #: The members of a document that are shown as they are.
 _MEMBERS = ('schedule', 'args', 'kwargs', 'options', 'missed', 'grace', 'start', 'until', 'times')
 
-_date = partial(format_date, zone=None, form='%Y-%m-%d %H:%M:%S %z')
-
 
 def schedule_resource(
     schedules: Schedules, dates: int = LISTED_DATES, *, states: States = lambda task_ids: {}
@@ -42,7 +39,7 @@ def schedule_resource(
         Column('TASK', 'task', min_width=10),
         Column('RULE', 'rule', min_width=10),
         Column('NEXT', 'next', _dates),
-        Column('LAST SENT', 'sent', _date),
+        Column('LAST SENT', 'sent', format_date),
         Column('RESULT', 'result', _result_cell, min_width=8),
         Column('SENT', 'count', lambda count: f'{count:,}', right=True),
         Column('STATE', None, _state_cell, min_width=10),
@@ -124,13 +121,13 @@ def _result_cell(state: str | None) -> Cell:
 
 
 def _dates(dates: Iterable[Any]) -> str:
-    return ', '.join(map(_date, dates)) or NO_VALUE
+    return ', '.join(map(format_date, dates)) or NO_VALUE
 
 
 def _details(entry: Row) -> Row:
     shown = {**entry, 'state': _state_cell({**entry, 'error': None}).text, 'next': _dates(entry['next'])}
     del shown['known']
-    shown |= {name: _date(shown[name]) for name in ('last', 'sent', 'start', 'until') if name in shown}
+    shown |= {name: format_date(shown[name]) for name in ('last', 'sent', 'start', 'until') if name in shown}
     return {name: NO_VALUE if value is None else value for name, value in shown.items()}
 
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from kombu_couchdb.errors import AccessDenied
 
 from ...failures import Failure, FailureFilter, FailureGroup, Failures
-from ...resources.columns import Column, Row
+from ...resources.columns import Row
 from ...resources.failure_actions import FAILURES, wanted_failures
 from ...resources.failures import failure_resource, group_resource, without_arguments
 from ...resources.fields import values_in
@@ -38,9 +38,6 @@ _ORDERS: Mapping[str, Callable[[FailureGroup], Any]] = {
     'first': lambda group: group.first,
     'last': lambda group: -group.last,
 }
-
-#: The dates of a group, in the time zone of the browser.
-_DATES = (Column('FIRST', 'first'), Column('LAST', 'last'))
 
 
 class FailurePlace(NamedTuple):
@@ -245,11 +242,11 @@ def _groups(view: View, groups: Sequence[FailureGroup], at: float) -> Table:
     wanted = view.param('sort')
     groups = sorted(groups, key=_ORDERS.get(wanted, _ORDERS['count']))
     shown = groups if view.param('groups') == 'all' or wanted in _ORDERS else groups[:_MAX_GROUPS]
-    resource, query = group_resource(), view.request.query_params
+    resource, query = group_resource(at), view.request.query_params
     given = {name: query.getlist(name) for name in query if name not in ('at', 'oldest')}
     return Table.of(
         'Groups',
-        [*(column for column in resource.columns if 'UTC' not in column.title), *_DATES],
+        resource.columns,
         resource.summary(shown),
         key,
         links={'TASK': link},

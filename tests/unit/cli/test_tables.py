@@ -15,6 +15,7 @@ from celery_couchdb.resources.columns import (
     count_cell,
     format_ago,
     format_date,
+    format_dated,
     format_duration,
     format_size,
     json_line,
@@ -106,8 +107,20 @@ def test_longest_shortenable_column_is_cut_first() -> None:
     wide = {'q': 'q' * 60, 'h': 'h' * 30, 'n': '1,234,567'}
     assert max(map(len, click.unstyle(format_table(columns, [wide], 60)).split('\n'))) == 60
     assert '…' not in format_table(columns, [{'q': 'q' * 20, 'h': 'h' * 20, 'n': 1}], 60)
-    narrow = click.unstyle(format_table(columns, [wide], 10)).split('\n')
-    assert narrow[1] == 'qqqq…  hhhh…  1,234,567'
+    narrow = click.unstyle(format_table(columns, [{**wide, 'h': 'h h ' * 9}], 10)).split('\n')
+    assert narrow[1:3] == ['qqqqq  h h …  1,234,567', 'qqqqq']
+
+
+def test_names_are_broken_into_lines_after_a_dot_or_the_like() -> None:
+    columns = [Column('ID', 'id', min_width=9), Column('TASK', 'task', min_width=8), Column('N', 'n', right=True)]
+    columns += [Column('QUEUES', 'queues', min_width=10), Column('ERROR', 'error', min_width=10)]
+    row = {'id': '3c02b1f8-1d4e', 'task': 'shop.orders.charge', 'n': 7, 'error': 'ValueError: no such card'}
+    table = click.unstyle(format_table(columns, [{**row, 'queues': 'celery, mail.high'}], 56)).split('\n')
+    assert table == [
+        'ID         TASK          N  QUEUES         ERROR',
+        '3c02b1f8…  shop.orders.  7  celery,        ValueError: …',
+        '           charge           mail.high',
+    ]
 
 
 def test_titles_of_numbers_are_cut_before_names() -> None:
@@ -131,8 +144,9 @@ def test_colours_can_be_switched_off(no_color: bool) -> None:
 
 
 def test_date_and_age_of_a_document_can_be_anything() -> None:
-    assert format_date(0) == '1970-01-01 00:00:00'
+    assert format_date(0) == '1970-01-01 00:00:00 UTC'
     assert [format_date(value) for value in (None, 'then', 1e99)] == ['-', '"then"', '1e+99']
+    assert [format_dated(value, 100.0) for value in (40, 'then')] == ['1970-01-01 00:00:40 UTC (1 m 0 s ago)', '"then"']
     assert [format_ago(value, 100.0) for value in (40, None, 'then')] == ['1 m 0 s', '-', '-']
 
 
