@@ -144,7 +144,16 @@ class Failures:
             found |= {failure.letter['_id']: failure for failure in failures}
         return list(found.values())
 
+    def is_elsewhere(self, task_id: str) -> bool:
+        """Tell whether a task has failed in another place, which keeps its message."""
+        return any(row.get('has_failed') for room in rooms() for row in room.whereabouts(self.jobs, task_id))
+
     # -- changing
+
+    def retry_elsewhere(self, task_id: str) -> None:
+        """Let a task be retried in the other place in which it has failed; it may take a while until that begins."""
+        for room in rooms():
+            room.retry(self.jobs, task_id)
 
     def retry(
         self,

@@ -101,6 +101,10 @@ class Room:
     def whereabouts(self, jobs: Any, start: str) -> list[Any]:
         """Return the tasks that are elsewhere and whose ids begin with `start`: `id`, `task`, and where, as `text`.
 
-        So a task with this id that has ended elsewhere is returned, too. `jobs` are the `jobs.Jobs` of the app.
+        So a task with this id that has ended elsewhere is returned, too, with `has_failed` if it can be retried there.
+        `jobs` are the `jobs.Jobs` of the app.
         """
         return []
+
+    def retry(self, jobs: Any, task_id: str) -> None:
+        """Let a task be retried where it has failed, if the room knows it, see `whereabouts`."""

@@ -26,9 +26,10 @@ def _count(failures: Failures, values: Values, fully: bool) -> int | None:
 
 
 def _find(failures: Failures, names: Sequence[str], exact: bool) -> Sequence[Failure | str]:
-    if not exact:
-        return failures.find(names)
     there = failures.named(names)
+    if not exact:
+        elsewhere = [name for name in names if not there[name] and failures.is_elsewhere(name)]
+        return [*failures.find([name for name in names if name not in elsewhere]), *elsewhere]
     return [failure for name in names for failure in (there[name] or (name,))]
 
 
@@ -62,8 +63,16 @@ def _retry(
     changed = {failure.id: 'it has failed again since you read it' for failure in again}
     same = [failure for failure in there if failure.id not in changed]
     done, refused = failures.retry(same, queue=to, args=new_args, kwargs=new_kwargs)
+    elsewhere = [name for name in part if isinstance(name, str) and failures.is_elsewhere(name)]
+    if (to, new_args, new_kwargs) == (None, None, None):
+        for name in elsewhere:
+            failures.retry_elsewhere(name)
+        yield Part(len(elsewhere), {'retried': len(elsewhere)}, {})
+    else:
+        changed |= dict.fromkeys(elsewhere, 'it failed in another place: change it there')
+    left = [failure for failure in part if failure not in elsewhere]
     queues = {queue for failure in done if (queue := to or failure.queue)}
-    yield _changed('retried', part, len(done), {**changed, **refused})._replace(queues=queues)
+    yield _changed('retried', left, len(done), {**changed, **refused})._replace(queues=queues)
 
 
 def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:

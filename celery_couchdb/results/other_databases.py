@@ -16,7 +16,7 @@ from typing import Any
 
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.http import encoded
-from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, DatabaseMissing, ServerUnavailable
+from kombu_couchdb.errors import AccessDenied, ConfigurationError, CouchDBError, DatabaseMissing
 from kombu_couchdb.log import get_logger
 
 from ..room import Room
@@ -79,21 +79,17 @@ class OtherDatabases:
         One database that fails must not keep the results of all tasks from being stored.
         """
         docs = [json.loads(item.text) for item in batch]
-        try:
-            client = self._client(database)
+        for _ in range(2):  # the first failure may be a connection that was cut
             try:
-                room.complete(client, docs)
-            except ServerUnavailable:
-                client.welcome()
-                room.complete(client, docs)
-        except (AccessDenied, ConfigurationError, DatabaseMissing) as exc:
-            self._log_left(room, database, exc)
-        except CouchDBError as exc:
-            self._client(database).welcome()
-            self._log_left(room, database, exc)
-
-    def _log_left(self, room: Room, database: str, exc: CouchDBError) -> None:
-        logger.warning('%s cannot be written in %s, and is left as it is: %s', room.completed_type, database, exc)
+                room.complete(self._client(database), docs)
+                return
+            except (AccessDenied, ConfigurationError, DatabaseMissing) as exc:
+                reason = str(exc)
+                break
+            except CouchDBError as exc:
+                reason = str(exc)
+                self._client(database).welcome()  # it raises if the server does not respond
+        logger.warning('%s cannot be written in %s, and is left as it is: %s', room.completed_type, database, reason)
 
     def _write(self, database: str, batch: Sequence[QueueItem]) -> list[Refusal]:
         groups = {joined.id: (joined, items) for joined, items in _together(batch)}

@@ -258,6 +258,7 @@ class ModelLink(Link):
         super(Link, self).__init__(lead)  # type: ignore[arg-type]
         own: Any = place.regions
         self._name, self._other, self._lead, self._own = place.name, other.name, lead, own
+        self._foreign = {*NAMES} - {other.name}
         there: Any = Road(other)
         self._there = there
         prefixes = region.results_to(place.name), region.records_to(place.name), region.region_id('')

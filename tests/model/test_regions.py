@@ -42,8 +42,6 @@ WHEN = st.sampled_from(range(12))
 _CLOCKS = [
     'celery_couchdb.contrib.regions.link.time',
     'celery_couchdb.contrib.regions.lending.time',
-    'celery_couchdb.contrib.parcels.due_times.time',
-    'celery_couchdb.contrib.regions.taker.time',
     'celery_couchdb.contrib.regions.home.time',
     'celery_couchdb.contrib.parcels.inbox.time',
 ]
@@ -330,7 +328,7 @@ FAULTS = [
         'delete_current(self._own, [doc]); '
         "is_stored = self._results.store_outcome(doc, states.REVOKED, 'it was cancelled')",
     ),
-    Fault('nobody looks for messages that ended alone', Records, Taker, 'step', 'if end]', 'if False]'),
+    Fault('nobody looks for messages that ended alone', Records, Taker, '_look_up', 'if end]', 'if False]'),
     Fault(
         'a leader that was cut off does not read again',
         Records,

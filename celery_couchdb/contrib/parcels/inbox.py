@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
@@ -11,8 +12,6 @@ from kombu_couchdb.couchdb.changes import LIMIT, Changes, Follower, read
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.errors import AccessDenied, AnswerTooLarge, DatabaseMissing
-
-from .due_times import DueTimes
 
 #: The ids in one request for all documents.
 _PAGE_IDS = 1000
@@ -59,7 +58,7 @@ class Inbox:
         #: The documents that have changed; `_UNREAD` is for those that are to be read.
         self._changed: dict[str, Document | None] = {}
         #: The ids that the last call of `take` has returned, and those that come again, with their monotonic times.
-        self._taken, self._later = list[str](), DueTimes[str]()
+        self._taken, self._later = list[str](), DueTimes()
         self._begin_scan()
         #: The monotonic times at which all is read again, and the feed is read if it is polled.
         self._scan_at, self._poll_at = inf, 0.0 if self._poll else inf
@@ -146,3 +145,40 @@ class Inbox:
             self._after = rows[-1]['id'] if rows else ''
             if len(rows) < _PAGE_IDS:
                 self._left, self._after = self._left[1:], ''
+
+
+class DueTimes:
+    """The monotonic times at which documents come again. Each has one time: the last one replaces those before."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+        #: All times, the next one first, also those that were replaced.
+        self._heap: list[tuple[float, str]] = []
+
+    def put(self, ids: Iterable[str], seconds: float) -> None:
+        """Let documents come after so many seconds."""
+        at = time.monotonic() + seconds
+        for doc_id in ids:
+            self._at[doc_id] = at
+            heappush(self._heap, (at, doc_id))
+        if len(self._heap) > 2 * len(self._at) + 100:  # most of them were replaced
+            self._heap = sorted((at, doc_id) for doc_id, at in self._at.items())
+
+    def discard(self, doc_id: str) -> None:
+        """Forget the time of a document, if it has one."""
+        self._at.pop(doc_id, None)
+
+    def take(self) -> list[str]:
+        """Return what is due, the first one first, and forget its times."""
+        due, now = list[str](), time.monotonic()
+        while self.next_at <= now:
+            due.append(heappop(self._heap)[1])
+            del self._at[due[-1]]
+        return due
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time at which something is due; infinite if nothing is."""
+        while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else inf

@@ -84,15 +84,20 @@ def revoke(task_id: str, app: Any = None, *, region: str = '', terminate: bool =
         return records.cancel(client, task_id, to=region, terminate=terminate)[0] > 0
 
 
+def database_of(app: Any) -> str | None:
+    """Return the name of the app's database of regions; None if it has no regions."""
+    options = app.conf.broker_transport_options or {}
+    own, urls = options.get('region'), options.get('regions')
+    return database(urls, own) if own and urls else None
+
+
 @contextmanager
 def _database(app: Any) -> Iterator[Client]:
     """Provide a client for the database of regions of an app."""
-    app = app or current_app
-    options = app.conf.broker_transport_options or {}
-    if not options.get('region') or not options.get('regions'):
+    if not (name := database_of(app or current_app)):
         raise ConfigurationError('the app has no regions: set the transport options region and regions')
-    broker = import_module('celery_couchdb.connections').client_of(app)
-    regions: Client = broker.beside(database(options['regions'], options['region']))
+    broker = import_module('celery_couchdb.connections').client_of(app or current_app)
+    regions: Client = broker.beside(name)
     try:
         yield regions
     finally:

@@ -34,6 +34,7 @@ from ...cli.vacuum import VacuumPart
 from ...resources.columns import NO_VALUE, Cell, Column, Row, Tone, count_cell, format_ago, format_duration
 from ...resources.resource import Resource, Selection, counted
 from ..parcels.cli import add_commands, databases_of, selected
+from . import database_of
 
 #: Shown in place of a table of regions.
 NO_REGIONS = 'There are no other regions.'
@@ -48,13 +49,6 @@ _WAIT_SECONDS = 30.0
 @click.group('regions')
 def command() -> None:
     """Set up and watch regions, and tasks given to others."""
-
-
-def database_of(app: Any) -> str | None:
-    """Return the name of the app's database of regions; None if it has no regions."""
-    options = app.conf.broker_transport_options or {}
-    own, urls = options.get('region'), options.get('regions')
-    return regions.database(urls, own) if own and urls else None
 
 
 @dataclass(frozen=True)
@@ -275,7 +269,7 @@ def cancel(ctx: click.Context, names: tuple[str, ...], region: str | None, termi
     if region and region not in own.others:
         raise click.ClickException(f'region {region!r} is not another one in the transport option regions')
     now, steps = own.client.clock.now(), counted(len(names), 'step')
-    docs = [regions.cancellation(region, name, now) for name in names] if region else []
+    docs = [regions.order(region, name, 'cancel', now) for name in names] if region else []
     selection = Selection(steps, docs, len(docs)) if region else selected(records, names)
     change(ctx, 'Cancel', selection, partial(records.cancel, terminate=terminate), 'to be cancelled', yes=yes)
 
@@ -298,15 +292,27 @@ def whereabouts(jobs: Any, start: str) -> list[Row]:
 
 
 def _ended(jobs: Any, task_id: str) -> list[Row]:
+    result = _result_from_elsewhere(jobs, task_id)
+    if not result:
+        return []
+    text, has_failed = f'it ended in region {result["region"]}', result.get('status') == states.FAILURE
+    if has_failed:
+        text = f'it failed in region {result["region"]}, which keeps it: see "couchdb failures" there'
+    return [{'id': task_id, 'task': result.get('task'), 'text': text, 'has_failed': has_failed}]
+
+
+def _result_from_elsewhere(jobs: Any, task_id: str) -> Mapping[str, Any] | None:
     if not isinstance(jobs.backend, CouchDBBackend):
-        return []
+        return None
     [result] = jobs.backend.store.read_many([jobs.backend.get_key_for_task(task_id)])
-    if not result or not (name := result.get('region')):
-        return []
-    text = f'it ended in region {name}'
-    if result.get('status') == states.FAILURE:
-        text = f'it failed in region {name}, which keeps it: see "couchdb failures" there'
-    return [{'id': task_id, 'task': result.get('task'), 'text': text}]
+    return result if result and result.get('region') else None
+
+
+def retry(jobs: Any, task_id: str) -> None:
+    """Ask the region in which a task has failed to retry it."""
+    if result := _result_from_elsewhere(jobs, task_id):
+        with closing(jobs.client.beside(database_of(jobs.app))) as client:
+            client.bulk([regions.order(result['region'], task_id, 'retry', client.clock.now())])
 
 
 def _place(row: Row, now: float) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Any
 
 from celery import states
@@ -23,12 +22,10 @@ from kombu_couchdb.couchdb.conflicts import delete_current, rivals
 from kombu_couchdb.log import get_logger
 
 from ...backend import couchdb_backend_of
-from ...results.documents import is_final
 from ..parcels.inbox import Inbox
-from ..parcels.look_ups import is_old, pause
 from ..parcels.messages import ParcelMessages, attached_body
 from ..parcels.parcel_checks import ParcelRefused, message_of
-from .outcomes import ResultsAtHome, date_in, merged_into
+from .outcomes import ResultsAtHome, merged_into
 from .taker import DELAY_SECONDS
 
 logger = get_logger(__name__)
@@ -86,35 +83,16 @@ class Home:
         self._inbox.close()
 
     def step(self) -> None:
-        """Decide about records that are due or have changed, and look whether tasks have ended whose records remain.
-
-        Of many that have changed it takes some. See `next_at`.
-        """
+        """Decide about records that are due or have changed; of many it takes some. See `next_at`."""
         try:
             # Others are somebody else's documents.
             docs = {doc_id: doc for doc_id, doc in self._inbox.take(_BATCH_DOCS).items() if region.task_id_of(doc_id)}
             for doc_id, doc in docs.items():
                 self._note(doc_id, doc)
-            self._end_by_results([doc for doc in docs.values() if doc])
         except BaseException:
             self._inbox.repeat()
             raise
         self._move_waiting()
-
-    def _end_by_results(self, docs: Sequence[Document]) -> None:
-        """Delete records whose tasks have a result: it may have come from a region that did not know the record."""
-        now = self._own.clock.now()
-        old = [doc for doc in docs if is_old(date_in(doc, 'published'), now) and region.state_of(doc) != 'refused']
-        if self._backend is None or not old:
-            return
-        ids = [self._backend.get_key_for_task(region.task_id_of(doc['_id'])) for doc in old]
-        results = zip(old, self._backend.store.read_many(ids), strict=True)
-        ends = {doc['_id']: date_in(result, 'date') for doc, result in results if result and is_final(result)}
-        # The program may have sent another task with the same id before: that has an older result.
-        found = [doc for doc in old if ends.get(doc['_id'], -inf) >= date_in(doc, 'published')]
-        delete_current(
-            self._own, [doc for doc in self._own.find([doc['_id'] for doc in found]) if doc] if found else []
-        )
 
     def _move_waiting(self) -> None:
         """Move results for other regions that wait in the broker's database: that of regions has refused them."""
@@ -146,9 +124,8 @@ class Home:
         now = self._own.clock.now()
         decision = region.decide(doc, self._name, now)
         if decision is None:
-            due = region.due_at(doc)
-            again = pause(date_in(doc, 'published'), now)
-            self._inbox.put_back([doc_id], again if due is None else min(again, due - now))
+            if (due := region.due_at(doc)) is not None:
+                self._inbox.put_back([doc_id], due - now)
         elif any(region.state_of(leaf) == 'there' for leaf in rivals(self._own, [doc]).get(doc_id, ())):
             self._inbox.put_back([doc_id], DELAY_SECONDS)  # the other region ends the conflict
         elif decision.what == 'run':

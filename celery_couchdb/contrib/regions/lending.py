@@ -11,9 +11,9 @@ place is free when its record is gone. The demand follows from the load of the q
 without those that were lent, how many tasks the workers can run at once, and how many lent tasks end in a second. While
 a region has room, it writes the document again before the time has come; while it has none, it writes nothing.
 
-A look at the load is a few requests. After some looks at a region without messages, the next one is made when CouchDB's
+A look at the load is a few requests. After one at a region without messages, the next one is made when CouchDB's
 changes feed reports a message, a pause, or a worker that has come or gone: until then, one waiting request takes their
-place. The feed costs the server something for each change.
+place. While there are messages nothing is followed, because the feed costs the server something for each change.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from kombu_couchdb.couchdb.conflicts import SYNC
 from kombu_couchdb.couchdb.shapes import members, number
 from kombu_couchdb.design.rows import QueueCount
 from kombu_couchdb.documents import validation, workitem
-from kombu_couchdb.documents.body import body_stub
 from kombu_couchdb.documents.ids import CONSUMER, PAUSE
 from kombu_couchdb.documents.task_message import HIGHEST, headers_of
 from kombu_couchdb.documents.types import Document
@@ -47,16 +46,14 @@ from kombu_couchdb.log import get_logger
 from kombu_couchdb.queues.store import Store
 from kombu_couchdb.values import is_number
 
-from ..parcels.messages import attached_body, embedded_in
+from ..parcels.messages import attached_body, embedded_in, in_parts
 from ..parcels.parcel_checks import UNSAFE_CONTENT
 
 logger = get_logger(__name__)
 
-#: The number of looks that find nothing before the feed is followed.
-_QUIET_LOOKS = 5
-
 #: While the feed is followed, it is looked this often nevertheless: a consumer whose lease has ended, for example, is
-#: not a change. A demand is written again when less than this is left of its time, which is twice as long.
+#: not a change, and a node of a cluster may not report what another one has stored before. A demand is written again
+#: when less than this is left of its time, which is twice as long.
 _RARELY_SECONDS = 60.0
 
 #: A message may be claimed already when the feed reports it. `;` is the character after `:`, and consumers follow
@@ -84,8 +81,8 @@ _MAILBOX = '.pidbox'
 
 _COUNT = members(value=number)
 
-#: The maximum number of messages that are lent together, and of bytes of their bodies (but it is one message at least).
-_BATCH_DOCS, _BATCH_BYTES = 100, 1_000_000
+#: The maximum number of messages that are lent together.
+_BATCH_DOCS = 100
 
 #: How many more messages are read: some cannot be lent.
 _MORE_DOCS = 10
@@ -96,16 +93,16 @@ class Looks:
 
     def __init__(self, broker: Client, wake: Callable[[], None]) -> None:
         """Another thread calls `wake()` when something has happened that matters to regions."""
-        self._broker, self._since = broker, 0.0
+        self._broker = broker
+        self._since: Any = None
         self._follower = Follower(broker, 'celery-couchdb-region-feed', wake)
         self.reset()
 
     def reset(self) -> None:
         """Forget earlier looks, and follow nothing: the next look is due."""
         self._follower.pause()
-        #: The monotonic time of the next look.
-        self.next_at = 0.0
-        self._quiet, self._may_rest = 0, False
+        #: The monotonic times of the next look, and of the last one.
+        self.next_at, self._last_at = 0.0, 0.0
 
     def close(self) -> None:
         """End the thread of the feed."""
@@ -113,36 +110,23 @@ class Looks:
 
     def soon(self, seconds: float) -> None:
         """Look in so many seconds, or when the next look is due if that is earlier."""
-        self.next_at, self._quiet = min(self.next_at, time.monotonic() + seconds), 0
+        self.next_at = min(self.next_at, time.monotonic() + seconds)
 
     def begin(self, seconds: float) -> bool:
         """Tell whether a look is due, and begin it; something that the feed reports is due after so many seconds."""
         if self._follower.take() is not None:
-            self.soon(seconds)
+            self.soon(max(seconds, self._last_at + LOAD_SECONDS - time.monotonic()))
         if time.monotonic() < self.next_at:
             return False
-        self._quiet += 1
-        if self._quiet >= _QUIET_LOOKS and not self._follower.is_following:
-            since = self._broker.sequence()  # before the look: a later change is reported
-            self._since = time.monotonic()
-            self._follower.follow(since, _SELECTOR)
-        self._may_rest = self._is_enough
+        self._last_at = time.monotonic()
+        self._since = self._broker.sequence()  # before the look: a later change is reported
         return True
 
     def end(self, seconds: float, *, found: bool) -> None:
         """Note whether the look has found something to do; the next one follows after so many seconds if so."""
-        self._quiet = 0 if found else self._quiet
-        is_resting = self._quiet >= _QUIET_LOOKS and self._may_rest and self._is_enough
-        self.next_at = time.monotonic() + (_RARELY_SECONDS if is_resting else seconds)
-
-    @property
-    def _is_enough(self) -> bool:
-        """True if a look from now on is enough until the next change is reported.
-
-        In a cluster, the node that is read may not have yet what another one stored before the feed was followed.
-        """
-        is_synchronised = self._broker.replicas == 1 or time.monotonic() >= self._since + SYNC
-        return self._follower.is_following and is_synchronised
+        self.next_at = time.monotonic() + (seconds if found else _RARELY_SECONDS)
+        if not found:
+            self._follower.follow(self._since, _SELECTOR)
 
 
 # -- demand
@@ -300,17 +284,18 @@ class Lender:
             # The index is updated afterwards: a long queue delays nothing. Each document is read and checked.
             update='lazy',
         )
-        now, size = self._broker.clock.now(), 0
-        leaving, staying = list[tuple[Document, Parcel]](), list[Document]()
-        for doc in self._broker.fetch([row['id'] for row in rows]):
-            if not doc or not region.is_lendable(doc, before) or headers_of(doc).get('id') in state.revoked:
-                continue  # a worker here ends a task that was revoked: the other region does not know of it
-            if len(leaving) == wanted or (leaving and size + _size(doc) > _BATCH_BYTES):
+        now, leaving, staying = self._broker.clock.now(), list[tuple[Document, Parcel]](), list[Document]()
+        docs = [doc for doc in self._broker.fetch([row['id'] for row in rows]) if doc]
+        # A worker here ends a task that was revoked: the other region does not know of it.
+        lendable = [
+            doc for doc in docs if region.is_lendable(doc, before) and headers_of(doc).get('id') not in state.revoked
+        ]
+        for doc in next(in_parts(lendable), []):
+            if len(leaving) == wanted:
                 break
             lent = region.lent(doc, other, now)
             if record := self._record_of(lent, is_marked=False):
                 leaving.append((lent, record))
-                size += _size(doc)
             else:
                 staying.append(region.not_lent(doc))
         self._finish_at = time.monotonic() + SYNC  # if a request fails
@@ -376,11 +361,6 @@ class Lender:
 def _is_lent(doc: Mapping[str, Any]) -> bool:
     is_valid = doc.get('type') == 'LentItem' and is_number(doc.get('lent')) and isinstance(doc.get('region'), str)
     return is_valid and validation.malformed_reason(doc) is None
-
-
-def _size(doc: Document) -> int:
-    attachment = body_stub(doc)
-    return int(attachment['length']) if attachment else workitem.size(doc)
 
 
 def may_be_in_header(message: Mapping[str, Any], body: bytes | None, content: Collection[str]) -> bool:

@@ -189,7 +189,7 @@ class Link(Duty):
         """Use the connected `transport`. Another thread calls `wake()` when there is something to do."""
         super().__init__(lead)  # type: ignore[arg-type]  # it has the members that a duty uses
         options, own = transport.options, transport.options.region
-        self._name, self._other, self._lead = own, other, lead
+        self._name, self._other, self._lead, self._foreign = own, other, lead, options.regions.keys() - {other}
         address = region.addresses(options, app.conf.broker_use_ssl)[other]
         self._own = transport.couchdb.beside(region.database(options.regions, own))
         self._there = Client(address, _HTTP)
@@ -219,9 +219,7 @@ class Link(Duty):
         if time.monotonic() < self._outage.until:
             return self._outage.until - time.monotonic()
         try:
-            # Not more at a time: a steady stream must not keep waiting what else is due.
             self._process(self._arriving.take(_TURN_DOCS))
-            self._taker.step()
         except Exception as exc:
             self._arriving.repeat()
             if isinstance(exc, CouchDBError):
@@ -230,7 +228,7 @@ class Link(Duty):
         self._outage.recovered()
         self._note_problems()
         self._lead.lent[self._other], self._lead.done[self._other] = self._taker.lent, self._taker.done.copy()
-        return min(self._arriving.next_at, self._taker.next_at) - time.monotonic()
+        return self._arriving.next_at - time.monotonic()
 
     def close(self) -> None:
         """Close the connections."""
@@ -276,7 +274,7 @@ class Link(Duty):
         docs = [doc for doc in changed.values() if doc]
         self._taker.ended(doc_id for doc_id, doc in changed.items() if doc is None)
         if results := [doc for doc in docs if doc['_id'].startswith(region.results_to(self._name))]:
-            taken = self._results.take(results, self._other)
+            taken = self._results.take(results, self._other, self._foreign)
             left = {doc['_id'] for doc in results} - {doc['_id'] for doc in taken}
             self._refused -= {doc['_id'] for doc in taken}
             self._refused |= left

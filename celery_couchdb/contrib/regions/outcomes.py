@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from celery import states
 from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
 from kombu_couchdb.contrib.regions import region
+from kombu_couchdb.contrib.regions.region import Giver
 from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_current
+from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.errors import AccessDenied, CouchDBError, ServerUnavailable, Unstorable
 from kombu_couchdb.log import get_logger
 from kombu_couchdb.values import is_number
@@ -42,6 +44,26 @@ def outcome(backend: CouchDBBackend, task_id: str, task: str | None, state: str,
     return dict(backend.error_document(task_id, task, error, state))
 
 
+class _Back(NamedTuple):
+    """A result that has returned."""
+
+    #: The id of the document in which it came, alone or with others; and what it was before it was joined with them.
+    source: str
+    doc: Document
+    #: As it is stored at home.
+    result: Document
+
+    def ended_record(self, foreign: Collection[str]) -> str | None:
+        """Return the record of the task, if it has ended and has one that is not for a region in `foreign`.
+
+        A task that has no result has ended, too.
+        """
+        record = self.doc.get('record')
+        if not isinstance(record, str) or not record.startswith(region.RECORD) or region.region_of(record) in foreign:
+            return None
+        return record if is_final(self.result) or self.result['status'] == states.IGNORED else None
+
+
 class ResultsAtHome:
     """Stores the results of tasks that this region gave to other ones. Use it in one thread.
 
@@ -54,41 +76,57 @@ class ResultsAtHome:
         #: Why this region's database has refused a result for now, the last time that it has, or to delete a record.
         self.problem: CouchDBError | str = ''
 
-    def take(self, docs: Sequence[Document], other: str) -> list[Document]:
+    def take(self, docs: Sequence[Document], other: str, foreign: Collection[str]) -> list[Document]:
         """Store results that region `other` has returned, and delete the records of its tasks that have ended.
 
+        It may have been renamed, so its records are those that are not for the other regions, `foreign`.
         Return the documents that are not needed any more. A result that this region's database refuses for now stays
         in the other region, and its record stays here: see `problem`. It stays, too, if its record cannot be deleted.
         """
-        found = [(joined['_id'], doc) for joined in docs for doc in region.results_in(joined)]
-        best, record_of, source_of = dict[str, Document](), dict[str, tuple[str, str]](), list[tuple[str, str]]()
-        for source, doc in sorted(found, key=lambda pair: date_in(pair[1], 'date')):
-            if (result := self._result_in(doc)) is None:
-                logger.warning('region %s has returned no result: %.200r', other, doc)
-                continue
-            source_of.append((result['_id'], source))
-            is_over = result['status'] == states.IGNORED
-            if not is_over and (result['_id'] not in best or not is_outdated(result, best[result['_id']])):
-                best[result['_id']] = result
-            record = doc.get('record')
-            if (
-                (is_over or is_final(result))
-                and isinstance(record, str)
-                and record.startswith(region.records_to(other))
-            ):
-                record_of[record] = result['_id'], source
+        found, best = self._results_in(docs, other), dict[str, Document]()
+        for _, _, result in found:
+            doc_id, is_result = result['_id'], result['status'] != states.IGNORED
+            if is_result and (doc_id not in best or not is_outdated(result, best[doc_id])):
+                best[doc_id] = result
         refused = self.store(list(best.values()))
         for error in refused.values():
             self.problem = error
-        kept = {source for doc_id, source in source_of if doc_id in refused}
-        left = [record for record, (doc_id, _) in record_of.items() if doc_id not in refused]
+        kept = {back.source for back in found if back.result['_id'] in refused}
+        stored = [back for back in found if back.result['_id'] not in refused]
+        ends = {record: back for back in stored if (record := back.ended_record(foreign))}
+        left = [*ends]
         for _ in range(2):  # the other region may say `there` meanwhile
             current = [doc for doc in self._own.find(left) if doc] if left else []
+            self._tell_givers([(doc, ends[doc['_id']].doc) for doc in current])
             left = delete_current(self._own, current)
         if left:
             self.problem = f'the record {left[0]} cannot be deleted'
-            kept |= {record_of[record][1] for record in left}
+            kept |= {ends[record].source for record in left}
         return [doc for doc in docs if doc['_id'] not in kept]
+
+    def _results_in(self, docs: Sequence[Document], other: str) -> list[_Back]:
+        """Return the results in documents that region `other` has returned, in the order of their dates."""
+        found = list[_Back]()
+        for source, doc in [(joined['_id'], doc) for joined in docs for doc in region.results_in(joined)]:
+            if result := self._result_in(doc):
+                found.append(_Back(source, doc, result))
+            else:
+                logger.warning('region %s has returned no result: %.200r', other, doc)
+        return sorted(found, key=lambda back: date_in(back.doc, 'date'))
+
+    def _tell_givers(self, ended: Sequence[tuple[Document, Document]]) -> None:
+        """Tell the regions that gave tasks to this one how they ended in a third one, to which a retry was routed.
+
+        For each its record is given, and the document that ends it.
+        """
+        found, now = list[Document](), self._own.clock.now()
+        for record, end in ended:
+            giver, task_id = Giver.of(headers_of(record)), region.task_id_of(record['_id'])
+            if giver and giver.task_id == task_id:
+                tag = end['_id'].rpartition(':')[2]  # it is told once, if this is repeated
+                found.append(region.returned(giver.region, task_id, tag, end['result'], giver.record, now))
+        if found:
+            self._own.create_once(found)
 
     def _result_in(self, doc: Mapping[str, Any]) -> Document | None:
         """Return the result of a task that a document brings back, as it is stored here; None if it brings none."""

@@ -14,7 +14,8 @@ from ...resources.fields import Field
 from ...web.tables import Table
 from ...web.view import Action, ActionOutcome, Page, View
 from ..parcels.page import SECONDS, act, parcel_actions, parcel_table
-from .cli import COLUMNS, NO_REGIONS, database_of, leader_of, problems
+from . import database_of
+from .cli import COLUMNS, NO_REGIONS, leader_of, problems
 
 
 def _opened(view: View) -> Records:

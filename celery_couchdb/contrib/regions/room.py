@@ -94,3 +94,7 @@ class RegionsRoom(Room):
         """Return the tasks that were given to other regions."""
         found: list[Any] = _part('cli').whereabouts(jobs, start)
         return found
+
+    def retry(self, jobs: Any, task_id: str) -> None:
+        """Ask the region in which a task has failed to retry it."""
+        _part('cli').retry(jobs, task_id)

@@ -10,12 +10,11 @@ Whoever ends the task returns how it ended. The taker does if the message ends w
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any
 
 from celery import states
 
@@ -23,7 +22,7 @@ from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.contrib.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.contrib.regions.region import Giver
-from kombu_couchdb.couchdb.client import Client, Document, chunks
+from kombu_couchdb.couchdb.client import Client, Document
 from kombu_couchdb.couchdb.conflicts import delete_current, delete_docs, rivals
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import JOB_KEY
@@ -31,30 +30,18 @@ from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.log import get_logger
 
 from ...backend import couchdb_backend_of
-from ..parcels.due_times import DueTimes
 from ..parcels.inbox import Inbox
-from ..parcels.look_ups import ends_of_messages, pause
+from ..parcels.look_ups import ends_of_messages, is_old, pause
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
 from ..parcels.parcel_checks import ParcelRefused, message_of
 from ..parcels.receipts import write
 from ..parcels.room import PARCEL
-from .outcomes import merged_into, outcome
+from .outcomes import date_in, merged_into, outcome
 
 logger = get_logger(__name__)
 
 #: The pause before something is tried again that is not possible yet, in seconds.
 DELAY_SECONDS = 30.0
-
-#: The messages that are looked up together.
-_LOOK_UP_DOCS = 200
-
-
-class _Taken(NamedTuple):
-    task: str | None
-    #: The queue of a task that was lent; None for others.
-    lent_to: str | None
-    #: The monotonic time at which it was taken.
-    at: float
 
 
 class Taker:
@@ -72,8 +59,8 @@ class Taker:
 
     def reset(self) -> None:
         """Forget which tasks were taken: all records will be read again."""
-        self._taken: dict[str, _Taken] = {}
-        self._due = DueTimes[str]()
+        #: The queue of each task that was lent and taken, '' for the others that were taken; by id of the record.
+        self._taken: dict[str, str] = {}
         #: How many lent tasks have ended here since this process was started, by queue.
         self.done = Counter[str]()
         #: The records that another server with the name of this region has taken.
@@ -84,25 +71,21 @@ class Taker:
         return region.identity(self._broker)
 
     @property
-    def next_at(self) -> float:
-        """The monotonic time at which `step` has something to do."""
-        return self._due.next_at
-
-    @property
     def lent(self) -> Counter[str]:
         """The number of tasks that were lent to this region and have not ended, by queue."""
-        return Counter(taken.lent_to for taken in self._taken.values() if taken.lent_to)
+        return Counter(queue for queue in self._taken.values() if queue)
 
     def ended(self, doc_ids: Iterable[str]) -> None:
         """Note that records were deleted, or withdrawn: their tasks have ended, or run elsewhere."""
         for doc_id in doc_ids:
             self.foreign.discard(doc_id)
-            if (taken := self._taken.pop(doc_id, None)) and taken.lent_to:
-                self.done[taken.lent_to] += 1
+            if queue := self._taken.pop(doc_id, ''):
+                self.done[queue] += 1
 
     def take(self, docs: Sequence[Document]) -> None:
-        """Put the tasks of these records into their queues, unless they were."""
-        docs = self._undisputed(docs)
+        """Put the tasks of these records into their queues, unless they were, or look how their messages have ended."""
+        self._obey([doc for doc in docs if region.is_order(doc)])
+        docs = self._undisputed([doc for doc in docs if not region.is_order(doc)])
         mine = [doc for doc in docs if region.is_taken_by(doc, self._by)]
         self.foreign |= {doc['_id'] for doc in docs if region.state_of(doc) == 'there'} - {doc['_id'] for doc in mine}
         self.ended(doc['_id'] for doc in docs if region.state_of(doc) in ('withdrawn', 'refused'))
@@ -110,6 +93,7 @@ class Taker:
         new = [doc for doc in docs if region.is_takeable(doc, self._by) and 'cancelled' not in doc]
         for part in in_parts([doc for doc in new if doc['_id'] not in self._taken]):
             self._take(part)
+        self._look_up([doc for doc in mine if doc['_id'] in self._taken])
 
     def _undisputed(self, docs: Sequence[Document]) -> Sequence[Document]:
         """Return these records without those that home has withdrawn while this region took them, see `rivals`.
@@ -137,26 +121,22 @@ class Taker:
         self._refuse([(doc, refused[doc['_id']]) for doc in docs if doc['_id'] in refused])
         docs = [doc for doc in docs if doc['_id'] not in refused]
         for doc in docs:
-            queue = items[doc['_id']][0]['queue'] if 'lent' in doc else None
-            self._note(doc['_id'], doc['message']['headers']['task'], queue)
-        merged = self._messages.merged.items()
-        self._return([(doc_id, states.REVOKED, merged_into(task_id)) for doc_id, task_id in merged])
+            self._taken[doc['_id']] = items[doc['_id']][0]['queue'] if 'lent' in doc else ''
+        merged = [(doc, self._messages.merged[doc['_id']]) for doc in docs if doc['_id'] in self._messages.merged]
+        self._return([(doc, states.REVOKED, merged_into(task_id)) for doc, task_id in merged])
         if self._backend is None:  # nobody will say how these end
             delete_current(self._there, docs)
 
-    def step(self) -> None:
-        """Return results for messages that ended without a worker."""
-        for part in chunks([doc_id for doc_id in self._due.take() if doc_id in self._taken], _LOOK_UP_DOCS):
-            now = time.monotonic()
-            for doc_id in part:
-                self._due.put([doc_id], pause(self._taken[doc_id].at, now))
-            found = ends_of_messages(self._broker, [(region.SOURCE, doc_id) for doc_id in part])
-            self._return([(doc_id, end.state, end.reason) for (_, doc_id), end in found.items() if end])
-
-    def _note(self, doc_id: str, task: str | None, lent_to: str | None) -> None:
-        now = time.monotonic()
-        self._taken[doc_id] = _Taken(task, lent_to, now)
-        self._due.put([doc_id], pause(now, now))
+    def _look_up(self, docs: Sequence[Document]) -> None:
+        """Return results for messages that ended without a worker. The others are looked up again."""
+        now, old = self._there.clock.now(), dict[tuple[str, str], Document]()
+        for doc in docs:
+            since = date_in(doc, 'taken')
+            self._arriving.put_back([doc['_id']], pause(since, now))
+            if is_old(since, now):
+                old[region.SOURCE, doc['_id']] = doc
+        found = ends_of_messages(self._broker, [*old]) if old else {}
+        self._return([(old[key], end.state, end.reason) for key, end in found.items() if end])
 
     def _claimed(self, docs: Sequence[Document]) -> list[Document]:
         """Say `there` in these records; return those whose tasks this server may run."""
@@ -192,13 +172,19 @@ class Taker:
         for doc, text in delayed + final:
             logger.warning('task %s of region %s is not taken: %s', doc.get('id'), self._other, text)
 
+    def _obey(self, orders: Sequence[Document]) -> None:
+        """Revoke tasks that were given to this region by another one, or retry those that have failed here."""
+        for doc in orders:
+            if doc['_id'].endswith(':retry'):
+                task_id = region.task_id_of(doc['_id'])
+                failures = import_module('celery_couchdb.failures').Failures(self._app, self._broker)
+                failures.retry(failures.named([task_id])[task_id])
+            else:
+                self._revoke(doc)
+        self._arriving.put_back(delete_current(self._there, orders), DELAY_SECONDS)
+
     def _cancel(self, docs: Sequence[Document]) -> None:
         """Remove the messages of cancelled tasks that no worker has claimed; tell the workers about the others."""
-        without = [doc for doc in docs if 'message' not in doc]
-        for doc in without:
-            self._revoke(doc)
-        self._arriving.put_back(delete_current(self._there, without), DELAY_SECONDS)
-        docs = [doc for doc in docs if 'message' in doc]
         ids = {parcel.moved_id(region.SOURCE, doc['_id']): doc for doc in docs}
         items = self._broker.find(list(ids)) if ids else []
         waiting = [item for item in items if item and workitem.is_waiting(item)]
@@ -212,33 +198,24 @@ class Taker:
                 over.append(doc)
             else:
                 self._revoke(doc)
-                if doc['_id'] not in self._taken:
-                    self._note(doc['_id'], None, None)
-        self._return([(doc['_id'], states.REVOKED, 'it was cancelled') for doc in over])
+                self._taken.setdefault(doc['_id'], '')
+        self._return([(doc, states.REVOKED, 'it was cancelled') for doc in over])
         if self._backend is None:
             self._arriving.put_back(delete_current(self._there, over), DELAY_SECONDS)
 
     def _revoke(self, doc: Document) -> None:
         self._app.control.revoke(region.task_id_of(doc['_id']), terminate=doc.get('terminate') is True)
 
-    def _return(self, ends: Sequence[tuple[str, str, str]]) -> None:
-        """Return results: for each the id of the record, the state, and the reason."""
-        if self._backend is None:
+    def _return(self, ends: Sequence[tuple[Document, str, str]]) -> None:
+        """Return results: for each the record, the state, and the reason."""
+        if self._backend is None or not ends:
             return
-        results = dict[str, Document]()
-        for doc_id, state, reason in ends:
-            taken = self._taken.get(doc_id)
-            if task_id := region.task_id_of(doc_id):
-                task = taken.task if taken else None
-                results[doc_id] = outcome(self._backend, task_id, task, state, reason)
-        self._bring_back(results)
-
-    def _bring_back(self, results: Mapping[str, Document]) -> None:
-        """Store results that return, by id of the record."""
-        now = self._own.clock.now()
-        docs = [
-            region.returned(self._other, region.task_id_of(doc_id), uuid.uuid4().hex, result, doc_id, now)
-            for doc_id, result in results.items()
-        ]
-        stored = zip(docs, self._own.bulk(docs), strict=True)
+        now, docs = self._own.clock.now(), list[Document]()
+        for doc, state, reason in ends:
+            doc_id, task_id = doc['_id'], region.task_id_of(doc['_id'])
+            task = doc.get('task') if isinstance(doc.get('task'), str) else None
+            result = outcome(self._backend, task_id, task, state, reason)
+            tag = doc_id.rpartition(':')[2]  # until home deletes the record, the message is looked up again
+            docs.append(region.returned(self._other, task_id, tag, result, doc_id, now))
+        stored = zip(docs, self._own.create_once(docs), strict=True)
         self.ended(doc['record'] for doc, result in stored if result.is_stored)

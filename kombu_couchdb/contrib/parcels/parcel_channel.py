@@ -12,17 +12,11 @@ from typing import Any, NoReturn
 
 from ...couchdb.client import Document
 from ...errors import ConfigurationError
-from ...log import get_logger
-from ...queues.store import Store
 from ...transport.channel import Channel, Declared
 from ...transport.exchanges import Direct, Fanout, check_exchange_type
 from . import parcel
 
-__all__ = ['ParcelChannel', 'store_parcels']
-
-logger = get_logger(__name__)
-
-_ONLY_TASKS = 'it takes tasks, and neither events nor remote control'
+__all__ = ['ParcelChannel']
 
 
 def _refusal(reason: str) -> Any:
@@ -50,7 +44,7 @@ class ParcelChannel(Channel):
 
     def store_docs(self, docs: Sequence[Any]) -> None:
         """Store parcels; *raises* what `Store.publish` raises."""
-        store_parcels(self.connection.store, docs)
+        self.connection.store.publish(docs)
 
     # -- Publishers declare queues before they publish, so these methods do not fail. The worker that moves a parcel
     # declares its queue in the broker's database.
@@ -86,10 +80,3 @@ class ParcelChannel(Channel):
     queue_unbind = _refusal('bindings are in the database of the broker')
     exchange_delete = _refusal('exchanges are in the database of the broker')
     _size = _purge = _refusal('messages are counted in the database of the broker')
-
-
-def store_parcels(store: Store, docs: Sequence[Any]) -> None:
-    """Store parcels; *raises* what `Store.publish` raises."""
-    store.publish(docs)
-    for doc in docs:
-        logger.debug('published message %s as a parcel', doc['_id'])

@@ -16,7 +16,6 @@ from ...queues.store import Store
 from ...room import Publisher
 from ..parcels import parcel
 from ..parcels.parcel import Parcel
-from ..parcels.parcel_channel import store_parcels
 from . import region
 
 __all__ = ['OtherRegions']
@@ -72,7 +71,7 @@ class OtherRegions(Publisher):
         """Store parcels; *raises* what `Store.publish` raises."""
         if self._store is None:
             self._store = Store(self._couchdb.beside(region.database(self._regions, str(self.own))))
-        store_parcels(self._store, docs)
+        self._store.publish(docs)
 
     def close(self) -> None:
         """Close the idle connections."""

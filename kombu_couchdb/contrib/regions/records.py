@@ -16,7 +16,7 @@ from ...couchdb.client import Client, Document
 from ...errors import AccessDenied, CouchDBError, DatabaseMissing
 from ...values import is_number
 from ..parcels.stored_parcels import Changed, Parcels
-from .region import RECORD, RETURNED, cancellation, record_id, records_to, region_id, region_of, results_to, state_of
+from .region import RECORD, RETURNED, order, record_id, records_to, region_id, region_of, results_to, state_of
 
 #: The maximum number of documents of one kind that are counted for each region.
 _MAX_DOCS = 10_000
@@ -140,7 +140,7 @@ def cancel(client: Client, task_id: str, *, to: str = '', terminate: bool = Fals
 
     A later step of a chain has no record here. With `to`, the region where it runs or will run is asked.
     """
-    docs = of_task(client, task_id) or ([cancellation(to, task_id, client.clock.now())] if to else [])
+    docs = of_task(client, task_id) or ([order(to, task_id, 'cancel', client.clock.now())] if to else [])
     return Records(client).cancel(docs, terminate=terminate)
 
 

@@ -314,12 +314,17 @@ def there(doc: Mapping[str, Any], by: str, now: float) -> Document:
     return {**kept, 'state': 'there', 'taken': now, 'by': by}
 
 
-def cancellation(to: str, task_id: str, now: float) -> Document:
-    """Return the record, without a message, by which region `to` revokes a task that it was not given by this one.
+def order(to: str, task_id: str, what: Literal['cancel', 'retry'], now: float) -> Document:
+    """Return the record, without a message, by which region `to` is to revoke or retry a task that is there already.
 
-    It deletes the record then.
+    It is a later step of a chain, or has failed there. The region deletes the record then.
     """
-    return {'_id': record_id(to, task_id, 'cancel'), 'type': 'Parcel', 'id': task_id, 'state': 'there', 'taken': now}
+    return {'_id': record_id(to, task_id, what), 'type': 'Parcel', 'id': task_id, 'state': 'there', 'taken': now}
+
+
+def is_order(doc: Mapping[str, Any]) -> bool:
+    """Tell whether a record is one of `order`."""
+    return 'message' not in doc and doc['_id'].endswith((':cancel', ':retry'))
 
 
 def withdrawn(doc: Mapping[str, Any], run_in: str) -> Document:

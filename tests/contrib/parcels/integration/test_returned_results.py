@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from celery import states
-from celery.backends.base import Backend
 
 from celery_couchdb.contrib.regions.outcomes import ResultsAtHome
 from celery_couchdb.testing import Server
@@ -100,17 +99,18 @@ def test_leader_killed_at_each_write(regions: Regions, monkeypatch: pytest.Monke
         assert us.records() == eu.returning() == []
 
 
-def test_record_ends_if_the_result_came_another_way(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
-    us = regions['us']
+def test_record_ends_although_its_region_was_renamed_meanwhile(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
     result = us.app.send_task('add', (1, 2), region='eu')
-    backend: Backend = us.app.backend
-    backend.store_result(result.id, 3, states.SUCCESS)
-    monkeypatch.setattr('celery_couchdb.contrib.parcels.look_ups._FIRST_SECONDS', 0.0)
-    link = regions.link('us', 'eu')
-    link.begin()
-    link.step()
-    link.step()
-    assert us.records() == []
+    regions.work('eu')
+    back(regions, result.id, states.SUCCESS, 3)
+    us.know([us])
+    us.options['regions']['asia'] = eu.url()
+    with new_link(us.app, 'asia') as link:
+        while not link.step():
+            pass
+    assert result.get(timeout=1) == 3
+    assert us.records() == eu.returning() == []
 
 
 def test_result_that_home_refuses_stays_until_home_accepts_it(regions: Regions, apache_couchdb: bool) -> None:
@@ -145,7 +145,7 @@ def test_error_of_home_is_not_blamed_on_the_other_region(regions: Regions, monke
     back(regions, result.id, states.SUCCESS, 3)
     link = regions.link('us', 'eu')
 
-    def refuse(self: ResultsAtHome, docs: Any, other: str) -> Any:
+    def refuse(self: ResultsAtHome, *_: Any) -> Any:
         raise AccessDenied('home refuses the user')
 
     with monkeypatch.context() as patch:
@@ -155,18 +155,6 @@ def test_error_of_home_is_not_blamed_on_the_other_region(regions: Regions, monke
     assert not link._lead.errors
     link.step()
     assert result.get(timeout=1) == 3
-
-
-def test_older_result_of_the_same_task_id_ends_no_record(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
-    us = regions['us']
-    us.app.backend.store_result('again', 3, states.SUCCESS)
-    us.app.send_task('add', (1, 2), task_id='again', region='eu')
-    monkeypatch.setattr('celery_couchdb.contrib.parcels.look_ups._FIRST_SECONDS', 0.0)
-    link = regions.link('us', 'eu')
-    link.begin()
-    link.step()
-    link.step()
-    assert [doc['id'] for doc in us.records('eu')] == ['again']
 
 
 def test_documents_that_are_no_results_are_deleted(regions: Regions) -> None:

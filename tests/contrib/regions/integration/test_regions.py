@@ -14,6 +14,7 @@ from celery.exceptions import Ignore
 from celery_couchdb.contrib.parcels import ends
 from celery_couchdb.contrib.parcels.messages import ParcelMessages
 from celery_couchdb.failures import Failures
+from celery_couchdb.resources.failure_actions import FAILURES
 from celery_couchdb.testing import Server
 from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
@@ -21,8 +22,8 @@ from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.couchdb.bulk import deletion
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable, Unstorable
 from kombu_couchdb.queues.store import Store
-from tests.conftest import wait_for
-from tests.regions import Regions, new_link, regions_on
+from tests.conftest import PATIENCE, wait_for
+from tests.regions import Region, Regions, new_link, regions_on
 from tests.support import items
 
 
@@ -167,16 +168,27 @@ def test_identity_is_that_of_the_database(regions: Regions, apache_couchdb: bool
 
 def run(regions: Regions, how: Callable[..., Any], **options: Any) -> None:
     """Let a task of us run in eu, as a worker runs it."""
-    us, eu = regions['us'], regions['eu']
-    task = eu.app.task(how, bind=True, name='add', max_retries=3, shared=False)._get_current_object()
-    us.app.send_task('add', (), task_id='first', region='eu', **options)
+    regions['us'].app.send_task('add', (), task_id='first', region='eu', **options)
     regions.work('eu')
-    [item] = items(eu.broker)
+    run_in(regions['eu'], how)
+
+
+def run_in(place: Region, how: Callable[..., Any], end: Callable[[Any], Any] = deletion, *, delivery: int = 0) -> None:
+    """Let the only message of a region run there, as a worker runs it, and become what `end` returns."""
+    place.app.tasks.pop('add', None)
+    place.app.task(how, bind=True, name='add', max_retries=3, shared=False)
+    [item] = items(place.broker)
     headers = item['message']['headers']
-    request = {**headers, 'delivery_info': {}, 'headers': headers, 'hostname': 'w', 'called_directly': False}
+    request = {
+        **headers,
+        'delivery_info': {'delivery': delivery},
+        'headers': headers,
+        'hostname': 'w',
+        'called_directly': False,
+    }
     ends.connect()
-    build_tracer('add', task, app=eu.app)('first', (), {}, request)
-    eu.broker.bulk([deletion(item)])
+    build_tracer('add', place.app.tasks['add'], app=place.app)('first', (), {}, request)
+    place.broker.bulk([end(item)])
 
 
 def returns(self: Any) -> int:
@@ -239,6 +251,52 @@ def test_revoked_task_without_a_result_ends(regions: Regions) -> None:
     )
     regions.work('us')
     assert us.records() == []
+
+
+def test_retry_that_is_routed_to_a_third_region_ends_all_records(server: Server) -> None:
+    with regions_on(server, 'eu', 'us', 'asia') as regions:
+        us, eu, asia = (regions[name] for name in ('us', 'eu', 'asia'))
+        eu.app.conf.task_routes = {'add': {'region': 'asia'}}
+
+        def body(self: Any) -> None:
+            raise self.retry(countdown=0)
+
+        run(regions, body)
+        regions.work('asia', 'eu')
+        run_in(asia, returns)
+        assert len(us.records('eu')) == len(eu.records('asia')) == 1
+        regions.work('eu', 'asia')
+        regions.work('us')
+        assert us.records() == eu.records() == []
+        assert us.app.AsyncResult('first').get(timeout=PATIENCE) == 3
+
+
+def test_task_that_failed_elsewhere_is_retried_there(regions: Regions) -> None:
+    us, eu = regions['us'], regions['eu']
+
+    def dead(item: Any) -> Any:
+        return {**item, 'status': 'fail', 'reason': 'failed: x', 'failed': 1.0}
+
+    us.app.send_task('add', (), task_id='first', region='eu')
+    regions.work('eu')
+    run_in(eu, raises(ValueError('x')), dead)
+    regions.work('us')
+    assert us.app.AsyncResult('first').state == 'FAILURE'
+    failures, (retry, _) = Failures(us.app), FAILURES.actions
+    assert FAILURES.find(failures, ['first'], False) == ['first']
+    with pytest.raises(ConfigurationError, match="no failure 'other'"):
+        FAILURES.find(failures, ['other'], False)
+    *_, refused = retry.act(failures, ['first'], new_args=[2])
+    assert refused.refused == {'first': 'it failed in another place: change it there'}
+    assert us.records() == []
+    assert [part.done for part in retry.act(failures, ['first'])] == [{'retried': 1}, {'retried': 0}]
+    assert [item['status'] for item in items(eu.broker)] == ['fail']
+    regions.work('eu')
+    assert ['status' in item for item in items(eu.broker)] == [False]
+    assert us.records() == []
+    run_in(eu, returns, delivery=1)
+    regions.work('us')
+    assert us.app.AsyncResult('first').get(timeout=PATIENCE) == 3
 
 
 def test_failure_tells_where_the_task_ran(regions: Regions) -> None:

@@ -1,4 +1,4 @@
-"""Due times: what is due, and when something is due next."""
+"""Inbox: the times at which documents come again."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_couchdb.contrib.parcels.due_times import DueTimes
+from celery_couchdb.contrib.parcels.inbox import DueTimes
 
 
-def test_last_time_of_a_thing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_time_of_a_document_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr('celery_couchdb.contrib.parcels.due_times.time', SimpleNamespace(monotonic=lambda: now))
-    times = DueTimes[str]()
+    monkeypatch.setattr('celery_couchdb.contrib.parcels.inbox.time', SimpleNamespace(monotonic=lambda: now))
+    times = DueTimes()
     assert (times.take(), times.next_at) == ([], inf)
     times.put(['early', 'late', 'gone', 'moved'], 5.0)
     times.put(['late'], 20.0)
