@@ -383,8 +383,8 @@ class QueueCandidates:
                 return []
             chosen = eligible[:count]
             if chosen and not self.hurries:  # other consumers choose at this moment, too: each chooses other messages
-                alike = [candidate for candidate in chosen if candidate.rank == chosen[0].rank]
-                some = random.sample(alike, max(1, len(alike) // self._order.consumers))
+                alike = [each for each in eligible if each.rank == eligible[0].rank]
+                some = random.sample(alike, max(1, min(count, len(alike) // self._order.consumers)))
                 chosen = sorted(some, key=lambda candidate: candidate.order)
         for candidate in chosen:
             self._candidates.pop(candidate.id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from celery import Celery, chain, chord, group
@@ -37,7 +38,7 @@ _CPU = tuple(Figure('ms', False, f'CPU of the {part}, per task') for part in ('s
 
 
 def cases(size: Size) -> Iterator[Case]:
-    """Yield the cases: tasks sent one by one, in a batch, in a batch to a larger pool, a group, a chord, chains."""
+    """Yield the cases: tasks one by one, in batches to two pools with late and early acks, a group, a chord, chains."""
     tasks = size.tasks
     many = f'{tasks:,} tasks'
 
@@ -53,8 +54,9 @@ def cases(size: Size) -> Iterator[Case]:
 
     yield case(many, (_SENT, _COLLECTED, _SHARE), partial(one_by_one, tasks), headline=True)
     for pool in (_FEW, 8):
-        run = partial(in_a_batch, tasks, pool)
-        yield case(f'{many} in a batch', (_SENT, _COLLECTED), run, pool, headline=pool == _FEW)
+        for late, how in ((True, ', acknowledged late'), (False, '')):
+            run = partial(in_a_batch, tasks, pool, late)
+            yield case(f'{many} in a batch{how}', (_SENT, _COLLECTED), run, pool, headline=late and pool == _FEW)
     yield case(f'group of {size.group}', (_JOINED,), partial(joined_group, size.group))
     yield case(f'chord of {size.chord}', (_BODY,), partial(whole_chord, size.chord))
     yield case(f'{size.chains} chains of {_STEPS} steps', (_JOINED,), partial(joined_chains, size.chains))
@@ -71,15 +73,15 @@ def one_by_one(tasks: int, system: System) -> Sequence[float | None]:
     return [sent, collected, None if collected is None else collected / alone, *spent]
 
 
-def in_a_batch(tasks: int, pool: int, system: System) -> Sequence[float | None]:
-    """Return tasks per second sent and collected, and CPU."""
+def in_a_batch(tasks: int, pool: int, late: bool, system: System) -> Sequence[float | None]:
+    """Return tasks per second sent and collected, and CPU; with `late` the tasks are acknowledged late."""
 
     def send(app: Celery) -> list[AsyncResult]:
         if not sending.in_batches(app):
             raise NotMeasured('kombu has no batches for it')
         return sending.send(app, 'add', ((number, 1) for number in range(tasks)))
 
-    return measured(system, pool, tasks, partial(rates, tasks, send))
+    return measured(system, pool, tasks, partial(rates, tasks, send), late=late)
 
 
 def joined_group(tasks: int, system: System) -> Sequence[float | None]:
@@ -123,12 +125,13 @@ def joined_chains(chains: int, system: System) -> Sequence[float | None]:
 
 
 def measured(
-    system: System, pool: int, tasks: int, work: Callable[[Celery], Sequence[float]]
+    system: System, pool: int, tasks: int, work: Callable[[Celery], Sequence[float]], *, late: bool = False
 ) -> Sequence[float | None]:
     """Return what `work` returns with a running worker, and the CPU milliseconds per task, see `_CPU`."""
     with system.place() as place:
         if place.raw:
             raise NotMeasured('no Celery')
+        place = replace(place, settings={**place.settings, 'task_acks_late': late})
         app = app_of(place)
         try:
             with working(place, app, pool) as worker:
