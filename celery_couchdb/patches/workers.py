@@ -125,8 +125,7 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
             super().__init__(*args, **kwargs)
             if _is_ours(self.message):
                 # A pool does this when the task begins; without processes it loses the error, and with it the message.
-                _, _, embed = self._payload
-                dict(**embed or {})
+                dict(**self._payload[2] or {})
                 self.message.set_waiting(True)
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
