@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from kombu_couchdb.couchdb.bulk import BATCH_DOCS
+from kombu_couchdb.errors import CouchDBError
 
 from .resource import counted
 
@@ -75,8 +77,9 @@ class Change:
             self._queues |= {*part.queues}
             self.refused |= islice(part.refused.items(), max(0, _MAX_REASONS - len(self.refused)))
             yield part
-        if self._queues and (names := sorted(self._queues.difference(self._consumed()))):
-            self.warning = f'no worker consumes {", ".join(names)}'
+        with suppress(CouchDBError):  # all is done, and this is only a hint
+            if self._queues and (names := sorted(self._queues.difference(self._consumed()))):
+                self.warning = f'no worker consumes {", ".join(names)}'
 
     def stop(self) -> None:
         """Let `run` end after the part that it does just now; from any thread."""

@@ -14,6 +14,10 @@ from .fields import since as since_field
 from .selectable import MAX_COUNTED, MAX_NAME, ItemAction, Selectable
 
 
+#: Why a failure is not changed here that another place keeps.
+_ELSEWHERE = 'it failed in another place: change or drop it there'
+
+
 def wanted_failures(failures: Failures, values: Values) -> FailureFilter:
     """Return the filter that the values of the fields are."""
     since, until = dates_in(values, failures.now())
@@ -49,6 +53,10 @@ def _there(part: Sequence[Failure | str]) -> list[Failure]:
     return [failure for failure in part if not isinstance(failure, str)]
 
 
+def _elsewhere(failures: Failures, part: Sequence[Failure | str]) -> list[str]:
+    return [name for name in part if isinstance(name, str) and failures.is_elsewhere(name)]
+
+
 def _retry(
     failures: Failures,
     part: Sequence[Failure | str],
@@ -63,13 +71,13 @@ def _retry(
     changed = {failure.id: 'it has failed again since you read it' for failure in again}
     same = [failure for failure in there if failure.id not in changed]
     done, refused = failures.retry(same, queue=to, args=new_args, kwargs=new_kwargs)
-    elsewhere = [name for name in part if isinstance(name, str) and failures.is_elsewhere(name)]
+    elsewhere = _elsewhere(failures, part)
     if (to, new_args, new_kwargs) == (None, None, None):
         for name in elsewhere:
             failures.retry_elsewhere(name)
         yield Part(len(elsewhere), {'retried': len(elsewhere)}, {})
     else:
-        changed |= dict.fromkeys(elsewhere, 'it failed in another place: change it there')
+        changed |= dict.fromkeys(elsewhere, _ELSEWHERE)
     left = [failure for failure in part if failure not in elsewhere]
     queues = {queue for failure in done if (queue := to or failure.queue)}
     yield _changed('retried', left, len(done), {**changed, **refused})._replace(queues=queues)
@@ -77,7 +85,7 @@ def _retry(
 
 def _drop(failures: Failures, part: Sequence[Failure | str]) -> Iterator[Part]:
     done, refused = failures.drop(_there(part))
-    yield _changed('dropped', part, len(done), refused)
+    yield _changed('dropped', part, len(done), {**dict.fromkeys(_elsewhere(failures, part), _ELSEWHERE), **refused})
 
 
 def _arguments(failures: Failures, failure: Failure | str) -> Mapping[str, str]:

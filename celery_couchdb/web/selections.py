@@ -119,7 +119,7 @@ class _ForSelected(Generic[S, T]):
         shown = self.shown(view, targets)
         seen = {SEEN.name: values.pop(SEEN.name)} if SEEN.name in values else {}
         values = {name: value for name, value in values.items() if view.form[name].strip() != shown.get(name)}
-        if self.item_action.needs and not values:
+        if self.item_action.needs and values.keys() <= {LIMIT.name}:
             raise InputRefused(self.item_action.needs)
         signature = {'by': view.session.name, 'reason': view.reason} if self.item_action.is_signed else {}
         return {**values, **seen, **signature}

@@ -191,11 +191,6 @@ class Follower:
         self._asked: tuple[Any, Document] | None = None  # what the thread waits for
         self._report: Changes | None = None
 
-    @property
-    def is_following(self) -> bool:
-        """Whether the next change will be reported."""
-        return self._asked is not None
-
     def follow(
         self,
         since: Any,

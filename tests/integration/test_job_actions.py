@@ -73,6 +73,8 @@ def test_at_most_so_many_jobs_are_moved(
     everything = {'action': 'move-all', 'select': html.unescape(query), 'confirmed': 1, 'to': 'slow'}
     admin.post('/jobs', **everything, limit='none')
     assert "At most: give a whole number from 1, not 'none'" in html.unescape(admin.text)
+    admin.post('/jobs', **{**everything, 'to': ''}, limit=3)
+    assert 'Give a queue, a due date or a priority.' in admin.text
     admin.post('/jobs', **everything, limit=3)
     assert '3 jobs moved; no worker consumes slow.' in admin.text
     assert queues_of(client) == ['mail'] * 4 + ['slow'] * 3

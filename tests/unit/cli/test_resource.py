@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from celery_couchdb.cli.resource_commands import change, print_list
+from celery_couchdb.resources.change import Change, Part
 from celery_couchdb.resources.columns import Column
 from celery_couchdb.resources.resource import Resource, Selection, counted
+from kombu_couchdb.errors import ServerUnavailable
 
 TEXTS = Resource[str](lambda part: [{'text': text} for text in part], [Column('TEXT', 'text', right=True)])
 
@@ -66,3 +68,12 @@ def test_refused_and_lost_changes_are_failures() -> None:
     done, _ = changed(1, {})
     assert (done.exit_code, done.stdout) == (1, '1 dropped.\n')
     assert done.stderr == 'Error: 2 were changed by somebody else just now\n'
+
+
+def test_change_is_done_although_nobody_knows_who_consumes() -> None:
+    def consumed() -> Sequence[str]:
+        raise ServerUnavailable('no response')
+
+    done = Change('job', 1, [Part(1, {'moved': 1}, {}, ['slow'])], consumed)
+    assert len([*done.run()]) == 1
+    assert done.summary == ['1 job moved']

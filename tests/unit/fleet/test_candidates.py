@@ -214,6 +214,26 @@ def test_consumers_choose_different_messages_of_one_that_claims_nothing(
     assert len({*found[0], *found[1], *found[2]}) > left // 2
 
 
+def test_of_messages_that_others_left_the_highest_priority_comes_first(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 40)
+    claimed(store, _taken_by(placed(store)))
+    left = [doc for doc in store.docs.values() if workitem.is_waiting(doc)]
+    left[-1]['priority'] = 9
+    for seed in range(10):
+        monkeypatch.setattr(candidates, 'random', Random(seed))
+        consumer = placed(store)
+        assert _taken_by(consumer) == []
+        store.passed += 2.0
+        assert names(consumer.take(16)) == [left[-1]['_id']]
+
+
+def _taken_by(consumer: Consumer) -> list[Document]:
+    consumer.refill()
+    return consumer.take(1000)
+
+
 def test_documents_are_read_again_only_if_they_have_changed(store: FakeStore) -> None:
     fill(store, 60)
     consumer = placed(store)

@@ -282,12 +282,13 @@ def test_task_that_failed_elsewhere_is_retried_there(regions: Regions) -> None:
     run_in(eu, raises(ValueError('x')), dead)
     regions.work('us')
     assert us.app.AsyncResult('first').state == 'FAILURE'
-    failures, (retry, _) = Failures(us.app), FAILURES.actions
+    failures, (retry, drop) = Failures(us.app), FAILURES.actions
     assert FAILURES.find(failures, ['first'], False) == ['first']
     with pytest.raises(ConfigurationError, match="no failure 'other'"):
         FAILURES.find(failures, ['other'], False)
     *_, refused = retry.act(failures, ['first'], new_args=[2])
-    assert refused.refused == {'first': 'it failed in another place: change it there'}
+    assert refused.refused == {'first': 'it failed in another place: change or drop it there'}
+    assert [part.refused for part in drop.act(failures, ['first'])] == [refused.refused]
     assert us.records() == []
     assert [part.done for part in retry.act(failures, ['first'])] == [{'retried': 1}, {'retried': 0}]
     assert [item['status'] for item in items(eu.broker)] == ['fail']
