@@ -13,7 +13,6 @@ from .fields import ARGS, QUEUE, SEEN, TASK, Field, Values, before, dates_in, ne
 from .fields import since as since_field
 from .selectable import MAX_COUNTED, MAX_NAME, ItemAction, Selectable
 
-
 #: Why a failure is not changed here that another place keeps.
 _ELSEWHERE = 'it failed in another place: change or drop it there'
 

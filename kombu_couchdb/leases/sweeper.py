@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from math import inf
 from typing import Any
@@ -22,7 +23,7 @@ from ..couchdb.client import Document
 from ..couchdb.conflicts import SYNC, ConflictResolver
 from ..documents import concurrency, conflict_rules, rates
 from ..documents.queue import limit_of
-from ..errors import ServerUnavailable
+from ..errors import NotFound, ServerUnavailable
 from ..log import get_logger
 from ..options import heartbeat_interval
 from ..queues.store import LeaseStats, Store
@@ -276,9 +277,10 @@ class Sweeper:
         if time.monotonic() >= self._clean_up_at:
             self._clean_up_at = time.monotonic() + random.uniform(0.8, 1.2) * _CLEAN_UP_INTERVAL_SECONDS
             self._janitor.clean_up(_MAX_CLEAN_UP_DOCS)
-            if has_failures:
+            if has_failures and not self.rests:
                 # Nobody but people reads this index. Let CouchDB update it, so that they need not wait for that.
-                self._store.client.view(design.JOBS, 'failures', reduce=False, limit=0, update='lazy')
+                with suppress(NotFound):
+                    self._store.client.view(design.JOBS, 'failures', reduce=False, limit=0, update='lazy')
 
     def _schedule(self, pause: float | None, living: int) -> None:
         """Set the time of the next sweep: after `pause` seconds, or when a lease or a queue may have expired.

@@ -22,7 +22,7 @@ from kombu_couchdb.couchdb.address import Address
 from kombu_couchdb.couchdb.call import HTTPOptions
 from kombu_couchdb.couchdb.client import Client
 from kombu_couchdb.couchdb.server import Server
-from kombu_couchdb.errors import AccessDenied, CouchDBError, DatabaseMissing
+from kombu_couchdb.errors import AccessDenied, Conflict, CouchDBError, DatabaseMissing
 from kombu_couchdb.queues.databases import broadcasts_of
 
 from ...backend import CouchDBBackend
@@ -311,8 +311,8 @@ def _result_from_elsewhere(jobs: Any, task_id: str) -> Mapping[str, Any] | None:
 def retry(jobs: Any, task_id: str) -> None:
     """Ask the region in which a task has failed to retry it."""
     if result := _result_from_elsewhere(jobs, task_id):
-        with closing(jobs.client.beside(database_of(jobs.app))) as client:
-            client.bulk([regions.order(result['region'], task_id, 'retry', client.clock.now())])
+        with closing(jobs.client.beside(database_of(jobs.app))) as client, suppress(Conflict):  # it is asked already
+            client.put(regions.order(result['region'], task_id, 'retry', client.clock.now()))
 
 
 def _place(row: Row, now: float) -> str:

@@ -219,6 +219,7 @@ class Link(Duty):
         if time.monotonic() < self._outage.until:
             return self._outage.until - time.monotonic()
         try:
+            self._taker.look()
             self._process(self._arriving.take(_TURN_DOCS))
         except Exception as exc:
             self._arriving.repeat()
@@ -228,7 +229,7 @@ class Link(Duty):
         self._outage.recovered()
         self._note_problems()
         self._lead.lent[self._other], self._lead.done[self._other] = self._taker.lent, self._taker.done.copy()
-        return self._arriving.next_at - time.monotonic()
+        return min(self._arriving.next_at, self._taker.next_at) - time.monotonic()
 
     def close(self) -> None:
         """Close the connections."""

@@ -10,11 +10,12 @@ Whoever ends the task returns how it ended. The taker does if the message ends w
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import states
 
@@ -22,7 +23,7 @@ from kombu_couchdb.contrib.parcels import parcel
 from kombu_couchdb.contrib.parcels.parcel import FROM_REGION, GIVER
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.contrib.regions.region import Giver
-from kombu_couchdb.couchdb.client import Client, Document
+from kombu_couchdb.couchdb.client import Client, Document, chunks
 from kombu_couchdb.couchdb.conflicts import delete_current, delete_docs, rivals
 from kombu_couchdb.documents import workitem
 from kombu_couchdb.documents.ids import JOB_KEY
@@ -30,7 +31,7 @@ from kombu_couchdb.documents.task_message import headers_of
 from kombu_couchdb.log import get_logger
 
 from ...backend import couchdb_backend_of
-from ..parcels.inbox import Inbox
+from ..parcels.inbox import DueTimes, Inbox
 from ..parcels.look_ups import ends_of_messages, is_old, pause
 from ..parcels.messages import ParcelMessages, Unroutable, attached_body, in_parts
 from ..parcels.parcel_checks import ParcelRefused, message_of
@@ -42,6 +43,16 @@ logger = get_logger(__name__)
 
 #: The pause before something is tried again that is not possible yet, in seconds.
 DELAY_SECONDS = 30.0
+
+#: The messages that are looked up together.
+_LOOK_UP_DOCS = 200
+
+
+class _Taken(NamedTuple):
+    #: The queue of a task that was lent, '' for others.
+    lent_to: str
+    #: The monotonic time at which it was taken.
+    at: float
 
 
 class Taker:
@@ -59,8 +70,9 @@ class Taker:
 
     def reset(self) -> None:
         """Forget which tasks were taken: all records will be read again."""
-        #: The queue of each task that was lent and taken, '' for the others that were taken; by id of the record.
-        self._taken: dict[str, str] = {}
+        #: The tasks that were taken and have not ended, by id of the record; and when their messages are looked up.
+        self._taken: dict[str, _Taken] = {}
+        self._due = DueTimes()
         #: How many lent tasks have ended here since this process was started, by queue.
         self.done = Counter[str]()
         #: The records that another server with the name of this region has taken.
@@ -71,16 +83,21 @@ class Taker:
         return region.identity(self._broker)
 
     @property
+    def next_at(self) -> float:
+        """The monotonic time at which `look` has something to do."""
+        return self._due.next_at
+
+    @property
     def lent(self) -> Counter[str]:
         """The number of tasks that were lent to this region and have not ended, by queue."""
-        return Counter(queue for queue in self._taken.values() if queue)
+        return Counter(taken.lent_to for taken in self._taken.values() if taken.lent_to)
 
     def ended(self, doc_ids: Iterable[str]) -> None:
         """Note that records were deleted, or withdrawn: their tasks have ended, or run elsewhere."""
         for doc_id in doc_ids:
             self.foreign.discard(doc_id)
-            if queue := self._taken.pop(doc_id, ''):
-                self.done[queue] += 1
+            if (taken := self._taken.pop(doc_id, None)) and taken.lent_to:
+                self.done[taken.lent_to] += 1
 
     def take(self, docs: Sequence[Document]) -> None:
         """Put the tasks of these records into their queues, unless they were, or look how their messages have ended."""
@@ -121,20 +138,30 @@ class Taker:
         self._refuse([(doc, refused[doc['_id']]) for doc in docs if doc['_id'] in refused])
         docs = [doc for doc in docs if doc['_id'] not in refused]
         for doc in docs:
-            self._taken[doc['_id']] = items[doc['_id']][0]['queue'] if 'lent' in doc else ''
+            self._note(doc['_id'], items[doc['_id']][0]['queue'] if 'lent' in doc else '')
         merged = [(doc, self._messages.merged[doc['_id']]) for doc in docs if doc['_id'] in self._messages.merged]
         self._return([(doc, states.REVOKED, merged_into(task_id)) for doc, task_id in merged])
         if self._backend is None:  # nobody will say how these end
             delete_current(self._there, docs)
 
+    def look(self) -> None:
+        """Look up messages in the own database, and read the records of those that ended without a worker."""
+        now, due = time.monotonic(), [doc_id for doc_id in self._due.take() if doc_id in self._taken]
+        for doc_id in due:
+            self._due.put([doc_id], pause(self._taken[doc_id].at, now))
+        for part in chunks(due, _LOOK_UP_DOCS):
+            found = ends_of_messages(self._broker, [(region.SOURCE, doc_id) for doc_id in part])
+            self._arriving.put_back(doc_id for (_, doc_id), end in found.items() if end)
+
+    def _note(self, doc_id: str, lent_to: str) -> None:
+        now = time.monotonic()
+        self._taken[doc_id] = _Taken(lent_to, now)
+        self._due.put([doc_id], pause(now, now))
+
     def _look_up(self, docs: Sequence[Document]) -> None:
-        """Return results for messages that ended without a worker. The others are looked up again."""
-        now, old = self._there.clock.now(), dict[tuple[str, str], Document]()
-        for doc in docs:
-            since = date_in(doc, 'taken')
-            self._arriving.put_back([doc['_id']], pause(since, now))
-            if is_old(since, now):
-                old[region.SOURCE, doc['_id']] = doc
+        """Return results for messages that ended without a worker."""
+        now = self._there.clock.now()
+        old = {(region.SOURCE, doc['_id']): doc for doc in docs if is_old(date_in(doc, 'taken'), now)}
         found = ends_of_messages(self._broker, [*old]) if old else {}
         self._return([(old[key], end.state, end.reason) for key, end in found.items() if end])
 
@@ -178,7 +205,9 @@ class Taker:
             if doc['_id'].endswith(':retry'):
                 task_id = region.task_id_of(doc['_id'])
                 failures = import_module('celery_couchdb.failures').Failures(self._app, self._broker)
-                failures.retry(failures.named([task_id])[task_id])
+                _, refused = failures.retry(failures.named([task_id])[task_id])
+                for reason in refused.values():
+                    logger.warning('task %s, which %s wants to be retried, is not: %s', task_id, self._other, reason)
             else:
                 self._revoke(doc)
         self._arriving.put_back(delete_current(self._there, orders), DELAY_SECONDS)
@@ -198,7 +227,8 @@ class Taker:
                 over.append(doc)
             else:
                 self._revoke(doc)
-                self._taken.setdefault(doc['_id'], '')
+                if doc['_id'] not in self._taken:
+                    self._note(doc['_id'], '')
         self._return([(doc, states.REVOKED, 'it was cancelled') for doc in over])
         if self._backend is None:
             self._arriving.put_back(delete_current(self._there, over), DELAY_SECONDS)
