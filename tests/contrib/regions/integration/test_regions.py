@@ -20,11 +20,12 @@ from kombu_couchdb import design
 from kombu_couchdb.admin.setup import Wanted, plan
 from kombu_couchdb.contrib.regions import region
 from kombu_couchdb.couchdb.bulk import deletion
+from kombu_couchdb.documents import workitem
 from kombu_couchdb.errors import ConfigurationError, ServerUnavailable, Unstorable
 from kombu_couchdb.queues.store import Store
 from tests.conftest import PATIENCE, wait_for
 from tests.regions import Region, Regions, new_link, regions_on
-from tests.support import items
+from tests.support import items, record_requests
 
 
 @pytest.fixture
@@ -358,3 +359,21 @@ def test_task_that_is_elsewhere_runs_once_although_its_region_is_renamed(server:
             while not link.step():
                 pass
         assert eu.tasks() == ['one']
+
+
+def test_records_of_tasks_that_wait_are_not_read_again(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the region's own database is asked whether their messages have ended."""
+    monkeypatch.setattr('celery_couchdb.contrib.parcels.look_ups._FIRST_SECONDS', 0.01)
+    us, eu = regions['us'], regions['eu']
+    for name in ('one', 'two'):
+        us.app.send_task('add', (1, 2), task_id=name, region='eu')
+    regions.work('eu', 'us')
+    link = regions.link('eu', 'us')
+    while not link.step():
+        pass
+    there = record_requests(monkeypatch, us.regions.address.database)
+    here = record_requests(monkeypatch, eu.broker.address.database)
+    wait_for(lambda: link.step() and here, 'a look at the messages')
+    assert not [request for request in there if '_bulk_get' in request.path or region.RECORD in request.path]
+    eu.broker.bulk([workitem.dropped(items(eu.broker)[0], eu.broker.clock.now())])
+    wait_for(lambda: link.step() and eu.returning(), 'the end of the task')
