@@ -40,6 +40,9 @@ _TITLE_CHARACTERS = 6
 #: A name, or several; and the characters after which a name may be broken.
 _NAMES, _BREAK = re.compile(r'\S+(, \S+)*'), '[-.,:@/_ ]'
 
+#: A name that needs more lines of its column is cut: a forged document may have a long one.
+_MAX_LINES = 12
+
 #: The width of a file or a pipe, in characters: wider than any table.
 _UNLIMITED_WIDTH = 1_000_000
 
@@ -115,7 +118,8 @@ def format_table(columns: Sequence[Column], rows: Iterable[Row], max_width: int 
 
 def _fitted(column: Column, cell: Cell, width: int) -> list[str]:
     """Return the lines of a cell: a name, or several with commas between them, is broken into lines, or else cut."""
-    if len(cell.text) <= width or column.title == 'ID' or not _NAMES.fullmatch(cell.text):
+    is_long = len(cell.text) > _MAX_LINES * width
+    if len(cell.text) <= width or is_long or column.title == 'ID' or not _NAMES.fullmatch(cell.text):
         return [shorten(cell.text, width)]
     part = f'.{{1,{width}}}'
     return [found.rstrip() for found in re.findall(f'{part}$|{part}(?<= )|{part}(?<={_BREAK})|{part}', cell.text)]

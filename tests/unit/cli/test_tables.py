@@ -109,6 +109,8 @@ def test_longest_shortenable_column_is_cut_first() -> None:
     assert '…' not in format_table(columns, [{'q': 'q' * 20, 'h': 'h' * 20, 'n': 1}], 60)
     narrow = click.unstyle(format_table(columns, [{**wide, 'h': 'h h ' * 9}], 10)).split('\n')
     assert narrow[1:3] == ['qqqqq  h h …  1,234,567', 'qqqqq']
+    forged = click.unstyle(format_table(columns, [{**wide, 'q': 'q' * 100_000}], 60)).split('\n')
+    assert len(forged) < 20, 'a name of a forged document does not fill the terminal'
 
 
 def test_names_are_broken_into_lines_after_a_dot_or_the_like() -> None:
