@@ -15,7 +15,10 @@ def main(module: str = 'examples.demo.run') -> int:
         # Imported here: it takes a while, and Ctrl-C must work meanwhile.
         status: int = import_module(module).run(interrupts)
         return status
-    except Stopped:
+    except BaseException as exc:
+        # Python 3.11 and earlier turn what is raised while a class is made, as an import does, into a RuntimeError.
+        if not isinstance(exc, Stopped) and not isinstance(exc.__cause__, Stopped):
+            raise
         print('\nStopped.', flush=True)
         return 128 + interrupts.signal
     finally:

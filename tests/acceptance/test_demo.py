@@ -100,3 +100,17 @@ def test_interrupted_demo_cleans_up(demo: Demo) -> None:
     _, running = psutil.wait_procs(workers, timeout=PATIENCE)
     assert not running
     demo.left_nothing()
+
+
+def test_interrupt_while_a_class_is_made() -> None:
+    """Python 3.11 and earlier raise a RuntimeError then, whose cause is the interrupt."""
+    program = (
+        'import os, signal, sys, types\n'
+        'from examples.demo.__main__ import main\n'
+        'class Field:\n'
+        '    def __set_name__(self, owner, name): os.kill(os.getpid(), signal.SIGINT)\n'
+        "sys.modules['made'] = types.SimpleNamespace(run=lambda interrupts: type('Made', (), {'field': Field()}))\n"
+        "sys.exit(main('made'))\n"
+    )
+    ended = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stderr) == (130, '')
