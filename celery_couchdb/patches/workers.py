@@ -109,9 +109,29 @@ def _reporting(method: Callable[[Any], None], signal: Signal) -> Callable[[Any],
 def _reporting_tasks(function: Callable[..., type[Any]]) -> Callable[..., type[Any]]:
     @wraps(function)
     def create_request_cls(base: type[Any], task: Any, pool: Any, *args: Any, **kwargs: Any) -> type[Any]:
+        if not pool.uses_semaphore:
+            trace: Any = import_module('celery.app.trace')
+            kwargs['trace'] = _returning(trace.fast_trace_task if task.app.use_fast_trace_task else trace.trace_task_ret)
         return _reporting_class(function(base, task, pool, *args, **kwargs), pool)
 
     return create_request_cls
+
+
+def _returning(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Celery's function that runs a task: an error that escapes it is returned as that of the task.
+
+    For example an error in the task's `on_failure`. A process of a prefork pool sends it to the main process; the other
+    pools would lose it, and with it the message.
+    """
+
+    @wraps(run)
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except Exception:
+            return ExceptionInfo()
+
+    return trace
 
 
 def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
@@ -124,8 +144,10 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if _is_ours(self.message):
-                # A pool does this when the task begins; without processes it loses the error, and with it the message.
-                dict(**self._payload[2] or {})
+                # What Celery finds out when the task begins or ends, or never.
+                _, options, workflow = self._payload
+                for each in (options, embed := dict(**workflow or {}), *(embed.get('chain') or ())):
+                    dict(**each)
                 self.message.set_waiting(True)
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -135,7 +157,7 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
             TASK_STARTED.send(sender=self)
 
         def on_success(self, failed__retval__runtime: tuple[bool, Any, float], **kwargs: Any) -> Any:
-            if isinstance(failed__retval__runtime, ExceptionInfo):  # `sys.exit` in a pool without processes
+            if isinstance(failed__retval__runtime, ExceptionInfo):  # in a pool without processes; also `sys.exit`
                 return self.on_failure(failed__retval__runtime)
             failed, _, seconds = failed__retval__runtime
             found = super().on_success(failed__retval__runtime, **kwargs)  # calls on_failure if it has failed
@@ -327,7 +349,7 @@ def _guarding_tasks(method: Callable[..., Any]) -> Callable[..., Any]:
             import_module('celery.worker.state').task_ready(request)
             with suppress(AttributeError):  # only a pool of processes counts its free ones
                 worker._quick_release()
-            _make_dead_letter(message, exc)
+            _make_dead_letter(message, exc, is_decided=request.acknowledged)
 
     return process_task
 
@@ -357,10 +379,10 @@ def _is_one_of(exc: Exception, kinds: tuple[type[BaseException], ...]) -> bool:
     return isinstance(exc, kinds) and not isinstance(exc, RecursionError)
 
 
-def _make_dead_letter(message: Any, exc: Exception) -> None:
-    """Reject a message while its error is handled, unless Celery has already decided about it."""
+def _make_dead_letter(message: Any, exc: Exception, *, is_decided: bool = False) -> None:
+    """Reject a message while its error is handled, unless Celery has already decided about it, perhaps just now."""
     name, reason = message.delivery_tag.rpartition(':')[0], message.reason_for(exc)
-    if message.acknowledged:
+    if message.acknowledged or is_decided:
         logger.error('message %s caused an error after it was acknowledged or rejected: %s', name, reason)
     else:
         message.reject()

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 app = Celery('endings', broker=os.environ.get('BROKER_URL'), backend=os.environ.get('RESULT_URL'))
@@ -36,6 +36,20 @@ def succeed(number: int = 5) -> int:
 def raise_(text: str = 'no') -> None:
     """Fail."""
     raise ValueError(text)
+
+
+class Careless(Task):
+    """A task whose own handler of failures fails."""
+
+    def on_failure(self, *args: Any) -> None:
+        """Fail."""
+        raise RuntimeError('in on_failure')
+
+
+@app.task(name='raise_twice', base=Careless)
+def raise_twice() -> None:
+    """Fail, and fail again."""
+    raise ValueError('no')
 
 
 @app.task(name='unprintable')

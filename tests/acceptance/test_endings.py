@@ -75,6 +75,7 @@ EVERYWHERE = {
     'exception without text': Ending.of('unprintable', 'Unprintable'),
     'exception of 1 MB': Ending.of('huge', 'ValueError'),
     'exit': Ending.of('exit', 'WorkerLostError'),
+    'error after the failure': Ending.of('raise_twice', 'RuntimeError'),
     'ignored': Ending.of('ignore', None),
     'rejected': Ending('reject', late='rejected', early='Reject'),
     'rejected and requeued': Ending.of('requeue', None),
@@ -109,6 +110,8 @@ BROKEN = {
     'broken JSON': (b'{', 'malformed'),
     'no task': (b'[1]', 'rejected'),
     'wrong parts': (b'[1, 2, 3]', 'rejected'),
+    'no keyword arguments': (b'[[], null, null]', 'rejected'),
+    'wrong chain': (b'[[], {}, {"chain": [5]}]', 'rejected'),
 }
 
 
