@@ -319,10 +319,13 @@ class Cycle:
         """Wake the consumers that rest, if messages wait for which this one has no credit."""
         attention, credit = self.notifier.attention, self.unacked.credit()
         bell = attention.bell
+        # Another channel may have credit: while this consumer reads the queues without credit on, it follows no feed.
+        served = [queue for queue, free in credit.items() if free > 0 and not self.notifier.is_quiet(queue)]
+        goes_on = attention.lingers and not served
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) > 0 or queue in self._topology.paused:
                 bell.forget(queue)
-            elif attention.lingers and not self.notifier.peers.is_shared(queue, self.lease.id):
+            elif goes_on and not self.notifier.peers.is_shared(queue, self.lease.id):
                 pass  # there is nobody to be woken, and the next acks bring credit: it goes on where it stopped to read
             elif ids := candidates.first(_BELL_ROWS):
                 bell.waits(queue, attention.rank, ids)

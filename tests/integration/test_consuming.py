@@ -125,3 +125,24 @@ def test_second_consumer_of_a_queue_that_was_declared_again(connection: Connecti
     for simple in (first, second):
         simple.close()
     wait_for(lambda: not items(client), 'the acks')
+
+
+def test_consumer_with_credit_for_one_queue_follows_its_changes(
+    connect: Connect, client: Client, sent: list[Request]
+) -> None:
+    """Also while the messages of another queue wait, of another channel without credit: more than one page of them."""
+    publisher, connection, got = connect(), connect(), list[Any]()
+    publish_many(publisher, range(200), to='busy')
+    for queue, count in (('busy', 1), ('free', 10)):
+        channel = connection.channel()
+        channel.basic_qos(0, count, False)
+        channel.basic_consume(queue, False, got.append, queue)
+    drain(connection, lambda: len(got) == 1)
+    publish(publisher, 'hello', to='free')
+    drain(connection, lambda: len(got) == 2)
+    sent.clear()
+
+    def follows() -> bool:
+        return any(request.path.startswith('/_changes') and 'free' in str(request.body) for request in sent)
+
+    drain(connection, follows)
