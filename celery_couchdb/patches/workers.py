@@ -110,8 +110,9 @@ def _reporting_tasks(function: Callable[..., type[Any]]) -> Callable[..., type[A
     @wraps(function)
     def create_request_cls(base: type[Any], task: Any, pool: Any, *args: Any, **kwargs: Any) -> type[Any]:
         if not pool.uses_semaphore:
-            trace: Any = import_module('celery.app.trace')
-            kwargs['trace'] = _returning(trace.fast_trace_task if task.app.use_fast_trace_task else trace.trace_task_ret)
+            tracing: Any = import_module('celery.app.trace')
+            run = tracing.fast_trace_task if task.app.use_fast_trace_task else tracing.trace_task_ret
+            kwargs['trace'] = _returning(run)
         return _reporting_class(function(base, task, pool, *args, **kwargs), pool)
 
     return create_request_cls
