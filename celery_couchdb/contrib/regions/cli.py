@@ -295,9 +295,12 @@ def _ended(jobs: Any, task_id: str) -> list[Row]:
     result = _result_from_elsewhere(jobs, task_id)
     if not result:
         return []
-    text, has_failed = f'it ended in region {result["region"]}', result.get('status') == states.FAILURE
-    if has_failed:
-        text = f'it failed in region {result["region"]}, which keeps it: see "couchdb failures" there'
+    region, has_failed = result['region'], result.get('status') == states.FAILURE
+    text = f'it {"failed" if has_failed else "ended"} in region {region}'
+    if region not in jobs.app.conf.broker_transport_options['regions']:
+        text, has_failed = f'{text}, which is not in the transport option regions', False
+    elif has_failed:
+        text += ', which keeps it: see "couchdb failures" there'
     return [{'id': task_id, 'task': result.get('task'), 'text': text, 'has_failed': has_failed}]
 
 

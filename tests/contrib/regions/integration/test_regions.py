@@ -309,6 +309,9 @@ def test_failure_tells_where_the_task_ran(regions: Regions) -> None:
     assert (result['status'], result['region']) == ('FAILURE', 'eu')
     with pytest.raises(ConfigurationError, match="no failure 'first'; it failed in region eu, which keeps it"):
         Failures(us.app).find(['first'])
+    us.results.put({**result, 'region': 'asia'})
+    with pytest.raises(ConfigurationError, match='failed in region asia, which is not in the transport option'):
+        FAILURES.find(Failures(us.app), ['first'], False)
 
 
 def test_behind_a_refused_task_the_chain_fails_and_errbacks_are_called_once(regions: Regions) -> None:
