@@ -141,6 +141,7 @@ def test_consumer_with_credit_for_one_queue_follows_its_changes(
     publish(publisher, 'hello', to='free')
     drain(connection, lambda: len(got) == 2)
     sent.clear()
+    publish(publisher, 'again', to='free')  # the feed reports it, and is asked again
 
     def follows() -> bool:
         return any(request.path.startswith('/_changes') and 'free' in str(request.body) for request in sent)
