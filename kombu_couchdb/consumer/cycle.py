@@ -320,7 +320,7 @@ class Cycle:
         attention, credit = self.notifier.attention, self.unacked.credit()
         bell = attention.bell
         # Another channel may have credit: while this consumer reads the queues without credit on, it follows no feed.
-        served = [queue for queue, free in credit.items() if free > 0 and not self.notifier.is_quiet(queue)]
+        served = {queue for queue, free in credit.items() if free > 0} - attention.quiet
         goes_on = attention.lingers and not served
         for queue, candidates in self._candidates.items():
             if credit.get(queue, 0) > 0 or queue in self._topology.paused:

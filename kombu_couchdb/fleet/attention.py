@@ -244,6 +244,8 @@ class Attention:
         self.rank: int | None = 0
         #: The queues that it follows if it listens, and reads if it does not.
         self.followed: set[str] = set()
+        #: Those of its queues that hardly ever receive anything but broadcasts.
+        self.quiet: frozenset[str] = frozenset()
         #: How many times longer than usual the pauses between looks are.
         self.pause_factor = 1.0
         #: When to wake the others.
@@ -269,7 +271,7 @@ class Attention:
         anything but broadcasts, and `with_credit` those for which it could claim messages. `may_rest` is false if it
         must listen in any case.
         """
-        quiet = frozenset(quiet)
+        self.quiet = quiet = frozenset(quiet)
         unread, now = self._unread(own, queues, with_credit, quiet, may_rest), time.monotonic()
         if quiet.issuperset(queues):
             due, self.unread_quiet = self.unread_quiet & {*queues}, set()

@@ -256,7 +256,7 @@ class Notifier:
                     queue_candidates.mark_stale()
             else:
                 # Meanwhile no feed reports what happens in the other queues.
-                quiet = set(filter(self.is_quiet, followed))
+                quiet = set(filter(self._is_quiet, followed))
                 self.attention.unread_quiet |= quiet
                 for queue in followed - quiet:
                     if not len(candidates[queue]):
@@ -299,7 +299,7 @@ class Notifier:
         self.peers.set_own(own, candidates)
         # The messages of a paused queue wait in any case. A long one would keep the consumer from following the feed.
         queues = candidates.keys() - self._topology.paused
-        quiet = set(filter(self.is_quiet, queues))
+        quiet = set(filter(self._is_quiet, queues))
         pace = self._client.pace
         self.attention.pause_factor = pace.polling_factor if pace else 1.0
         unread = self.attention.update(own, queues, with_credit, quiet=quiet, may_rest=self.broadcasts.is_followed)
@@ -328,7 +328,7 @@ class Notifier:
                 else:
                     candidates[queue].found_empty()
 
-    def is_quiet(self, queue: str) -> bool:
+    def _is_quiet(self, queue: str) -> bool:
         """Tell whether a queue is there for broadcasts: each worker has one for remote control."""
         return self.listener.receives(queue) and self._topology.is_temporary(queue)
 
