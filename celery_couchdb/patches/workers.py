@@ -147,7 +147,8 @@ def _reporting_class(base: type[Any], pool: Any) -> type[Any]:
             if _is_ours(self.message):
                 # What Celery finds out when the task begins or ends, or never.
                 _, options, workflow = self._payload
-                for each in (options, embed := dict(**workflow or {}), *(embed.get('chain') or ())):
+                steps = dict(**workflow or {}).get('chain') or ()
+                for each in (options, *steps):
                     dict(**each)
                 self.message.set_waiting(True)
 

@@ -271,26 +271,24 @@ class Attention:
         anything but broadcasts, and `with_credit` those for which it could claim messages. `may_rest` is false if it
         must listen in any case.
         """
-        self.quiet = quiet = frozenset(quiet)
-        unread, now = self._unread(own, queues, with_credit, quiet, may_rest), time.monotonic()
-        if quiet.issuperset(queues):
+        self.quiet = frozenset(quiet)
+        unread, now = self._unread(own, queues, with_credit, may_rest), time.monotonic()
+        if self.quiet.issuperset(queues):
             due, self.unread_quiet = self.unread_quiet & {*queues}, set()
             return unread | due
         # To read a queue waits for the index, which a busy consumer changes all the time.
-        self.unread_quiet = (self.unread_quiet | (unread & quiet)) & {*queues}
+        self.unread_quiet = (self.unread_quiet | (unread & self.quiet)) & {*queues}
         if not self.unread_quiet or now < self._quiet_at:
-            return unread - quiet
+            return unread - self.quiet
         due, self.unread_quiet, self._quiet_at = self.unread_quiet, set(), now + _QUIET_SECONDS
         return unread | due
 
-    def _unread(
-        self, own: str, queues: Collection[str], with_credit: set[str], quiet: frozenset[str], may_rest: bool
-    ) -> set[str]:
+    def _unread(self, own: str, queues: Collection[str], with_credit: set[str], may_rest: bool) -> set[str]:
         """Decide anew; return the queues that must be read, because what happened in them was not followed."""
         now = time.monotonic()
         self._consumers = max([len(self._peers.consumers_of(queue, own)) for queue in queues], default=1)
-        if with_credit - quiet:
-            if not self._with_credit - quiet:
+        if with_credit - self.quiet:
+            if not self._with_credit - self.quiet:
                 # The longer tasks take, the longer this consumer listens: so a few of those that are free do.
                 seconds = _FREE_SHARE * (now - self.credit_at) / self._consumers
                 if seconds >= _MIN_ACTIVE_SECONDS:
@@ -300,14 +298,14 @@ class Attention:
             self._active_until = now + _ACTIVE_SECONDS
         listeners = self._peers.listeners
         self.rank = listeners.index(own) if own in listeners else None
-        if not may_rest or any(not self._peers.is_shared(queue, own) for queue in queues if queue not in quiet):
+        if not may_rest or any(not self._peers.is_shared(queue, own) for queue in queues if queue not in self.quiet):
             self.rank = self.rank or 0  # nobody else would listen
         before, had_credit = self.listens, self._with_credit
         self.followed, self._with_credit = set(with_credit), set(with_credit)
         if self.rank is not None or (self.listens and self.is_active and self.lingers):
             # A listener also follows queues without credit, to ring for others; but not while it knows that all wait.
             self.followed |= {queue for queue in queues if not self.bell.knows(queue)}
-        self.listens = not may_rest or (bool(self.followed - quiet) and (self.rank is not None or self.is_active))
+        self.listens = not may_rest or (bool(self.followed - self.quiet) and (self.rank is not None or self.is_active))
         if self.listens:
             return set() if before else self.followed
         if before:
@@ -316,8 +314,8 @@ class Attention:
         if with_credit and now >= self._look_at:
             self._look_at = now + self._pause()
             self._looks += 1
-            is_for_all = self._looks % _QUIET_LOOKS == 0 or not {*queues} - quiet
-            return set(with_credit) if is_for_all else with_credit - quiet
+            is_for_all = self._looks % _QUIET_LOOKS == 0 or not {*queues} - self.quiet
+            return set(with_credit) if is_for_all else with_credit - self.quiet
         return with_credit - had_credit
 
     @property
